@@ -104,12 +104,21 @@ def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
+def seal_of(data: bytes) -> str:
+    """The hash that sealed data begins with; `unseal` says whether it is the right one."""
+    claimed = _SEAL.match(data)
+    return "" if claimed is None else claimed[1].decode()
+
+
 def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
     """What `seal` was given. Raises `damaged` when a single bit of it is another."""
     claimed = _SEAL.match(data)
     if claimed is None or hashlib.sha256(data[claimed.end() :]).hexdigest() != claimed[1].decode():
         raise damaged from None
-    body: dict[str, Any] = json.loads(data)
+    try:
+        body: dict[str, Any] = json.loads(data)
+    except (ValueError, RecursionError):
+        raise damaged from None
     del body["sha256"]
     return body
 

@@ -138,6 +138,7 @@ def test_every_command_exists(page: Path) -> None:
         "--from",
         "--help",
         "--json",
+        "--repair",
         "--pods",
         "--port",
         "--host",

@@ -147,6 +147,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "compare": commands.compare,
     "looks": commands.looks,
     "audit": commands.audit,
+    "verify": commands.verify,
     "reproduce": commands.reproduce,
     "freeze": deployments.freeze,
     "paper": deployments.paper,

@@ -24,7 +24,7 @@ from rich.table import Table
 from fintrader.cli.options import help_config, parse, parse_config, parse_data_config, positional, with_options
 from fintrader.config import PathText, Settings, is_url
 from fintrader.errors import ConfigError, TournamentError
-from fintrader.runs import RunFolder
+from fintrader.runs import Manifest, RunFolder
 
 # --- make ----------------------------------------------------------------------------------------------------
 
@@ -233,6 +233,35 @@ def audit(argv: list[str]) -> None:
             print(f"{'ok   ' if check.ok else 'WRONG'}  {check.what}: {said}")
     wrong = sum(not check.ok for check in checks)
     print(f"{wrong} of {len(checks)} checks failed" if wrong else f"all {len(checks)} checks passed")
+    sys.exit(1 if wrong else 0)
+
+
+def verify(argv: list[str]) -> None:
+    """RUN [--repair]: recount all that its tournaments say; with --repair make again what follows from the rest, and
+    set aside the rest; status 1 when something is wrong."""
+    from fintrader import pipeline
+    from fintrader.tournament.verify import repair, tournaments
+    from fintrader.tournament.verify import verify as ask
+
+    home = _run_folder("verify", [word for word in argv if word != "--repair"])
+    config = home.root / "config.yaml"
+    settings = pipeline.load_config(config).tournament if config.is_file() else None
+    wrong = 0
+    for run in tournaments(home):
+        of = "" if run.root == home.root else f" of {run.root.relative_to(home.root)}"
+        for said in repair(run, settings) if "--repair" in argv else ():
+            print(f"mended {said}{of and f' ({of[4:]})'}")
+        checks = ask(run, settings)
+        for check in checks:
+            for said in check.problems or (check.said,):
+                print(f"{'ok    ' if check.ok else 'WRONG '} {check.what}{of}: {said}")
+        failed = sum(not check.ok for check in checks)
+        if failed and "--repair" in argv and (home.root / "manifest.json").is_file():
+            Manifest.load(home.manifest).reopen("null_model" if run.root.name == "null_model" else "tournament")
+        wrong += failed
+    if wrong:
+        print(f"{wrong} checks failed; `fintrader verify {home.root} --repair` makes again what follows from the rest")
+        print("and sets aside what does not; then the run's own command trains what is missing")
     sys.exit(1 if wrong else 0)
 
 

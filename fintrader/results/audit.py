@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import file_sha256, read_json, read_jsonl
+from fintrader.files import file_sha256, read_json, read_jsonl, seal_of, unseal
 from fintrader.results.backtest_files import SEAL, StoredBacktest, broken_seal, read_backtest, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.looks import Ledger, Line, look_number, missing, stored_result
@@ -151,7 +151,7 @@ def _pods(search: RunFolder) -> _Pods:
         problems.append("events.jsonl is missing or empty")
     specs = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/spec.json"))}
     results = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/result.json"))}
-    proposed = {str(event.get("pod")) for event in events if event.get("event") == "proposed"}
+    proposed = {str(event.get("pod")) for event in events if event.get("event") in ("proposed", "adopted")}
     applied = {str(event.get("pod")): event for event in events if event.get("event") == "applied"}
     problems += _gaps(sorted({*specs, *results, *proposed, *applied}))
     problems += _apart("have no spec.json: their folders were deleted", {*proposed, *applied, *results} - set(specs))
@@ -160,13 +160,18 @@ def _pods(search: RunFolder) -> _Pods:
     trials, snapshots = 0, set[str]()
     for pod, path in results.items():
         try:
-            result = read_json(path)
+            result = _unsealed(path)
             score, looks, spec = result["score"], int(result["looks"]), result["spec"]
         except (FintraderError, KeyError, TypeError, ValueError) as error:
             problems.append(f"{pod}: result.json cannot be read ({error})")
             continue
         trials += looks if score is not None else 0
-        if pod in specs and file_sha256(specs[pod]) != spec:
+        try:
+            sealed = seal_of(specs[pod].read_bytes()) if pod in specs and _unsealed(specs[pod]) else spec
+        except FintraderError as error:
+            problems.append(f"{pod}: spec.json cannot be read ({error})")
+            continue
+        if sealed != spec:
             problems.append(f"{pod}: its result belongs to another spec.json: one of the two was edited")
         if pod in applied and applied[pod].get("score") != score:
             problems.append(f"{pod}: scored {score} in result.json and {applied[pod].get('score')} in events.jsonl")
@@ -182,6 +187,10 @@ def _pods(search: RunFolder) -> _Pods:
     elif ends[-1] != trials:
         problems.append(f"events.jsonl finished with {ends[-1]} trials, and the results make {trials}")
     return _Pods(trials, tuple(problems), f"{len(results)} results of {len(specs)} pods make {trials} trials")
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    return unseal(path.read_bytes(), RunError(f"{path.name} was changed after it was written"))
 
 
 def _gaps(pods: Sequence[str]) -> list[str]:

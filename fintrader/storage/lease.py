@@ -58,9 +58,12 @@ class StoreLease:
     def start(self) -> None:
         self._thread.start()
 
-    def check(self) -> None:
-        """Raises RunError when another process has taken over, StorageOfflineError when nobody can say."""
-        if not self.lost and time.monotonic() - self._confirmed > LEASE_SECONDS:
+    def check(self, *, sure: bool = False) -> None:
+        """Raises RunError when another process has taken over, StorageOfflineError when nobody can say.
+
+        `sure`: ask now, however lately it was asked.
+        """
+        if not self.lost and (sure or time.monotonic() - self._confirmed > LEASE_SECONDS):
             self.beat()
         if self.lost:
             raise RunError(f"{self.objects}: another process has taken this run over; this one stops")
@@ -139,14 +142,36 @@ def is_held(objects: Objects) -> bool:
 os.register_at_fork(after_in_child=lambda: _held.clear())
 
 
+def note(objects: Objects, token: int) -> None:
+    """Say here, too, which token counts elsewhere."""
+    objects.put(_name(token), _record(token, 0))
+    objects.remove(*(name for name in objects.names("lease") if name != _name(token)))
+
+
+def claim(objects: Objects) -> int:
+    """Take the next token, whoever holds the last one; nobody else has or gets the same."""
+    while True:
+        token = newest(objects) + 1
+        if _claimed(objects, token):
+            _sweep(objects, token)
+            return token
+
+
+def _claimed(objects: Objects, token: int) -> bool:
+    if not objects.create(_name(token), _record(token, 0)):
+        return False  # somebody else was faster
+    # faster by far: that token may have been taken, superseded and swept away while this process slept
+    return newest(objects) == token
+
+
 def _take(objects: Objects, above: int) -> int:
     while True:
         last = newest(objects)
         if last:
             _wait_for_its_end(objects, last)
         token = max(last, above) + 1
-        if not objects.create(_name(token), _record(token, 0)):
-            continue  # somebody else was faster
+        if not _claimed(objects, token):
+            continue
         if objects.exclusive and not objects.create(_name(token), b"{}"):
             _sweep(objects, token)
             return token

@@ -40,7 +40,7 @@ FULL_EVERY = 256
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _OWN = re.compile(
-    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease\.json|scale\.json)(/|$)"
+    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease(\.json)?|scale\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
 """What the index leaves out: files stored under names of their own, of this machine alone, or made again."""
@@ -132,9 +132,14 @@ class Mirror:
         body = self.objects.get_sealed(f"{self.prefix}pods/{pod}/{name}")
         return None if body is None else str(body["text"])
 
-    def remove_pod_file(self, pod: str, name: str) -> None:
-        """So that it can be written again: for what was found damaged."""
-        self.objects.remove(f"{self.prefix}pods/{pod}/{name}")
+    def set_pod_file_aside(self, pod: str, name: str) -> None:
+        """So that it can be written again: what was found damaged lies beside it, by its hash."""
+        where = f"{self.prefix}pods/{pod}/{name}"
+        data = self.objects.get(where)
+        if data is not None:
+            digest = hashlib.sha256(data).hexdigest()
+            self.objects.put(f"{where.removesuffix('.json')}.damaged-{digest[:16]}.json", data)
+            self.objects.remove(where)
 
     def append_events(self, lines: str, everything: Callable[[], str]) -> None:
         """Store a piece of the event log; now and then, and first of all, one that holds `everything` so far."""
@@ -162,6 +167,7 @@ class Mirror:
         token = self.lease.token
         name = f"{kind}/{token:06d}-{number:06d}{'.all' if full else ''}.json"
         if not self.objects.create(name, seal({"text": text})):
+            self.lease.check(sure=True)  # a successor may have cleared it away before its answer arrived
             raise RunError(f"{self.objects}/{name} was written by another process; run the same command again")
         if full and number % FULL_EVERY == 0:
             old = [piece.name for piece in self._pieces(kind) if (piece.token, piece.number) < (token, number - 1)]

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
@@ -48,11 +49,36 @@ _OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, get
 _memory = threading.Lock()
 
 
+@dataclass(eq=False)
+class _Outage:
+    seconds: float
+    waiting: Callable[[StorageError], None]
+
+
+_outages: list[_Outage] = []
+
+
+@contextlib.contextmanager
+def outages(seconds: float, waiting: Callable[[StorageError], None] = lambda problem: None) -> Iterator[None]:
+    """Until the end of the block this process waits so long for a store that does not answer, and calls `waiting` with
+    the problem before every further try."""
+    outage = _Outage(seconds, waiting)
+    _outages.append(outage)
+    try:
+        yield
+    finally:
+        _outages.remove(outage)
+
+
 class Objects:
     """Objects below one folder, by relative name. Raises ConfigError for a URL that holds a secret."""
 
-    def __init__(self, where: str | Path, *, patience: float = PATIENCE_SECONDS) -> None:
-        """`where`: a local path (also as `file:///…`), or a URL that fsspec knows."""
+    def __init__(self, where: str | Path, *, patience: float | None = None) -> None:
+        """`where`: a local path (also as `file:///…`), or a URL that fsspec knows.
+
+        `patience`: seconds for which a store that does not answer is tried again; None: `PATIENCE_SECONDS`, or within
+        `outages` as long as that says.
+        """
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
         self.protocol = self.url.partition("://")[0] if is_url(self.url) else "file"
@@ -306,7 +332,7 @@ class Objects:
 
     def _call(self, name: str, call: Callable[[], R]) -> R:
         """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
-        deadline, pause = time.monotonic() + self.patience, 0.1
+        began, pause = time.monotonic(), 0.1
         while True:
             try:
                 return call()
@@ -316,10 +342,18 @@ class Objects:
                 if isinstance(error, FileNotFoundError) and not _is_missing_bucket(error):
                     raise
                 problem = self._problem(name, error)
-                if not isinstance(problem, StorageOfflineError) or time.monotonic() + pause > deadline:
+                if not isinstance(problem, StorageOfflineError) or time.monotonic() + pause > began + self._patient():
                     raise problem from None
+            for outage in tuple(_outages):
+                outage.waiting(problem)
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
+
+    def _patient(self) -> float:
+        """Seconds for which to try again, as it is now: who leaves `outages` waits no longer."""
+        if self.patience is not None:
+            return self.patience
+        return max((outage.seconds for outage in _outages), default=PATIENCE_SECONDS)
 
     def _problem(self, name: str, error: Exception) -> StorageError:
         """The typed error to raise. A client's own text may quote the request, so only its kind is shown."""

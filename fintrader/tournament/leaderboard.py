@@ -144,9 +144,13 @@ class LeaderboardIndex:
         """Make every row again from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            # Dropped, not emptied: those that another version made have other columns.
-            for old in ("VIEW IF EXISTS leaderboard", "TABLE IF EXISTS entries", "TABLE IF EXISTS pods"):
-                connection.execute(f"DROP {old}")
+            # Dropped, not emptied: those that another version made have other columns, and what is foreign goes, too.
+            found = connection.execute(
+                "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+            )
+            for kind, name in sorted(found, key=lambda one: ("trigger", "view", "index", "table").index(one[0])):
+                quoted = name.replace('"', '""')
+                connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 connection.execute(statement)
             connection.executemany(

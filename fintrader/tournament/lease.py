@@ -1,26 +1,32 @@
 """The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer change it.
 
-The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to wait for. Each
-holder raises a token in `lease.json`; its pods carry the token and publish nothing once it is no longer current.
-A run with a store is held there as well (`fintrader.storage.lease`), against other machines.
+    lease/<token>.json     the holder with the highest token is the one that counts; the name says it, not the content
+
+The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to wait for. Each holder
+claims the next token by creating its file, which only one of several can; its pods carry the token and publish nothing
+once there is a higher one. A run with a store is held there as well (`fintrader.storage.lease`), against other
+machines.
+
+Some network file systems grant every lock to everybody. Where that shows, a run without a store is refused; where it
+does not (each machine keeps its locks to itself), two orchestrators have two tokens, and the earlier one stops.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import IO
 
-from fintrader.errors import RunError, TournamentError
-from fintrader.files import read_json, write_json
+from fintrader.errors import RunError, StorageError, TournamentError
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import StoreLease, hold
+from fintrader.storage.lease import StoreLease, claim, hold, newest, note
 from fintrader.storage.lease import is_held as is_held_remotely
 from fintrader.storage.mirror import Mirror
+from fintrader.storage.objects import Objects
 
 
 @dataclass(frozen=True)
@@ -32,56 +38,78 @@ class Lease:
     remote: StoreLease | None = None
     """The same, in the run's store."""
 
-    def check(self) -> None:
-        """Raises TournamentError when another orchestrator has taken over."""
+    def check(self, *, sure: bool = False) -> None:
+        """Raises TournamentError when another orchestrator has taken over. `sure`: as the run's store has it now."""
         if current_token(self.run) != self.token:
             raise TournamentError(f"{self.run.root}: another orchestrator has taken over; this one stops")
         if self.remote is not None:
             try:
-                self.remote.check()
+                self.remote.check(sure=sure)
             except RunError as error:
                 raise TournamentError(str(error)) from None
 
 
 @contextlib.contextmanager
 def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0) -> Iterator[Lease]:
-    """Hold the run's tournament, here and in the run's store. Raises TournamentError when another process does.
+    """Hold the run's tournament, here and in the run's store. Raises TournamentError when another process does, and for
+    a run without a store where locks keep nobody out.
 
     `patience_seconds` bridges the moment in which a killed holder has not quite gone.
     """
     run.root.mkdir(parents=True, exist_ok=True)
-    with (run.root / ".tournament.lock").open("a") as file:
+    path = run.root / ".tournament.lock"
+    with path.open("a") as file:
         deadline = time.monotonic() + patience_seconds
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                raise TournamentError(f"{run.root}: another process runs this tournament; wait for it or stop it first")
+            time.sleep(0.05)
+        if mirror is None:
+            with path.open("a") as other:
+                if _locked(other):
                     raise TournamentError(
-                        f"{run.root}: another process runs this tournament; wait for it or stop it first"
-                    ) from None
-                time.sleep(0.05)
+                        f"{run.root}: file locks keep nobody out here (a network file system?), and two orchestrators "
+                        "would spoil one run; choose a local disk (--runs-dir), or a store (`store: s3://...`)"
+                    )
         with contextlib.ExitStack() as stack:
             try:
                 remote = None if mirror is None else stack.enter_context(hold(mirror.objects, above=current_token(run)))
             except RunError as error:
                 raise TournamentError(str(error)) from None
-            token = current_token(run) + 1 if remote is None else remote.token
-            holder = {"token": token, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
-            write_json(run.root / "lease.json", holder)
-            yield Lease(run, token, remote)
+            yield Lease(run, _claimed(run, remote), remote)
+
+
+def _claimed(run: RunFolder, remote: StoreLease | None) -> int:
+    """This folder's next token; that of the run's store where it has one."""
+    try:
+        if remote is None:
+            return claim(_here(run))
+        note(_here(run), remote.token)
+    except StorageError as error:
+        raise TournamentError(str(error)) from None
+    return remote.token
+
+
+def _locked(file: IO[str]) -> bool:
+    """Take the lock unless somebody has it; True where locks are not even known."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+    return True
 
 
 def current_token(run: RunFolder) -> int:
     """The newest holder's token, 0 before the first."""
-    path = run.root / "lease.json"
-    if not path.exists():
-        return 0
-    try:
-        return int(read_json(path)["token"])
-    except (RunError, KeyError, TypeError, ValueError):
-        raise TournamentError(f"{path} is damaged; delete it when nothing runs in {run.root}") from None
+    return newest(_here(run))
+
+
+def _here(run: RunFolder) -> Objects:
+    """The run's folder as a store of its own."""
+    return Objects(run.root.absolute())
 
 
 def is_held(run: RunFolder, mirror: Mirror | None) -> bool:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import publish
+from fintrader.files import publish, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronised
-from fintrader.tournament.store import RunStore
+from fintrader.tournament.store import RunStore, aside
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl")
 """Of a pod's folder, what a store keeps beside spec and result."""
@@ -36,8 +35,6 @@ class MirroredStore(RunStore):
     def __init__(self, run: RunFolder, mirror: Mirror) -> None:
         super().__init__(run)
         self.mirror = mirror
-        self._sent: list[Future[None]] = []
-        self._pool: ThreadPoolExecutor | None = None
 
     def pull(self) -> None:
         if self.mirror.lease.listing is None:
@@ -58,7 +55,7 @@ class MirroredStore(RunStore):
             files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
         except (TournamentError, CheckpointError):
             return  # damaged: whoever drives the tournament sets it aside
-        self.mirror.create_pod_file(pod, path.name, text, files)
+        self._have(path, self.mirror.create_pod_file(pod, path.name, text, files))
 
     def _keep_files(self, result: PodResult) -> dict[str, str]:
         """Store what a result rests on. Raises CheckpointError when that is damaged."""
@@ -67,11 +64,6 @@ class MirroredStore(RunStore):
         home = self.run.pod(result.pod)
         paths = [home / name for name in POD_FILES if (home / name).is_file()]
         return {path.name: self.mirror.put_file(path) for path in paths}
-
-    def settle(self) -> None:
-        sent, self._sent = self._sent, []
-        for future in sent:
-            future.result()
 
     def publish(self) -> None:
         self.mirror.publish()
@@ -97,18 +89,44 @@ class MirroredStore(RunStore):
     def keep_training(self, spec: PodSpec, folder: Path, seconds: float) -> AbstractContextManager[None]:
         return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
 
-    def write_spec(self, spec: PodSpec) -> None:
-        super().write_spec(spec)
-        self._pool = self._pool or ThreadPoolExecutor(max_workers=8, thread_name_prefix="specs")
-        self._sent.append(self._pool.submit(self._send_spec, spec))
+    def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
+        return self.mirror.objects.gather(self.write_spec, specs)
 
-    def _send_spec(self, spec: PodSpec) -> None:
-        text = spec.to_json()
-        if self.mirror.create_pod_file(spec.pod, "spec.json", text) != text:
-            raise TournamentError(
-                f"{self.mirror.objects} holds another spec of {spec.pod}, made by another orchestrator; "
-                f"delete {self.run.pod(spec.pod)} and run the same command again"
-            )
+    def write_spec(self, spec: PodSpec) -> PodSpec:
+        """First there, then here: what is only here has never been, and what stands there is what is here."""
+        self._have(self.spec_path(spec.pod), self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()))
+        return super().read_spec(spec.pod)
+
+    def read_spec(self, pod: str) -> PodSpec:
+        try:
+            return super().read_spec(pod)
+        except TournamentError:
+            text = self.mirror.pod_file(pod, "spec.json")
+            if text is None:
+                raise
+            self._have(self.spec_path(pod), text)
+            return super().read_spec(pod)
+
+    def _have(self, path: Path, text: str) -> None:
+        """What the object store holds, here as well."""
+        if not publish(path, text.encode(), sync=False) and path.read_bytes() != text.encode():
+            aside(path)
+            publish(path, text.encode(), sync=False)
+
+    def _spool_path(self, pod: str) -> Path:
+        return self.run.pod(pod) / ".spooled.json"
+
+    def spool(self, result: PodResult) -> None:
+        write_text(self._spool_path(result.pod), result.to_json())
+
+    def spooled(self, spec: PodSpec) -> PodResult | None:
+        try:
+            result = PodResult.from_json(self._spool_path(spec.pod))
+        except TournamentError:
+            return None
+        whole = result.snapshot is None or self._whole(self.snapshot_path(result.snapshot), result.snapshot)
+        policy = result.policy is None or self._whole(self.policy_path(spec.pod), result.policy)
+        return result if result.spec == spec.digest and whole and policy else None
 
     def write_result(self, result: PodResult) -> PodResult:
         files = self._keep_files(result)
@@ -118,6 +136,7 @@ class MirroredStore(RunStore):
             self._forget(result.pod, "result.json")
             text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
         publish(self.result_path(result.pod), text.encode())
+        self._spool_path(result.pod).unlink(missing_ok=True)
         with contextlib.suppress(StorageError):  # what remains of it is cleared away at the next start
             clear(self.mirror, result.pod)
         return self.read_result(result.pod)
@@ -141,7 +160,7 @@ class MirroredStore(RunStore):
         return text is not None
 
     def _forget(self, pod: str, name: str) -> None:
-        self.mirror.remove_pod_file(pod, name)
+        self.mirror.set_pod_file_aside(pod, name)
 
     def put(self, data: bytes) -> str:
         self.mirror.put_bytes(data)

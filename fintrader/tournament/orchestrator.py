@@ -13,6 +13,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any
 
 from rich.console import RenderableType
@@ -63,6 +64,11 @@ PACE_SECONDS = 0.05
 """Turns follow each other no faster; what arrives meanwhile is made durable together."""
 
 
+def _said_of(event: str, spec: PodSpec) -> dict[str, Any]:
+    """How the event log tells of a spec: `proposed`, or `adopted` from one who held the run before."""
+    return {"event": event, "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
+
+
 class Orchestrator:
     """One holder of the lease. `race` runs it to the end; `reconcile` is one turn."""
 
@@ -86,6 +92,8 @@ class Orchestrator:
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []
+        self._made: list[PodSpec] = []
+        """Specs that are not stored yet: nobody trains them."""
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
         """How often each pod came to nothing."""
@@ -118,6 +126,8 @@ class Orchestrator:
             self.pending.add(results[pod])
         self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
         self._announced = {str(event["pod"]) for event in self.log.of("applied")}
+        told = {event["pod"] for event in self.log.of("proposed", "adopted")}
+        self._events += [_said_of("adopted", spec) for spec in self.specs if spec.pod not in told]
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
@@ -249,6 +259,7 @@ class Orchestrator:
         if failed <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
+        self.lease.check(sure=True)  # a verdict is final: one who only slept may not speak it
         why = {"reason": failure.reason, "detail": failure.detail, "spec": spec.digest, "attempts": lost}
         now = time.time()
         result = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
@@ -293,39 +304,38 @@ class Orchestrator:
 
     def _make(self, index: int) -> None:
         spec = self.scheduler.make(index, self.leaderboard, self.generator)
-        self.store.write_spec(spec)
         self.specs.append(spec)
-        self.waiting.append(spec)
-        self._events.append(
-            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
-        )
+        self._made.append(spec)
+
+    def _settle(self) -> None:
+        """Store the specs made since. Where an orchestrator that has lost the run wrote one of that pod, it stands."""
+        made, self._made = self._made, []
+        for mine, spec in zip(made, self.store.write_specs(made), strict=True):
+            self.specs[spec.index] = spec
+            self.waiting.append(spec)
+            self._events.append(_said_of("proposed" if spec == mine else "adopted", spec))
 
     def _start_pods(self) -> None:
         """Start pods while there is room; by arrival, the next spec is made only now, from the newest leaderboard."""
+        self._settle()
         if isinstance(self.launcher, ElasticLauncher):
             self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
         vacant = self.launcher.capacity() - len(self.running)
-        room = min(vacant, LAUNCHES)
-        self._more_to_start = False
-        while room > 0:
-            if not self.waiting:
-                index = len(self.specs)
-                if index >= self.settings.pods or self.scheduler.needs(index) is not None:
-                    return
-                self._make(index)
-            ready = next((number for number, spec in enumerate(self.waiting) if self._has_parent(spec)), None)
-            if ready is None:
-                return
-            spec = self.waiting.pop(ready)
+        room = max(0, min(vacant, LAUNCHES))
+        for _ in range(min(room - len(self.waiting), self._unmade())):
+            self._make(len(self.specs))
+        self._settle()
+        ready = list(islice(filter(self._has_parent, self.waiting), room))
+        for spec in ready:
             attempt = self.lost.get(spec.pod, 0) + 1
-            self.store.settle()
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
             future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
             self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
             self._states[spec.pod] = (spec.pod, "running", attempt, "")
-            room -= 1
-        self._more_to_start = vacant > LAUNCHES
+        if ready:
+            self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]
+        self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
 
     def _unmade(self) -> int:
         """Specs that could be made at once."""
@@ -338,7 +348,7 @@ class Orchestrator:
 
     def _flush(self) -> None:
         """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
-        self.store.settle()
+        self._settle()
         self.log.append(*self._events)
         specs, entries = self._indexed
         applied = self.leaderboard.applied

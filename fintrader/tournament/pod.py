@@ -27,8 +27,9 @@ from typing import cast
 
 from fintrader import logs, reproducible
 from fintrader.config import load_object
-from fintrader.errors import FintraderError
+from fintrader.errors import FintraderError, StorageError
 from fintrader.files import file_sha256
+from fintrader.storage.objects import outages
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.process import Channel, location_of
 from fintrader.tournament.spec import BODY, Body, Fenced, Message, PodContext, PodResult, PodSpec, Reason, TrainedPod
@@ -50,9 +51,11 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
     """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is `evaluate_pod`'s."""
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "pod"), _at_work(spec, context):
+    with _logged(spec, context, "pod"), _at_work(spec, context), _patient(context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
+        if (spooled := store.spooled(spec)) is not None:  # trained in an earlier attempt, which could not store it
+            return _stored(store, spec, context, spooled)
         context.market = store.market(spec.data_hash, context.market)
         started, location = time.time(), location_of(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
@@ -69,7 +72,7 @@ def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> Pod
     Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
     """
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "evaluation"), _at_work(spec, context):
+    with _logged(spec, context, "evaluation"), _at_work(spec, context), _patient(context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
@@ -87,10 +90,16 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
         "finished": finished,
         "seconds": result.seconds or finished - result.started,
     }
+    return _stored(store, spec, context, result.model_copy(update=known))
+
+
+def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
+    """The result that stands, which is this one unless there was one before."""
+    store.spool(result)
     store.keep_spec(spec)
     if context.token is not None and store.superseded(context.token):
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
-    result = store.write_result(result.model_copy(update=known))
+    result = store.write_result(result)
     fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
     log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
     return result
@@ -110,6 +119,27 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
             if logs.structured():
                 log.exception("pod is lost")
             raise
+
+
+@contextlib.contextmanager
+def _patient(context: PodContext) -> Iterator[None]:
+    """Wait for a store that does not answer, and go on giving signs of life meanwhile."""
+    report, last = context.report, (0.0, 0, "")
+
+    def remembered(share: float, env_steps: int, note: str) -> None:
+        nonlocal last
+        last = share, env_steps, note
+        report(share, env_steps, note)
+
+    if not context.outage_seconds:
+        yield
+        return
+    context.report = remembered
+    try:
+        with outages(context.outage_seconds, lambda _: report(*last[:2], "waiting for the store")):
+            yield
+    finally:
+        context.report = report
 
 
 @contextlib.contextmanager
@@ -197,7 +227,9 @@ def _work(task: Message, channel: Channel) -> bool:
     try:
         result = run_pod(spec, PodContext.of_task(task, report=report), task["body"])
     except BaseException as error:
-        if not logs.structured():  # then the pod's own log has it
+        if isinstance(error, StorageError):
+            print(error, file=sys.stderr)  # says all there is to say
+        elif not logs.structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)
         message = failure_message(error)
         last = message["reason"] in ("oom", "fenced") or not isinstance(error, Exception)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,12 +26,13 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
-from fintrader.errors import ConfigError, MarketError, TournamentError
+from fintrader.errors import ConfigError, MarketError, StorageError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
+from fintrader.storage.objects import outages
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks
@@ -45,13 +48,17 @@ from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
+    | {"outage_seconds"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
     | {"ensemble_tracking_error"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
+SAID_SECONDS = 60.0
+"""Between two outages; one that goes on is one."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]
 
 
@@ -119,10 +126,11 @@ def run_tournament(
         store.pull()
         if inherit is not None and (begun_with := inherit(store)) is not None:
             generator = replace(generator, inherited=begun_with.entries)
-        store.claim(_identity(settings, generator))
+        store.claim(_identity(settings, generator), lambda: follows(folder, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
+        access.outage_seconds = settings.outage_seconds
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
             slots = partial(slots_of, devices, settings.pods_per_device)
@@ -132,12 +140,26 @@ def run_tournament(
             launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
-        try:
-            orchestrator.race(progress or SILENT, watch)
-        finally:
-            launcher.close()
-            orchestrator.close()
-        return _finish(orchestrator, ensemble, progress or SILENT)
+        with outages(settings.outage_seconds, _Waiting(progress or SILENT)):
+            try:
+                orchestrator.race(progress or SILENT, watch)
+            finally:
+                launcher.close()
+                orchestrator.close()
+            return _finish(orchestrator, ensemble, progress or SILENT)
+
+
+class _Waiting:
+    """Says once an outage, and no more than once a minute, that the store is waited for; pods train on meanwhile."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self._said = progress, -math.inf
+
+    def __call__(self, problem: StorageError) -> None:
+        now = time.monotonic()
+        if now - self._said > SAID_SECONDS:
+            self.progress.event({"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}")
+        self._said = now
 
 
 def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
@@ -159,7 +181,9 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Tourn
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
         raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
-    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings))
+    adopted = {event["pod"] for event in events if event.get("event") == "adopted"}
+    given = {spec.index: spec for spec in specs if spec.pod in adopted}
+    scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings), given)
     how["inherit"] = lambda target: copied(target, store)
     return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
 

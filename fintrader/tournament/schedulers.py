@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fintrader.tournament.generator import Generator
@@ -83,11 +83,20 @@ class Generational:
 
 
 class Replay:
-    """Another run's order: what each pod had seen when it was made, and when each result counted."""
+    """Another run's order: what each pod had seen when it was made, and when each result counted.
 
-    def __init__(self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler) -> None:
-        self.seen, self.inner = list(seen), inner
+    `given`: specs that the run adopted from one who had lost it, by number. What those had seen is not on its log.
+    """
+
+    def __init__(
+        self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler, given: Mapping[int, PodSpec]
+    ) -> None:
+        self.inner, self.given = inner, given
         self.positions = {index: position for position, index in enumerate(applied)}
+        self.seen = list(seen)
+        for index in given:  # it may have seen more than its heir had then; its own result and later pods' came after
+            after = (position for pod, position in self.positions.items() if pod >= index)
+            self.seen[index] = min(self.seen[index], *after, len(applied))
 
     def needs(self, index: int) -> int | None:
         return self.seen[index] if index < len(self.seen) else None
@@ -96,7 +105,7 @@ class Replay:
         return self.positions.get(pod_index, pod_index)
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        return self.inner.make(index, leaderboard, generator)
+        return self.given.get(index) or self.inner.make(index, leaderboard, generator)
 
 
 def scheduler_of(settings: TournamentSettings) -> Scheduler:

@@ -144,6 +144,10 @@ class TournamentSettings(Settings):
     store_seconds: float = Field(120.0, ge=0)
     """Only with `store`: a pod's training state goes there so often, and when its node is drained; 0: never."""
 
+    outage_seconds: float = Field(3600.0, ge=0)
+    """Only with `store`: for so long a store that does not answer is waited for. Pods train on meanwhile, and what they
+    come to is kept on their disk until it can be stored."""
+
     @field_validator("halving_rungs")
     @classmethod
     def _ordered(cls, rungs: tuple[float, ...]) -> tuple[float, ...]:

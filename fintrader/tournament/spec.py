@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from fintrader.config import Settings
 from fintrader.errors import TournamentError
-from fintrader.files import dump_json
+from fintrader.files import seal, seal_of, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, mirror_at
 
@@ -44,22 +43,25 @@ Reason = Literal["", "stopped_early", _Lost, _Raised]
 
 
 class _Record(Settings):
-    """A settings-like record that lives in a JSON file."""
+    """A settings-like record that lives in a sealed JSON file."""
 
     def to_json(self) -> str:
         """Equal records give equal bytes."""
-        return dump_json(self.model_dump(mode="json"))
+        return seal(self.model_dump(mode="json"), indent=2).decode()
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Raises TournamentError when the file is missing, damaged or of another version."""
+        """Raises TournamentError when the file is missing, not as it was written, or of another version."""
+        mend = f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside what cannot"
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate(unseal(path.read_bytes(), TournamentError(f"{path} is damaged: {mend}")))
         except FileNotFoundError:
-            raise TournamentError(f"{path} does not exist") from None
-        except (ValidationError, ValueError) as error:
+            raise TournamentError(f"{path} does not exist: {mend}") from None
+        except ValidationError as error:
             problem = str(error).splitlines()[0]
-            raise TournamentError(f"{path} is damaged or of another version ({problem}); remove its folder") from None
+            raise TournamentError(f"{path} is of another version ({problem}): {mend}") from None
+        except OSError as error:
+            raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
 
 
 class StopRule(Settings):
@@ -115,8 +117,8 @@ class PodSpec(_Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the record: a result names the spec it belongs to."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """The seal of the record: a result names the spec it belongs to."""
+        return seal_of(self.to_json().encode())
 
 
 class PodResult(_Record):
@@ -198,6 +200,8 @@ class PodContext:
     """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
     store_seconds: float = 0.0
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
+    outage_seconds: float = 0.0
+    """For so long a store that does not answer is waited for; 0: as long as by default."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
@@ -209,6 +213,7 @@ class PodContext:
             "market": str(self.market),
             "mirror": None if self.mirror is None else self.mirror.address,
             "token": self.token,
+            "outage_seconds": self.outage_seconds,
             **more,
         }
 
@@ -216,7 +221,11 @@ class PodContext:
     def of_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
-        more |= {name: task[name] for name in ("device", "token", "attempt", "store_seconds") if name in task}
+        more |= {
+            name: task[name]
+            for name in ("device", "token", "attempt", "store_seconds", "outage_seconds")
+            if name in task
+        }
         return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
 
 

@@ -120,8 +120,7 @@ def _scale_file(run: RunFolder) -> Path:
 
 def effect(run: RunFolder, pods: int | None) -> str:
     """What `scale(run, pods)` will do: a sentence for the terminal."""
-    stored = run.root / "tournament.json"
-    settings = validate(TournamentSettings, read_json(stored)["settings"], str(stored))
+    settings = settings_of(RunStore(run))
     requested = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
     bound = settings.at_once
     if bound is not None and (pods is None or pods > bound):
@@ -132,6 +131,12 @@ def effect(run: RunFolder, pods: int | None) -> str:
     if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
         return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {requested}"
     return f"nothing is at work now; once the run is resumed by its own command: {requested}"
+
+
+def settings_of(store: RunStore) -> TournamentSettings:
+    """Those that no resumption may change; the others as they are by default. Raises TournamentError."""
+    known = store.identity()["settings"]
+    return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
 
 
 def rebuild(run: RunFolder) -> int:
@@ -149,7 +154,7 @@ def make_index(run: RunFolder) -> int:
     store = RunStore(run)
     log = EventLog(run.events)
     specs, results = store.specs(), store.results()
-    size = int(read_json(store.identity_path)["settings"]["leaderboard_size"])
+    size = int(store.identity()["settings"]["leaderboard_size"])
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
         submit(leaderboard, Entry(specs[pod], results[pod]))

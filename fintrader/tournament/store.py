@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fintrader.errors import CheckpointError, TournamentError
-from fintrader.files import file_sha256, publish, read_json, read_jsonl, sync_folder, write_bytes, write_json
+from fintrader.files import file_sha256, publish, seal, sync_folder, unseal, write_bytes
 from fintrader.runs import RunFolder
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -44,9 +43,6 @@ class RunStore:
 
     def pull(self) -> None:
         """Bring what the object store has and this folder lacks, and the other way round. The holder's to call."""
-
-    def settle(self) -> None:
-        """Return once every spec that was made is in the object store."""
 
     def publish(self) -> None:
         """Bring the object store's copy of all other files up to date."""
@@ -70,7 +66,7 @@ class RunStore:
 
     def own_market(self, path: Path) -> Path:
         """The same for the market that this tournament was begun with."""
-        return path if path.exists() else self.market(str(read_json(self.identity_path)["data_hash"]), path)
+        return path if path.exists() else self.market(str(self.identity()["data_hash"]), path)
 
     def superseded(self, token: int) -> bool:
         """Whether the holder with this token has lost the run."""
@@ -80,6 +76,13 @@ class RunStore:
         """Have a result here, too, that its pod has published on a machine that does not see this folder."""
         return result
 
+    def spool(self, result: PodResult) -> None:
+        """Have a result on this disk before it is stored, so that no outage costs its training."""
+
+    def spooled(self, spec: PodSpec) -> PodResult | None:
+        """A result of that spec which an earlier attempt on this disk could not store."""
+        return None
+
     def ensure_policy(self, result: PodResult) -> None:
         """Bring a result's policy here. Raises CheckpointError when it is missing or damaged."""
 
@@ -88,14 +91,36 @@ class RunStore:
 
     # --- identity --------------------------------------------------------------------------------------
 
-    def claim(self, identity: dict[str, Any]) -> None:
-        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one."""
-        if not self.identity_path.exists():
-            if any(self.run.pods.glob("*/spec.json")):
-                raise TournamentError(f"{self.run.root} holds pods but no tournament.json; use another run name")
-            write_json(self.identity_path, identity)
+    def identity(self) -> dict[str, Any]:
+        """What the tournament in this folder is made of. Raises TournamentError when that is missing or damaged."""
+        path = self.identity_path
+        mend = "run the command in its manifest again, which makes it anew where the pods follow from its settings"
+        damaged = TournamentError(f"{path} is not as it was written; {mend}")
+        try:
+            known = unseal(path.read_bytes(), damaged)
+        except OSError as error:
+            raise TournamentError(f"{path} cannot be read ({error.strerror}); {mend}") from None
+        if not {"settings", "agents", "env", "seed", "data_hash"} <= known.keys():
+            raise damaged
+        return known
+
+    def claim(self, identity: dict[str, Any], follow: Callable[[], bool] = lambda: True) -> None:
+        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one.
+
+        `follow`: whether the pods that are here follow from it; asked where there is no whole note of it.
+        """
+        try:
+            known = self.identity()
+        except TournamentError:
+            if any(self.run.pods.glob("*/spec.json")) and not follow():
+                raise TournamentError(
+                    f"{self.run.root} holds pods and no whole tournament.json, and they do not follow from these "
+                    "settings; give those that it was started with, or use another run name"
+                ) from None
+            if self.identity_path.exists():
+                aside(self.identity_path)
+            write_bytes(self.identity_path, seal(identity, indent=2))
             return
-        known = read_json(self.identity_path)
         changed = sorted(name for name in {*known, *identity} if known.get(name) != identity.get(name))
         if changed:
             named = [f"{name}{_differing(known.get(name), identity.get(name))}" for name in changed]
@@ -112,16 +137,25 @@ class RunStore:
     def result_path(self, pod: str) -> Path:
         return self.run.pod(pod) / "result.json"
 
-    def write_spec(self, spec: PodSpec) -> None:
-        """Write it whole; an equal spec may stand there already. Raises TournamentError when another one does.
+    def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
+        """Write them, each whole and once and for all; returns those that stand.
 
-        Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it, and nothing else.
+        Where an orchestrator that has lost the run wrote a spec of that pod before, that one stands: its pod may be at
+        work or done, and nothing of it is discarded.
         """
-        if (
-            not publish(self.spec_path(spec.pod), spec.to_json().encode(), sync=False)
-            and self.read_spec(spec.pod) != spec
-        ):
-            raise TournamentError(f"{self.spec_path(spec.pod)} differs from the spec due now; the folder was edited")
+        return [self.write_spec(spec) for spec in specs]
+
+    def write_spec(self, spec: PodSpec) -> PodSpec:
+        """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it."""
+        path, data = self.spec_path(spec.pod), spec.to_json().encode()
+        if publish(path, data, sync=False):
+            return spec
+        try:
+            return self.read_spec(spec.pod)
+        except TournamentError:  # half of one, after a power cut
+            aside(path)
+            publish(path, data, sync=False)
+            return spec
 
     def keep_spec(self, spec: PodSpec) -> None:
         """Make a spec durable, before its result is."""
@@ -154,27 +188,22 @@ class RunStore:
         return {path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")}
 
     def unbroken_specs(self) -> list[PodSpec]:
-        """All specs by number, for the orchestrator. One that a power cut damaged or swallowed is dropped, with any
-        after it, as long as no result depends on it.
+        """All specs by number, for the orchestrator, up to the first that a power cut damaged or swallowed: that one is
+        made again, and any after it adopted (`write_specs`).
 
         Raises TournamentError when a pod that has a result, or one before it, has lost its spec.
         """
         specs: list[PodSpec] = []
-        folders = sorted(self.run.pods.glob("p[0-9]*"), key=lambda folder: (len(folder.name), folder.name))
-        for number, folder in enumerate(folders):
+        folders = {folder.name for folder in self.run.pods.glob("p[0-9]*")}
+        while True:
+            pod = f"p{len(specs):04d}"
             try:
-                spec = self.read_spec(folder.name)
-                if spec.index != len(specs):
-                    raise TournamentError(f"{self.run.pods}: the folder before {folder.name} is missing; restore it")
-                specs.append(spec)
+                specs.append(self.read_spec(pod))
             except TournamentError:
-                if any(self.has_result(later.name) for later in folders[number:]):
+                later = folders - {spec.pod for spec in specs}
+                if any(self.has_result(one) for one in sorted(later)):
                     raise
-                for later in folders[number:]:
-                    self.spec_path(later.name).unlink(missing_ok=True)
-                    self._forget(later.name, "spec.json")
-                break
-        return specs
+                return specs
 
     def results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
@@ -185,12 +214,21 @@ class RunStore:
         paths = self.run.pods.glob(f"p[0-9]*/{name}")
         return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
 
+    def restore_spec(self, spec: PodSpec) -> None:
+        """Have a spec that was made again in the place of one that is missing or damaged."""
+        self.set_spec_aside(spec.pod)
+        self.write_spec(spec)
+
+    def set_spec_aside(self, pod: str) -> None:
+        """Move a spec out of the way."""
+        self._forget(pod, "spec.json")
+        if self.spec_path(pod).exists():
+            aside(self.spec_path(pod))
+
     def set_aside(self, pod: str) -> None:
         """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs again."""
-        path = self.result_path(pod)
         self._forget(pod, "result.json")
-        number = 1 + sum(1 for _ in path.parent.glob("result.damaged-*.json"))
-        os.replace(path, path.with_name(f"result.damaged-{number}.json"))
+        aside(self.result_path(pod))
 
     # --- snapshots -------------------------------------------------------------------------------------
 
@@ -240,6 +278,14 @@ class RunStore:
                 path.unlink(missing_ok=True)
 
 
+def aside(path: Path) -> Path:
+    """Rename what is damaged, so that it can be made again and is still there to be looked at; its new path."""
+    number = 1 + sum(1 for _ in path.parent.glob(f"{path.stem}.damaged-*{path.suffix}"))
+    target = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+    os.replace(path, target)
+    return target
+
+
 def _differing(there: Any, here: Any) -> str:
     """In which fields two groups of settings differ, a few of them: ` (order: submission there, arrival here)`."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
@@ -248,15 +294,53 @@ def _differing(there: Any, here: Any) -> str:
     return f" ({', '.join(f'{name}: {there.get(name)} there, {here.get(name)} here' for name in names[:3])})"
 
 
+def applied_order(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Pods as they were applied: by the number that says so, which one that is noted again keeps."""
+    applied = [event for event in events if event.get("event") == "applied"]
+    return list(dict.fromkeys(str(event["pod"]) for event in sorted(applied, key=lambda event: event["applied"])))
+
+
+def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The events of a log by number, and which lines (from 1) are not as they were written or not in their place."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise TournamentError(f"{path} cannot be read ({error.strerror}); move it away") from None
+    events, broken = dict[int, dict[str, Any]](), list[int]()
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+        try:
+            event = unseal(line, TournamentError(str(number)))
+        except TournamentError:
+            broken.append(number)
+            continue
+        n = event.pop("n", None)
+        if n != number:
+            broken.append(number)
+        if isinstance(n, int):
+            events.setdefault(n, event)
+    return [events[n] for n in sorted(events)], broken
+
+
 class EventLog:
-    """Appends to `events.jsonl`. A torn last line (the writer was killed) is cut off before anything is added."""
+    """Appends to `events.jsonl`, whose lines are sealed and numbered.
+
+    A torn last line (the writer was killed) is cut off before anything is added. Raises TournamentError when another
+    line is not as it was written, is missing, or stands elsewhere.
+    """
 
     def __init__(
         self, path: Path, keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None
     ) -> None:
         """`keep` stores new lines elsewhere before they are written here; it may ask for the whole log instead."""
         self.path, self._keep = path, keep
-        self.records = read_jsonl(path)
+        self.records, broken = read_log(path)
+        if broken:
+            raise TournamentError(
+                f"{path}: line {broken[0]} is not as it was written, or not in its place; `fintrader verify "
+                f"{path.parent} --repair` sets the log aside and keeps its whole lines"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             return
@@ -272,7 +356,7 @@ class EventLog:
             return
         now = round(time.time(), 3)
         stamped = [{"time": now, **event} for event in events]
-        text = "".join(json.dumps(event, sort_keys=True, allow_nan=False) + "\n" for event in stamped)
+        text = "".join(seal({**event, "n": n}).decode() for n, event in enumerate(stamped, len(self.records) + 1))
         self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -289,7 +373,7 @@ class EventLog:
 
     def order(self, results: Mapping[str, PodResult]) -> list[str]:
         """Pods that have a result as they were applied; then those that never were, as they finished."""
-        known = [pod for pod in dict.fromkeys(str(event["pod"]) for event in self.of("applied")) if pod in results]
+        known = [pod for pod in applied_order(self.records) if pod in results]
         return known + sorted(set(results) - set(known), key=lambda pod: (results[pod].finished, pod))
 
     def of(self, *kinds: str) -> Iterable[dict[str, Any]]:

@@ -136,6 +136,15 @@ def race(
     return stub_race(run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how)
 
 
+def stub_race_of(run: RunFolder, wanted: Any) -> Any:
+    """One tournament of stub pods in threads, with settings of one's own."""
+    from tests.engines.races import stub_race
+    from tests.engines.thread_launcher import ThreadLauncher
+
+    launcher = ThreadLauncher(run, run.root, stubs.body, workers=wanted.workers)
+    return stub_race(run, wanted, launcher=launcher, data_hash="data")
+
+
 def fork(work: Callable[[], Any]) -> int:
     """Do `work` in a fork of this process (its imports are paid for); the fork's number."""
     pid = os.fork()

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fintrader.backtesting import read_backtest
-from fintrader.files import append_jsonl, read_json, read_jsonl, seal, write_json
+from fintrader.files import append_jsonl, read_json, read_jsonl, seal, unseal, write_json
 from fintrader.pipeline import load_config, walk_forward
 from fintrader.pipeline import run as run_stages
 from fintrader.results.looks import Ledger
@@ -57,6 +57,16 @@ def test_a_run_as_it_was_made_passes(run: Path) -> None:
 def values(name: str, **changes: Any) -> Callable[[Path], None]:
     def edit(run: Path) -> None:
         write_json(run / name, read_json(run / name) | changes)
+
+    return edit
+
+
+def sealed(name: str, **changes: Any) -> Callable[[Path], None]:
+    """The same, sealed anew."""
+
+    def edit(run: Path) -> None:
+        data = (run / name).read_bytes()
+        (run / name).write_bytes(seal(unseal(data, AssertionError(name)) | changes, indent=2))
 
     return edit
 
@@ -137,8 +147,10 @@ def the_whole_ledger(run: Path) -> None:
 CHEATS: list[tuple[Callable[[Path], None], str]] = [
     (values("manifest.json", trials=1), "manifest.json says 1 trials, and what the run left behind makes 2"),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
-    (values("pods/p0001/result.json", score=None), "in events.jsonl"),
-    (values("pods/p0001/spec.json", seed=77), "belongs to another spec.json"),
+    (values("pods/p0001/result.json", score=None), "result.json was changed after it was written"),
+    (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
+    (values("pods/p0001/spec.json", seed=77), "spec.json was changed after it was written"),
+    (sealed("pods/p0001/spec.json", seed=77), "belongs to another spec.json"),
     (without("pods/p0000"), "p0000 have no spec.json: their folders were deleted"),
     (without("pods/p0001"), "p0001 have no spec.json: their folders were deleted"),
     (without("pods/p0001/result.json"), "p0001 have no result.json: it was deleted"),
@@ -173,6 +185,34 @@ def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Pat
     assert done.status == 1, done.out
     assert said in done.out
     assert "WRONG" in done.out
+
+
+def test_a_run_is_verified_and_mended(run: Path) -> None:
+    """Specs made again by real agents' settings, the ensemble from real policies."""
+    done = fintrader("verify", str(run))
+    assert done.status == 0, done.out
+    assert "2 made again from the seed and what they had seen, and equal" in done.out, done.out
+    assert "made again from the leaderboard, and equal" in done.out
+    policy = run / "ensemble" / "policy.safetensors"
+    whole, spec = policy.read_bytes(), (run / "pods" / "p0001" / "spec.json").read_bytes()
+    policy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    sealed("pods/p0001/spec.json", seed=77)(run)
+    done = fintrader("verify", str(run))
+    assert done.status == 1
+    assert "p0001: its spec does not follow from the seed" in done.out
+    done = fintrader("verify", str(run), "--repair")
+    assert done.status == 0, done.out
+    assert (run / "pods" / "p0001" / "spec.json").read_bytes() == spec
+    assert policy.read_bytes() == whole
+    assert list((run / "ensemble").glob("policy.damaged-1.safetensors"))
+
+    values("pods/p0000/result.json", score=99.0)(run)  # what cannot be derived is trained again
+    assert fintrader("verify", str(run), "--repair").status == 1
+    again = fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent))
+    assert again.status == 0, again.err
+    assert policy.read_bytes() == whole
+    done = fintrader("verify", str(run))
+    assert done.status == 0, done.out
 
 
 def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Path) -> None:
@@ -258,5 +298,8 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_pat
     assert done.status == 0, done.out
     assert "pods of tiny/folds/01" in done.out
     assert "trials: 2, as the manifest says" in done.out
+    done = fintrader("verify", str(folder))
+    assert done.status == 0, done.out
+    assert "specs of folds/01/null_model: 1, each as it was written; 1 made again" in done.out
     shutil.rmtree(folder / "folds" / "00")
     assert "a fold before the last is missing" in audit(folder).out

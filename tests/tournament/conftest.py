@@ -45,6 +45,6 @@ def race(tmp_path: Path) -> Race:
         launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
         launcher = how.pop("launcher", launcher)
         usual = {"beside": tmp_path, "body": "tests.engines.stubs:body"}
-        return stub_race(folder, settings(workers=workers, **changes), seed=seed, launcher=launcher, **usual, **how)
+        return stub_race(folder, settings(workers=workers, **changes), seed=seed, launcher=launcher, **{**usual, **how})
 
     return run

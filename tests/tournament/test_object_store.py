@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError, TournamentError
+from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError
 from fintrader.files import read_jsonl, seal
 from fintrader.results.leaderboard import lineage, read_pods
 from fintrader.runs import RunFolder
@@ -297,13 +297,3 @@ def test_nobody_writes_without_the_lease(tmp_path: Path) -> None:
     mirror = attach(tmp_path / "run", f"file://{tmp_path}/store/run")
     with pytest.raises(Exception, match="does not hold"):
         mirror.publish()
-
-
-def test_another_heads_spec_is_not_written_over(run: RunFolder, url: str, race: Race) -> None:
-    race("run", pods=2)
-    Objects(url).put("pods/p0002/spec.json", seal({"text": "another\n"}))
-    shutil.rmtree(run.pods / "p0002", ignore_errors=True)
-    with hold(Objects(url)) as held:
-        held.listing = frozenset(Objects(url).names())
-        with pytest.raises(TournamentError, match="another spec"):
-            race("run", pods=3)

@@ -17,6 +17,7 @@ from fintrader.agents.action_head import MOST_CONVICTION
 from fintrader.agents.ppo import PPO
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
+from fintrader.files import seal
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, evidence_of, james_stein, weights_of
 from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, score
@@ -368,9 +369,13 @@ def test_configurations_say_in_which_order_results_count(path: Path) -> None:
 
 
 def test_a_record_of_another_version_is_a_typed_error(tmp_path: Path) -> None:
-    path = tmp_path / "spec.json"
-    with pytest.raises(TournamentError, match="does not exist"):
+    path = tmp_path / "run" / "pods" / "p0000" / "spec.json"
+    path.parent.mkdir(parents=True)
+    with pytest.raises(TournamentError, match="does not exist: `fintrader verify"):
         PodSpec.from_json(path)
     path.write_text('{"pod": "p0000", "colour": "red"}')
+    with pytest.raises(TournamentError, match="is damaged"):
+        PodSpec.from_json(path)
+    path.write_bytes(seal({"pod": "p0000", "colour": "red"}))
     with pytest.raises(TournamentError, match="another version"):
         PodSpec.from_json(path)

@@ -60,7 +60,6 @@ def test_another_machine_goes_on_in_the_middle(
     with object_stores.place(kind, tmp_path, monkeypatch) as url:
         first = RunFolder(working_copy(url, tmp_path / "first"))
         open_store(first, mirror_of(first.root)).write_spec(spec)
-        open_store(first, mirror_of(first.root)).settle()
 
         def strike(share: float, env_steps: int, note: str) -> None:
             if share > 0.5:

@@ -1,0 +1,422 @@
+"""Whether all that a tournament's folder says follows from the rest of it, and what does not made again or set aside.
+
+Specs, results, the event log and `tournament.json` carry a seal. Beyond seals, everything that is a function of
+something else is computed again and compared: specs from the seed and the results they had seen, the leaderboard's
+database from specs, results and log, the ensemble from the leaderboard. `repair` makes those again and renames, never
+deletes, what is not what was written; the run's own command then trains what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter, ValidationError
+
+from fintrader.agents import AgentSettings
+from fintrader.errors import FintraderError, TournamentError
+from fintrader.files import read_json
+from fintrader.results.audit import Check
+from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.runs import RunFolder
+from fintrader.storage.mirror import mirror_of
+from fintrader.tournament import lease as leases
+from fintrader.tournament.ensemble import build_ensemble
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.inheritance import Inheritance
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.schedulers import scheduler_of
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.status import make_index, settings_of
+from fintrader.tournament.store import EventLog, RunStore, applied_order, aside, read_log
+from fintrader.tournament.updater import submit
+
+_MARKS = ("tournament.json", "events.jsonl", "pods")
+"""What shows that a folder holds a tournament."""
+_CHANGES = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
+"""Columns of the database that say how it is going, or how it went."""
+
+
+@dataclass
+class _Found:
+    """What lies in a folder, as far as it is whole."""
+
+    run: RunFolder
+    store: RunStore
+    generator: Generator | None
+    """None: by the settings in `tournament.json`, where those are of agents that come with the package."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    broken_lines: list[int] = field(default_factory=list)
+    specs: dict[str, PodSpec] = field(default_factory=dict)
+    results: dict[str, PodResult] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    """Pods whose spec is missing or not whole, and what is wrong."""
+    unusable: dict[str, str] = field(default_factory=dict)
+    """Pods whose result is not whole, or not of their spec and files, and what is wrong."""
+
+    @classmethod
+    def of(cls, run: RunFolder, generator: Generator | None) -> _Found:
+        found = cls(run, open_store(run, mirror_of(run.root)), generator)
+        found.events, found.broken_lines = read_log(run.events)
+        for pod in found.pods:
+            try:
+                found.specs[pod] = found.store.read_spec(pod)
+                if (found.specs[pod].pod, found.specs[pod].index) != (pod, int(pod[1:])):
+                    found.broken[pod] = f"{pod}: its spec is that of {found.specs.pop(pod).pod}"
+            except TournamentError as error:
+                found.broken[pod] = str(error)
+        for pod in found.pods:
+            try:
+                if found.store.has_result(pod):
+                    found.results[pod] = found.store.read_result(pod)
+            except TournamentError as error:
+                found.unusable[pod] = str(error)
+        return found
+
+    @cached_property
+    def pods(self) -> list[str]:
+        """Every pod up to the last that anything speaks of, in order."""
+        named = {path.name for path in self.run.pods.glob("p[0-9]*")}
+        named |= {str(event["pod"]) for event in self.events if isinstance(event.get("pod"), str)}
+        numbers = [int(pod[1:]) for pod in named if pod[:1] == "p" and pod[1:].isdigit()]
+        return [f"p{number:04d}" for number in range(max(numbers, default=-1) + 1)]
+
+    def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("event") in kinds]
+
+    @cached_property
+    def order(self) -> list[str]:
+        """Pods as they were applied."""
+        return applied_order(self.events)
+
+    @property
+    def settings(self) -> TournamentSettings:
+        return settings_of(self.store)
+
+    @property
+    def finished(self) -> bool:
+        """Every pod has a result that was counted, and the end was noted."""
+        return bool(self.of_kind("finished")) and set(self.order) == set(self.pods)
+
+    @cached_property
+    def adopted(self) -> set[str]:
+        """Specs that one made whose leaderboard is not on the log."""
+        return {str(event["pod"]) for event in self.of_kind("adopted")}
+
+    def made_by(self) -> Generator:
+        """Raises TournamentError where `tournament.json` is damaged or of agents that nobody knows here."""
+        if self.generator is not None:
+            return self.generator
+        known = self.store.identity()
+        settings = settings_of(self.store)
+        try:
+            agents = tuple(TypeAdapter[Any](AgentSettings).validate_python(one) for one in known["agents"])
+        except ValidationError:
+            raise TournamentError("its agents are not ours to make") from None
+        inherited = Inheritance.read(self.run)
+        entries = () if inherited is None else inherited.entries
+        return Generator(settings, agents, known["env"], known["seed"], known["data_hash"], entries)
+
+    def derived(self) -> dict[str, PodSpec]:
+        """Specs as they follow from seed, number and the results seen, by pod; left out where those are not known.
+
+        Raises TournamentError as `made_by`.
+        """
+        generator = self.made_by()
+        scheduler = scheduler_of(generator.settings)
+        said = {str(event["pod"]): int(event["seen"]) for event in self.of_kind("proposed")}
+        board, specs = Leaderboard(generator.settings.leaderboard_size), dict[str, PodSpec]()
+        order = self.order if scheduler.needs(0) is None else self.pods
+        for index, pod in enumerate(self.pods):
+            needs = scheduler.needs(index)
+            seen = needs if needs is not None else said.get(pod)
+            if pod in self.adopted or seen is None or seen < len(board.applied) or seen > len(order):
+                continue
+            for before in order[len(board.applied) : seen]:
+                spec = self.specs.get(before) or specs.get(before)
+                if spec is None or before not in self.results:
+                    return specs
+                submit(board, Entry(spec, self.results[before]))
+            specs[pod] = scheduler.make(index, board, generator)
+        return specs
+
+
+def tournaments(home: RunFolder) -> list[RunFolder]:
+    """The tournaments of a run: its own, those of its folds, their null models. Raises TournamentError without any."""
+    places = [home.root, *sorted((home.root / "folds").glob("*"))]
+    folders = [folder for place in places for folder in (place, place / "null_model")]
+    found = [RunFolder(folder) for folder in folders if any((folder / name).exists() for name in _MARKS)]
+    if not found:
+        raise TournamentError(f"{home.root} holds no tournament; start one with `fintrader tournament CONFIG`")
+    return found
+
+
+def follows(run: RunFolder, generator: Generator) -> bool:
+    """Whether the specs that are in a folder are those that `generator` makes."""
+    found = _Found.of(run, generator)
+    derived = found.derived()
+    return bool(derived) and all(found.specs.get(pod, spec) == spec for pod, spec in derived.items())
+
+
+def verify(
+    run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None
+) -> list[Check]:
+    """Every check of a finished or stopped tournament. `settings`: today's, by which the ensemble is made.
+
+    Raises TournamentError when it is running, or the folder holds none.
+    """
+    if leases.is_held(run, mirror_of(run.root)):
+        raise TournamentError(f"{run.root} is running; verify it when it has ended")
+    found = _Found.of(run, generator)
+    _find_foreign(found)
+    checks = [_identity(found), _log(found), _specs(found), _results(found)]
+    if all(check.ok for check in checks):
+        checks += [_index(found), _ensemble(found, settings)]
+    return checks
+
+
+def _identity(found: _Found) -> Check:
+    try:
+        found.store.identity()
+    except TournamentError as error:
+        return Check("settings", (str(error),))
+    return Check("settings", (), "tournament.json is as it was written")
+
+
+def _log(found: _Found) -> Check:
+    problems = []
+    if found.broken_lines:
+        shown = ", ".join(map(str, found.broken_lines[:5]))
+        problems.append(f"events.jsonl: lines {shown} are not as they were written, or not in their place")
+    if found.pods and not found.events:
+        problems.append("events.jsonl is missing or empty")
+    applied = [str(event["pod"]) for event in found.of_kind("applied")]
+    problems += [f"{pod} was applied {applied.count(pod)} times" for pod in found.order if applied.count(pod) > 1]
+    return Check("events", tuple(problems), f"{len(found.events)} lines, each as it was written, in their order")
+
+
+def _specs(found: _Found) -> Check:
+    problems = list(found.broken.values())
+    said = f"{len(found.specs)}, each as it was written"
+    try:
+        derived = found.derived()
+    except FintraderError as error:
+        return Check("specs", tuple(problems), f"{said}; not made again: {error}")
+    other = [pod for pod, spec in derived.items() if found.specs.get(pod, spec) != spec]
+    if other:
+        problems.append(f"{', '.join(other[:5])} do not follow from the seed and the results that they had seen")
+    same = sum(pod in found.specs for pod in derived)
+    return Check("specs", tuple(problems), f"{said}; {same} made again from the seed and what they had seen, and equal")
+
+
+def _find_foreign(found: _Found) -> None:
+    """Specs and results that are whole but belong to something else."""
+    scored = {str(event["pod"]): event.get("score") for event in found.of_kind("applied")}
+    for pod, result in list(found.results.items()):
+        if pod in scored and scored[pod] != result.score:
+            _refuse(found, pod, f"scored {result.score} in result.json and {scored[pod]} in events.jsonl")
+        elif result.snapshot is not None and not found.store.intact(result.snapshot):
+            _refuse(found, pod, f"its snapshot {result.snapshot[:12]} is missing or damaged")
+        elif not found.store.has_policy(result):
+            _refuse(found, pod, "its policy is missing or damaged")
+    for pod, spec in _derived(found).items():
+        own, known = found.results.get(pod), found.specs.get(pod)
+        if known not in (None, spec) and (own is None or own.spec == spec.digest):
+            found.broken[pod] = f"{pod}: its spec does not follow from the seed and the results that it had seen"
+            del found.specs[pod]
+    for pod, spec in found.specs.items():
+        own = found.results.get(pod)
+        if own is not None and (own.pod, own.spec) != (pod, spec.digest):
+            _refuse(found, pod, "its result belongs to another spec")
+
+
+def _refuse(found: _Found, pod: str, why: str) -> None:
+    found.unusable[pod] = f"{pod}: {why}"
+    del found.results[pod]
+
+
+def _results(found: _Found) -> Check:
+    problems = list(found.unusable.values())
+    gone = [pod for pod in found.order if pod not in found.results and pod not in found.unusable]
+    if gone:
+        problems.append(f"{', '.join(gone[:5])} were applied and have no result.json")
+    ends = found.of_kind("finished")
+    trials = sum(one.looks for one in found.results.values() if one.score is not None)
+    if (
+        ends
+        and set(found.order) == set(found.results)
+        and found.events[-1] == ends[-1]
+        and ends[-1]["trials"] != trials
+    ):
+        problems.append(f"events.jsonl finished with {ends[-1]['trials']} trials, and the results make {trials}")
+    return Check("results", tuple(problems), f"{len(found.results)}, each of its spec, snapshot and policy")
+
+
+def _index(found: _Found) -> Check:
+    """The database against one that is made from everything else."""
+    path = found.run.leaderboard
+    with tempfile.TemporaryDirectory() as folder:
+        other = _beside(found.run, Path(folder))
+        make_index(other)
+        try:
+            problems = _differences(path, other.leaderboard, whole=found.finished)
+        except (FintraderError, sqlite3.Error) as error:
+            problems = [str(error)]
+    return Check("leaderboard", tuple(problems), "every row follows from specs, results and events")
+
+
+def _differences(here: Path, there: Path, *, whole: bool) -> list[str]:
+    """What a database says that another does not; unless it has to be `whole`, it may know less."""
+    schema = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+    if _rows(here, schema) != _rows(there, schema):
+        return [f"{here.name} holds tables, views or triggers that are not ours"]
+    ours, theirs = ({str(row["pod"]): row for row in read_pods(path)} for path in (here, there))
+    wrong = []
+    for pod, row in ours.items():
+        said = {name: value for name, value in row.items() if name not in _CHANGES}
+        again = theirs.get(pod, {})
+        told = row["epoch"] is not None
+        if any(again.get(name) != value for name, value in said.items() if told or value is not None):
+            wrong.append(pod)
+    if wrong:
+        return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
+    behind = [pod for pod, row in theirs.items() if row["epoch"] is not None and ours.get(pod, {}).get("epoch") is None]
+    if behind or ours.keys() < theirs.keys():
+        return [] if not whole else [f"{here.name} is behind the results: {', '.join(behind[:5])} ..."]
+    boards = [[row["pod"] for row in read_leaderboard(path)] for path in (here, there)]
+    return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
+
+
+def _rows(path: Path, query: str) -> list[Any]:
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def _beside(run: RunFolder, folder: Path) -> RunFolder:
+    """The same files in another folder, so that something can be made of them there."""
+    for name in ("pods", "snapshots", "tournament.json", "events.jsonl"):
+        if (run.root / name).exists():
+            os.symlink((run.root / name).resolve(), folder / name)
+    return RunFolder(folder)
+
+
+def _board(found: _Found, size: int) -> Leaderboard:
+    board = Leaderboard(size)
+    for pod in found.order:
+        submit(board, Entry(found.specs[pod], found.results[pod]))
+    return board
+
+
+def _ensemble(found: _Found, settings: TournamentSettings | None) -> Check:
+    """The members and the policy against those that the leaderboard makes."""
+    described = found.run.ensemble / "ensemble.json"
+    if not found.finished or set(found.order) != set(found.results):
+        return Check("ensemble", (), "none yet")
+    if not described.is_file():
+        return Check("ensemble", (), "not made by us, so not made again")
+    wanted = settings or found.settings
+    with tempfile.TemporaryDirectory() as folder:
+        other = _beside(found.run, Path(folder))
+        board = _board(found, wanted.leaderboard_size)
+        try:
+            for row in board.rows:
+                found.store.ensure_policy(row.result)
+            build_ensemble(other, board, wanted)
+            said = read_json(described)
+        except FintraderError as error:
+            return Check("ensemble", (str(error),))
+        problems = []
+        if said != read_json(other.ensemble / described.name):
+            problems.append("ensemble.json does not follow from the leaderboard")
+        paths = [one.ensemble / "policy.safetensors" for one in (found.run, other)]
+        if not paths[0].is_file() or paths[0].read_bytes() != paths[1].read_bytes():
+            problems.append("ensemble/policy.safetensors is not what its members make")
+    return Check(
+        "ensemble", tuple(problems), f"{', '.join(said['members'])}, made again from the leaderboard, and equal"
+    )
+
+
+def repair(run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None) -> list[str]:
+    """Make again what follows from the rest, set aside what is not what was written; what was done, a sentence each.
+
+    Raises TournamentError when the tournament is running.
+    """
+    done: list[str] = []
+    with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
+        found = _Found.of(run, generator)
+        _find_foreign(found)
+        if found.broken_lines:
+            _mend_log(found)
+            done.append(f"events.jsonl: set aside; a new one holds its {len(found.events)} whole lines")
+        if found.store.identity_path.exists() and not _identity(found).ok:
+            aside(found.store.identity_path)
+            done.append(
+                "tournament.json: set aside; the run's command makes it anew where the pods follow from its settings"
+            )
+        done += _mend_pods(found)
+        if not _identity(found).ok:
+            return done
+        found = _Found.of(run, generator)
+        _find_foreign(found)
+        if not found.broken and not _index(found).ok:
+            make_index(run)
+            done.append(f"{run.leaderboard.name}: made again from {len(found.results)} results")
+        if not (found.broken or found.unusable) and not _ensemble(found, settings).ok:
+            for path in sorted(run.ensemble.glob("*.*")):
+                if ".damaged-" not in path.name:
+                    aside(path)
+            build_ensemble(run, _board(found, found.settings.leaderboard_size), settings or found.settings)
+            done.append("ensemble: set aside, and made again from the leaderboard")
+    return done
+
+
+def _mend_log(found: _Found) -> None:
+    aside(found.run.events)
+    log = EventLog(found.run.events, found.store.keep_events)
+    log.append(*found.events, {"event": "repaired", "lines": found.broken_lines})
+
+
+def _mend_pods(found: _Found) -> list[str]:
+    """Specs are made again where they can be; what cannot be, and results that are no good, are set aside."""
+    done = []
+    for pod, why in found.unusable.items():
+        found.store.set_aside(pod)
+        done.append(f"{why}; set aside, to be trained again")
+    derived = _derived(found) if found.broken else {}
+    for number, pod in enumerate(found.pods):
+        if pod not in found.broken:
+            continue
+        spec, result = derived.get(pod), found.results.get(pod)
+        if spec is None or (result is not None and result.spec != spec.digest):
+            later = [one for one in found.pods[number:] if _set_pod_aside(found.store, one)]
+            return [*done, f"{', '.join(later)}: set aside, because {found.broken[pod]}, and it follows from nothing"]
+        found.store.restore_spec(spec)
+        done.append(f"{pod}: its spec is made again from the seed and the results it had seen")
+    return done
+
+
+def _derived(found: _Found) -> Mapping[str, PodSpec]:
+    try:
+        return found.derived()
+    except FintraderError:
+        return {}
+
+
+def _set_pod_aside(store: RunStore, pod: str) -> bool:
+    """Rename what a pod came to, so that it is made anew; whether there was anything."""
+    paths: Sequence[Path] = [path for path in (store.spec_path(pod), store.result_path(pod)) if path.exists()]
+    if store.result_path(pod).exists():
+        store.set_aside(pod)
+    if store.spec_path(pod).exists():
+        store.set_spec_aside(pod)
+    return bool(paths)

@@ -1,0 +1,125 @@
+"""A store that does not answer for a while. Times are those of a test; `tournament.outage_seconds` is an hour."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.errors import StorageOfflineError
+from fintrader.runs import RunFolder
+from fintrader.storage import lease, objects
+from fintrader.storage.mirror import attach, mirror_of
+from fintrader.storage.objects import Objects
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.spec import PodContext
+from tests.engines import emptied, outages, stubs
+from tests.engines.chaos import events_of, everything
+from tests.tournament.conftest import Race
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """While this file is there, no store answers. By default one would be given up at once."""
+    path = tmp_path / "away"
+    monkeypatch.setenv(outages.VARIABLE, str(path))
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.2)
+    for name, seconds in {"BEAT_SECONDS": 0.1, "LEASE_SECONDS": 0.3, "LAPSE_SECONDS": 1.0}.items():
+        monkeypatch.setattr(lease, name, seconds)
+    outages.install()
+    yield path
+    outages.remove()
+
+
+class Outage:
+    """Begins once so many results are there, and ends after some seconds."""
+
+    def __init__(self, away: Path, results: int, seconds: float) -> None:
+        self.away, self.results, self.seconds, self.begun = away, results, seconds, False
+
+    def __call__(self, orchestrator: Orchestrator) -> None:
+        if not self.begun and len(orchestrator.leaderboard.applied) >= self.results:
+            self.begun = True
+            self.away.touch()
+            ends = threading.Timer(self.seconds, lambda: self.away.unlink(missing_ok=True))
+            ends.daemon = True
+            ends.start()
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_pods_train_on_and_their_results_are_delivered(
+    tmp_path: Path, race: Race, away: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times as long as a store is waited for by default, and longer than a pod may be silent."""
+    whole = everything(race("plain", pods=6).folder)
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, f"file://{tmp_path}/store/run")
+    outage = Outage(away, results=2, seconds=4.0 if processes else 2.0)
+    how: dict[str, Any] = {"watch": outage}
+    if processes:
+        how["body"] = "tests.engines.outages:body"
+    race("run", pods=6, processes=processes, how=how, outage_seconds=120.0, hang_seconds=2.5)
+    assert outage.begun
+    assert everything(run) == whole
+    assert not events_of(run, "lost")
+    assert len(emptied.results_in(f"file://{tmp_path}/store/run")) == 6
+
+
+def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(tmp_path: Path, race: Race, away: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, f"file://{tmp_path}/store/run")
+    outage = Outage(away, results=2, seconds=600.0)
+    with pytest.raises(StorageOfflineError, match="does not answer") as raised:
+        race("run", pods=6, how={"watch": outage}, outage_seconds=0.5)
+    assert "\n" not in str(raised.value)
+    away.unlink(missing_ok=True)
+    assert race("run", pods=6).trials == 6
+    assert everything(run) == everything(race("plain", pods=6).folder)
+
+
+def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, away: Path) -> None:
+    """Its process is ended during the outage; the next attempt on that disk only delivers."""
+    run = RunFolder(tmp_path / "run")
+    attach(run.root, f"file://{tmp_path}/store/run")
+    mirror = mirror_of(run.root)
+    spec, trained = stubs.spec(0), []
+
+    def body(one: Any, context: PodContext) -> Any:
+        trained.append(one.pod)
+        learned = stubs.body(one, context)
+        away.touch()
+        return learned
+
+    with pytest.raises(StorageOfflineError):
+        run_pod(spec, PodContext(run, stubs.market(tmp_path), mirror), body)
+    assert not open_store(run, None).has_result("p0000")
+    away.unlink()
+    result = run_pod(spec, PodContext(run, stubs.market(tmp_path), mirror), body)
+    assert trained == ["p0000"]
+    assert Objects(f"file://{tmp_path}/store/run").exists("pods/p0000/result.json")
+    assert open_store(run, mirror).read_result("p0000") == result
+
+
+def test_whoever_leaves_waits_no_longer(away: Path, tmp_path: Path) -> None:
+    store, problems = Objects(f"file://{tmp_path}/store"), list[str]()
+    away.touch()
+
+    def ask() -> None:
+        try:
+            store.names()
+        except StorageOfflineError as error:
+            problems.append(str(error))
+
+    asking = threading.Thread(target=ask)
+    with objects.outages(3600.0):
+        asking.start()
+        time.sleep(0.5)
+        assert asking.is_alive()
+    asking.join()
+    assert len(problems) == 1

@@ -1,0 +1,93 @@
+"""Lease, spec, result and log under every schedule: a model explored to its end, and the real code on seeds.
+
+The invariants are stated in `docs/tournament.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.storage import lease
+from fintrader.tournament.mirrored_store import MirroredStore
+from fintrader.tournament.spec import PodSpec
+from fintrader.tournament.store import RunStore
+from tests.engines import simulation
+from tests.engines.protocol import Rules, Violation, explore
+
+
+@pytest.mark.parametrize(
+    ("rules", "least"),
+    [
+        pytest.param(Rules(pods=2), 5_000, id="two heads"),
+        pytest.param(Rules(pods=2, kills=1), 10**6, marks=pytest.mark.slow, id="one is killed"),
+        pytest.param(Rules(pods=3), 10**6, marks=pytest.mark.slow, id="three pods"),
+    ],
+)
+def test_no_schedule_violates_an_invariant(rules: Rules, least: int) -> None:
+    schedules, _ = explore(rules)
+    assert schedules > least
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        ({"adopt": False}, "the lawful head ends with an error"),  # the schedule of the split brain
+        ({"fenced": False}, "acknowledged"),
+    ],
+)
+def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -> None:
+    with pytest.raises(Violation, match=found):
+        explore(Rules(pods=2, **broken))
+
+
+@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 1400), marks=pytest.mark.slow)], ids=len)
+def test_the_real_code_on_schedules_of_seeds(tmp_path: Path, seeds: range) -> None:
+    adopted = superseded = killed = 0
+    for seed in seeds:
+        home = tmp_path / str(seed)
+        home.mkdir()
+        world = simulation.run_schedule(home, seed)
+        assert world.problems == [], f"seed {seed}"
+        adopted += world.adopted > 0
+        superseded += any("taken" in outcome for outcome in world.outcomes)
+        killed += any("killed" in outcome for outcome in world.outcomes)
+    assert min(adopted, superseded, killed) > len(seeds) / 50
+
+
+def _own_spec(store: MirroredStore, spec: PodSpec) -> PodSpec:
+    """Without adoption: what lies on one's own disk is taken for what stands."""
+    store.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json())
+    RunStore.write_spec(store, spec)
+    return spec
+
+
+def test_real_code_without_a_rule_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MirroredStore, "write_spec", _own_spec)
+    for seed in range(200):
+        home = tmp_path / str(seed)
+        home.mkdir()
+        if simulation.run_schedule(home, seed).problems:
+            return
+    raise AssertionError("nobody noticed")
+
+
+def test_a_token_that_was_swept_away_is_not_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at who holds the run and the claim, two others may have come and gone."""
+    store = lease.Objects(f"file://{tmp_path}")
+    create, looked = store.create, []
+
+    def late(name: str, data: bytes) -> bool:
+        if not looked:
+            looked.append(name)
+            with lease.hold(lease.Objects(f"{store.url}/.")):
+                pass
+            with lease.hold(lease.Objects(f"{store.url}/.")):
+                pass
+        return create(name, data)
+
+    monkeypatch.setattr(store, "create", late)
+    assert lease._take(store, 0) == 3
+    assert looked == ["lease/000001.json"]

@@ -1,0 +1,182 @@
+"""`fintrader verify`, and random faults in any file: what follows ends equal, or in one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.errors import FintraderError, TournamentError
+from fintrader.files import seal, unseal
+from fintrader.runs import RunFolder
+from fintrader.tournament import lease
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.verify import repair, verify
+from tests.engines import chaos, faults, stubs
+from tests.engines.chaos import everything
+from tests.engines.races import settings
+from tests.tournament.conftest import PODS
+
+WANTED = settings(pods=PODS, workers=2, order="submission", retries=50, fresh=0.2)
+MAKER = Generator(WANTED, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """As a kill in the middle of a pod left it. Nobody may change it."""
+    run = RunFolder(tmp_path_factory.mktemp("stopped") / "run")
+    assert chaos.kill_at_work(run, PODS).hits == 1
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path, undisturbed: RunFolder) -> RunFolder:
+    """A finished tournament, to be changed."""
+    return RunFolder(Path(shutil.copytree(undisturbed.root, tmp_path / "run")))
+
+
+def problems(run: RunFolder) -> list[str]:
+    return [problem for check in verify(run, generator=MAKER) for problem in check.problems]
+
+
+def again(run: RunFolder) -> str:
+    """The same command once more: nothing, or the one line that it ended with."""
+    line = ""
+    try:
+        chaos.race(run, PODS)
+    except FintraderError as error:
+        line = str(error)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("seeds", "whole"),
+    [
+        (range(20), True),
+        (range(24, 40), False),
+        pytest.param(range(100, 600), True, marks=pytest.mark.slow),
+        pytest.param(range(600, 1100), False, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_fault_in_any_file(
+    tmp_path: Path, undisturbed: RunFolder, stopped: RunFolder, seeds: range, whole: bool
+) -> None:
+    expected = everything(undisturbed)
+    refused = 0
+    for seed in seeds:
+        run = RunFolder(tmp_path / str(seed))
+        shutil.copytree((undisturbed if whole else stopped).root, run.root)
+        what = f"seed {seed}, {faults.strike(run.root, seed)}"
+        try:
+            said = problems(run)
+        except FintraderError as error:
+            said = [str(error)]
+        if whole and not said and "ensemble" not in what:
+            assert everything(run) == expected, f"{what}: nobody noticed"
+        line = again(run)
+        refused += bool(line)
+        if line:
+            repair(run, generator=MAKER)
+            assert again(run) == "", f"{what}: {line}"
+        assert everything(run) == expected, what
+        assert not problems(run), what
+        shutil.rmtree(run.root)
+    assert 0 < refused < len(seeds)
+
+
+def test_a_whole_run_passes_and_a_running_one_is_left_alone(run: RunFolder, stopped: RunFolder) -> None:
+    assert problems(run) == []
+    assert problems(stopped) == []
+    with lease.acquire(run, None), pytest.raises(TournamentError, match="is running"):
+        verify(run)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change a record and leave its seal."""
+    values = json.loads(path.read_bytes())
+    path.write_text(json.dumps(values | changes, indent=2, sort_keys=True))
+
+
+def forge(path: Path, **changes: Any) -> None:
+    """Change a record and seal it anew."""
+    path.write_bytes(seal(unseal(path.read_bytes(), AssertionError()) | changes, indent=2))
+
+
+@pytest.mark.parametrize("change", [edit, forge])
+def test_another_score_or_seed_is_found_out_and_mended(run: RunFolder, undisturbed: RunFolder, change: Any) -> None:
+    store = RunStore(run)
+    score = store.read_result("p0001").score
+    change(store.result_path("p0001"), score=score + 100)
+    change(store.spec_path("p0002"), seed=7)
+    said = " ".join(problems(run))
+    assert "p0001" in said
+    assert "p0002" in said
+    done = repair(run, generator=MAKER)
+    assert any("p0001" in line and "trained again" in line for line in done)
+    assert any("p0002" in line for line in done)
+    assert again(run) == ""
+    assert problems(run) == []
+    assert everything(run) == everything(undisturbed)
+    assert list(run.pod("p0001").glob("result.damaged-1.json"))  # renamed, not deleted
+
+
+def test_a_pod_folder_that_is_gone_is_made_again(run: RunFolder, undisturbed: RunFolder) -> None:
+    shutil.rmtree(run.pod("p0002"))
+    assert "verify" in again(run)
+    assert any("p0002" in problem for problem in problems(run))
+    assert any("p0002: its spec is made again" in line for line in repair(run, generator=MAKER))
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+
+
+def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    wanted = settings(pods=12, workers=3, order="arrival", fresh=0.2)
+    race = partial(chaos.stub_race_of, run, wanted)
+    race()
+    maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
+    assert [problem for check in verify(run, generator=maker) for problem in check.problems] == []
+    store = RunStore(run)
+    spec, whole = store.read_spec("p0008"), everything(run)
+    assert spec.seen > 2
+    store.spec_path("p0008").write_bytes(b"half")
+    repair(run, generator=maker)
+    assert store.read_spec("p0008") == spec
+    race()
+    assert everything(run) == whole
+
+
+def test_other_settings_are_not_taken_for_those_of_a_lost_note(run: RunFolder, undisturbed: RunFolder) -> None:
+    RunStore(run).identity_path.unlink()
+    with pytest.raises(TournamentError, match="do not follow from these settings"):
+        chaos.stub_race_of(run, WANTED.model_copy(update={"perturb": 2.0}))
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+
+
+def test_what_is_foreign_in_the_database_does_not_survive(run: RunFolder, undisturbed: RunFolder) -> None:
+    for statement in faults.SQL[4:6]:
+        with closing(sqlite3.connect(run.leaderboard)) as connection:
+            connection.executescript(statement)
+    assert any("not ours" in problem for problem in problems(run))
+    repair(run, generator=MAKER)
+    assert problems(run) == []
+    with closing(sqlite3.connect(run.leaderboard)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'foreign%'").fetchall() == []
+    assert everything(run) == everything(undisturbed)
+
+
+def test_lines_of_the_log_are_numbered(run: RunFolder) -> None:
+    lines = run.events.read_bytes().splitlines(keepends=True)
+    run.events.write_bytes(b"".join([*lines[:3], *lines[4:]]))
+    with pytest.raises(TournamentError, match=r"line 4 is not as it was written, or not in its place"):
+        EventLog(run.events)
