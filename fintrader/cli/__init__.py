@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, deployments, own_bars
+from fintrader.cli import commands, deployments, own_bars, start
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -164,8 +164,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tournament rebuild": commands.rebuild,
     "export onnx": deployments.export_onnx,
     "export tensorboard": commands.export_tensorboard,
-    "app": commands.app,
-    "bench": commands.bench,
+    "app": start.app,
+    "bench": start.bench,
 }
 
 

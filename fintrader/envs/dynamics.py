@@ -28,7 +28,7 @@ from fintrader.envs.ledger import (
     split_shares,
     total_cost,
 )
-from fintrader.envs.observation import market_rows, private_part
+from fintrader.envs.observation import market_rows, private_part, session_clock
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
@@ -171,20 +171,8 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         splits=splits,
         dividends=dividends,
         eventful=len(splits) > 1,
-        clock=_clock(market, settings),
+        clock=session_clock(market.session, settings.clock),
     )
-
-
-def _clock(market: MarketTensors, settings: EnvSettings) -> Tensor:
-    """`[T]`, as `env.clock` has it: the bars of the session that are to come, as a share of those there are."""
-    none = torch.zeros(market.num_bars, dtype=torch.float64, device=market.device)
-    if settings.clock != "session":
-        return none if settings.clock == "none" else none - 1.0
-    number = torch.unique_consecutive(market.session, return_inverse=True)[1]
-    length = torch.bincount(number)
-    first = length.cumsum(0) - length
-    inside = torch.arange(market.num_bars, device=market.device) - first[number]
-    return (length[number] - 1 - inside).to(torch.float64) / length[number]
 
 
 def _most(volume: Tensor, settings: EnvSettings) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -284,3 +284,18 @@ def private_part(
     account = torch.stack((cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1)
     weights = shares * mark.to(torch.float64) * (1.0 / safe).unsqueeze(1)
     return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)
+
+
+def session_clock(session: Tensor, clock: Literal["episode", "session", "none"]) -> Tensor:
+    """`[T]` float64: what `time_left` shows at each bar's close, -1 where that is for the episode to say.
+
+    session `[T]`: of the bars of a session, the share that is to come.
+    """
+    none = torch.zeros(len(session), dtype=torch.float64, device=session.device)
+    if clock != "session":
+        return none if clock == "none" else none - 1.0
+    number = torch.unique_consecutive(session, return_inverse=True)[1]
+    length = torch.bincount(number)
+    first = length.cumsum(0) - length
+    inside = torch.arange(len(session), device=session.device) - first[number]
+    return (length[number] - 1 - inside).to(torch.float64) / length[number]

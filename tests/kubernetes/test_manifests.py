@@ -271,8 +271,8 @@ def commands(manifests: Manifests) -> list[list[str]]:
 @every_overlay
 def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real command line parses it: each option exists, each value is allowed, each configuration is there."""
-    from fintrader.cli.commands import AppSettings
     from fintrader.cli.options import parse, parse_config
+    from fintrader.cli.start import AppSettings
 
     monkeypatch.chdir(ROOT)
     lines = commands(overlay(name))
