@@ -70,7 +70,8 @@ class Alpaca:
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
         """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not over. Raises as
         `fetch`."""
-        start, end = (dt.datetime.fromtimestamp(moment / 1e9, dt.UTC) for moment in (first, stop - 1))
+        # Whole seconds: Alpaca's end is included, and a bar that begins there has not closed.
+        start, end = (dt.datetime.fromtimestamp(moment // 1_000_000_000, dt.UTC) for moment in (first, stop - 1))
         return self._asked(symbols, start, end) if stop > first else {}
 
     def _asked(self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime) -> dict[str, Bars]:

@@ -1,0 +1,117 @@
+"""Alpaca's bars as they are made, through alpaca-py and a server in the network's place; and who is ever asked."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.data.sources.alpaca import AlpacaSettings
+from fintrader.deploy.feed import AlpacaFeed, open_live_feed
+from fintrader.errors import BrokerUnsureError, DataError, DeployError
+from tests.data.tables import minute_table
+from tests.engines.deployments import MINUTE, frozen, replayed, settings
+from tests.engines.servers import Fake, alpaca, serve
+
+pytest.importorskip("alpaca", reason="alpaca-py is not installed")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    monkeypatch.setenv("APCA_API_KEY_ID", "key")
+    monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
+    with serve(Fake(minute_table(symbols=2, sessions=5)), alpaca) as server:
+        yield server
+
+
+@pytest.fixture
+def feed() -> AlpacaFeed:
+    return AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://alpaca.test"), ["AAA", "BBB"], "XNAS")
+
+
+def moment(text: str) -> int:
+    return int(pd.Timestamp(text, tz="America/New_York").value)
+
+
+def test_a_poll_gives_closed_bars_and_no_other(fake: Fake, feed: AlpacaFeed) -> None:
+    now = moment("2016-01-05 10:00:05")
+    bars = feed.poll(moment("2016-01-05 09:50"), now)
+    assert bars.symbols == ("AAA", "BBB")
+    minutes = np.unique(bars.ts)
+    assert (minutes + MINUTE <= now).all()
+    assert (int(minutes[0]), int(minutes[-1])) == (moment("2016-01-05 09:50"), moment("2016-01-05 09:59"))
+    mine = fake.table[fake.table.ticker == "AAA"].set_index("ts").close
+    row = np.flatnonzero((bars.ts == minutes[3]) & (bars.symbol == 0))[0]
+    assert bars.close[row] == mine[pd.Timestamp(minutes[3], tz="UTC")]
+
+
+def test_history_is_asked_for_page_by_page(fake: Fake, feed: AlpacaFeed) -> None:
+    bars = feed.history(moment("2016-01-04 09:30"), moment("2016-01-06 09:30"))
+    assert len(bars) == 2 * 2 * 390
+    assert len(fake.requests) == 4
+
+
+def test_a_busy_vendor_is_asked_again_with_the_next_minute(fake: Fake, feed: AlpacaFeed) -> None:
+    fake.faults = [429]
+    assert len(feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))) == 0
+    assert len(feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:01:05"))) == 22
+
+
+def test_refused_keys_are_no_silence(fake: Fake, feed: AlpacaFeed) -> None:
+    fake.faults = [403]
+    with pytest.raises(DataError, match="APCA_API_KEY_ID") as error:
+        feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))
+    assert "secret" not in str(error.value).replace("SECRET", "")
+
+
+def test_splits_of_the_day_are_announced(fake: Fake, feed: AlpacaFeed) -> None:
+    fake.actions = [("AAA", "2016-01-06", 2.0, 0.0)]
+    (action,) = feed.actions(dt.date(2016, 1, 4), dt.date(2016, 1, 6))
+    assert (action.symbol, action.day, action.split) == ("AAA", dt.date(2016, 1, 6), 2.0)
+
+
+def test_daily_bars_are_no_live_feed() -> None:
+    with pytest.raises(DeployError, match="after the close"):
+        open_live_feed("alpaca", settings(bar_minutes=390), ["AAA"])
+
+
+def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the level of sockets: a replay reaches nobody, the feed Alpaca's data host, the broker its paper host."""
+    from fintrader.deploy.alpaca import AlpacaBroker
+
+    asked: list[str] = []
+
+    def looked_up(host: Any, *_: Any, **__: Any) -> Any:
+        asked.append(str(host))
+        raise OSError("no network in this test")
+
+    def connected(_: socket.socket, address: Any) -> None:
+        asked.append(str(address))
+        raise OSError("no network in this test")
+
+    monkeypatch.setenv("APCA_API_KEY_ID", "key")
+    monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket.socket, "connect", connected)
+    data = settings(features={"names": ["return_1"]}, windows={"fractions": [0.6, 0.3, 0.1]})
+    bundle, market = frozen(tmp_path, data)
+    replayed(tmp_path, bundle, market).close()
+    assert asked == []
+    live = AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4)), ["AAA"], "XNAS")
+    assert len(live.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))) == 0
+    assert set(asked) == {"data.alpaca.markets"}
+    asked.clear()
+    with pytest.raises(BrokerUnsureError):
+        AlpacaBroker(patience_s=0.1).account()
+    assert set(asked) == {"paper-api.alpaca.markets"}
+    with pytest.raises(DeployError):  # the host for real money is not even looked up
+        AlpacaBroker("https://api.alpaca.markets")
+    assert set(asked) == {"paper-api.alpaca.markets"}
