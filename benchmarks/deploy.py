@@ -13,6 +13,7 @@ JSON object.
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import tempfile
 import time
@@ -57,12 +58,15 @@ class Timed(Runner):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.seconds: list[float] = []
+        self.resident: list[float] = []
+        """MiB after each decision."""
 
     def _turn(self, bar: int) -> None:
         began = time.perf_counter()
         super()._turn(bar)
         if self._is_due(bar):
             self.seconds.append(time.perf_counter() - began)
+            self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
 
 
 def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict[str, Any]:
@@ -107,6 +111,10 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
         "first_decision_seconds": first,
         "p50_seconds": float(np.quantile(later, 0.5)),
         "p99_seconds": float(np.quantile(later, 0.99)),
+        "resident_mib": {
+            "after_a_quarter": runner.resident[len(runner.resident) // 4],
+            "at_the_end": runner.resident[-1],
+        },
         "equal_to_the_backtest": bool((np.array(list(decided.values())) == expected[at]).all()),
     }
 
