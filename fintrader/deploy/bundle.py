@@ -210,8 +210,11 @@ def _same(folder: Path, body: Mapping[str, Any]) -> bool:
     """Whether a bundle that trades alike stands there. Raises DeployError for another one: its account is of it."""
     if not (folder / BUNDLE).is_file():
         return False
-    there = Bundle.open(folder)
-    if all(there.body[key] == json.loads(json.dumps(body[key])) for key in _IDENTITY):
+    there, names = Bundle.open(folder), ("files", "own_files", "symbols")
+    # Settings as models: a version that knows one more, with its default, trades as the one before.
+    models = there.env == validate(EnvSettings, body["env"], BUNDLE)
+    models &= validate(DataSettings, there.body["data"], BUNDLE) == validate(DataSettings, body["data"], BUNDLE)
+    if models and all(there.body[key] == json.loads(json.dumps(body[key])) for key in names):
         return True
     raise DeployError(
         f"{folder.parent} deploys another bundle ({there.id}); choose another --name, or remove that folder"

@@ -25,8 +25,8 @@ class AlertSettings(Settings):
 class PaperSettings(Settings):
     """How a run trades on."""
 
-    name: str | None = None
-    """Of the deployment; the run's own unless set."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
+    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set."""
     policy: str = "ensemble"
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
