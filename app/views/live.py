@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,14 @@ from fintrader_app.shell import choose, guarded, page, plain
 from fintrader_app.tables import numbers, table
 
 REFRESH_SECONDS = 2
-COLOURS = {"running": "blue", "finished": "green", "halted": "red", "stopped": "orange", "not begun": "gray"}
+COLOURS = {
+    "running": "blue",
+    "silent": "red",
+    "finished": "green",
+    "halted": "red",
+    "stopped": "orange",
+    "not begun": "gray",
+}
 
 
 def folder_of(runs: RunsFolder) -> Path:
@@ -75,6 +83,10 @@ def head(status: Status) -> None:
     if status.why:
         way_on = f"`fintrader resume {plain(status.name)}` goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
+    if status.state == "silent":
+        st.error("Its loop stands still, though its process holds the lease: end it and start it again.")
+    for request in status.requests:
+        st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
     if verdict := status.bundle.get("verdict"):
         st.caption(f"Its backtest: {plain(verdict, 600)}")
     cells = {"Bars": started.get("feed", "–"), "Broker": started.get("broker", "–")}
@@ -82,12 +94,17 @@ def head(status: Status) -> None:
         first = status.curve[0][1]
         cells |= {
             "Account": usd(status.equity),
+            "Cash": usd(float(decision.body["cash"])),
             "Since the start": percent((status.equity or first) / first - 1),
             "Newest decision": moment(int(decision.body["bar"])),
         }
-    if status.next_decision is not None and status.state == "running":
+    if status.next_decision and status.state == "running":
         cells["Next decision"] = moment(status.next_decision)
+    if status.beat is not None and status.state in ("running", "silent"):
+        cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
     numbers(cells.items())
+    name = plain(status.name)
+    st.caption(f"Nothing here trades: `fintrader halt {name}`, `resume`, `flatten` and `drift` do what they say.")
 
 
 def curves(status: Status) -> None:
@@ -121,6 +138,7 @@ def holdings(status: Status) -> None:
         {
             "Symbol": name,
             "Held": float(body["shares"].get(name, 0.0)),
+            "Price, USD": marks.get(name),
             "Share": float(body["shares"].get(name, 0.0)) * float(marks.get(name, 0.0)) / equity,
             "Target": float(body["weights"].get(name, 0.0)),
             "Ordered": float(body["orders"].get(name, 0.0)),
@@ -143,11 +161,10 @@ def headroom(status: Status) -> None:
 
 
 def news(status: Status) -> None:
-    alerts = [entry for entry in status.journal if entry.kind in ("alert", "halt", "resume")]
     st.subheader("News", anchor=False)
-    if not alerts:
+    if not status.news:
         st.caption("None.")
-    for entry in alerts[:8]:
+    for entry in status.news[:8]:
         st.caption(f"{moment(entry.time)} {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}")
 
 

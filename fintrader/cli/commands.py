@@ -266,10 +266,12 @@ def status(argv: list[str]) -> None:
     from fintrader.results.formatting import count, duration
     from fintrader.tournament.status import status as ask
 
-    if len(argv) == 1 and (Path(argv[0]) / "bundle" / "bundle.json").is_file():
-        from fintrader.deploy.status import describe, read
+    if argv and (Path(argv[0]) / "bundle" / "bundle.json").is_file():
+        from fintrader.deploy import status as deployment
 
-        print(describe(read(Path(argv[0]))))
+        found = deployment.read(Path(argv[0]))
+        told = json.dumps(deployment.as_json(found), indent=2, sort_keys=True)
+        print(told if "--json" in argv else deployment.describe(found))
         return
     as_json = "--json" in argv
     folder = _run_folder("status", [word for word in argv if word != "--json"])

@@ -18,7 +18,7 @@ MEANING = {
     "halted": "1 while nothing may be ordered, else 0",
     "decisions": "Decisions taken",
     "missed": "News of missed or skipped decisions",
-    "beat_timestamp_seconds": "When the loop was last seen, Unix time of its clock",
+    "beat_timestamp_seconds": "When the loop was last seen, Unix time",
 }
 Read = Callable[[], Mapping[str, float]]
 """Name -> value: those of `MEANING`, and `orders:STATE`."""

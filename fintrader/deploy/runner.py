@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -39,6 +40,7 @@ from fintrader.files import write_json
 
 log = logging.getLogger("fintrader.deploy")
 JOURNAL, HEARTBEAT = "journal.sqlite", "heartbeat.json"
+BEAT_SECONDS = 10.0
 _AHEAD = dt.timedelta(days=14)
 _DAY_NS = 86_400 * SECOND_NS
 
@@ -81,6 +83,9 @@ class Runner:
         self.first, self.last = 0, -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
+        self._beat = time.time()
+        """When the loop was last seen, Unix time of this machine."""
+        self._shown, self._following = 0.0, 0
 
     @property
     def grid(self) -> SessionGrid:
@@ -107,7 +112,7 @@ class Runner:
             missed = sum(len(journal.entries("alert", key=kind)) for kind in ("missed", "skipped"))
             states = Counter(report.state for report in journal.orders().values())
         values = {"halted": float(bool(self.limits.halted)), "decisions": decisions, "missed": missed}
-        values["beat_timestamp_seconds"] = self.clock.now() / SECOND_NS
+        values["beat_timestamp_seconds"] = self._beat
         if last is not None:
             values |= {"equity_usd": float(last.body["equity"]), "cash_usd": float(last.body["cash"])}
         return values | {f"orders:{state}": count for state, count in states.items()}
@@ -158,10 +163,11 @@ class Runner:
     def _turn(self, bar: int) -> None:
         """What there is to do once a bar has closed."""
         now, closed = self.clock.now(), int(self.grid.minutes[bar]) + self.length
+        self._beat = time.time()
         if self.clock.live:
             due = next(later for later in range(bar + 1, bar + 2 + self.env.decision_interval) if self._is_due(later))
-            following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
-            write_json(self.folder / HEARTBEAT, {"time": now, "bar": closed - self.length, "next_decision": following})
+            self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
+            self._show_beat()
         self._pursue()
         try:
             self.recorder.receive(self.feed, now)
@@ -298,9 +304,17 @@ class Runner:
 
     # --- requests, halts, news -------------------------------------------------------------------------------
 
+    def _show_beat(self) -> None:
+        """Let whoever watches see that the loop goes on."""
+        self._shown = self._beat
+        beat = {"time": int(self._beat * SECOND_NS), "next_decision": self._following}
+        write_json(self.folder / HEARTBEAT, beat)
+
     def _look(self) -> bool:
         """Called while it waits: requests are carried out, orders pursued."""
-        now = self.clock.now()
+        now, self._beat = self.clock.now(), time.time()
+        if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
+            self._show_beat()
         for path, request in waiting(self.folder):
             if request == "resume":
                 self.limits.halted, self.limits.peak_usd = "", 0.0

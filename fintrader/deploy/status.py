@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.control import aliases
+from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import LimitSettings
 from fintrader.errors import DeployError, FintraderError
@@ -20,6 +20,9 @@ from fintrader.storage.objects import Objects
 
 BUNDLE, JOURNAL, HEARTBEAT, REPORT = "bundle/bundle.json", "journal.sqlite", "heartbeat.json", "drift.json"
 SHOWN_ORDERS = 100
+SILENT_NS = 120 * 1_000_000_000
+"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
+_NEWS = ("alert", "halt", "resume")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Status:
     bundle: Mapping[str, Any]
     """`bundle.json`."""
     state: str
-    """not begun, running, halted, stopped, finished."""
+    """not begun, running, silent (it holds its lease and its loop stands still), halted, stopped, finished."""
     why: str = ""
     """Of a halt."""
     role: str = ""
@@ -42,7 +45,7 @@ class Status:
     next_decision: int | None = None
     """Nanoseconds since 1970 UTC, of one that runs live."""
     beat: int | None = None
-    """When its loop was last seen, ns by its own clock."""
+    """When the loop of a live one was last seen, ns since 1970 UTC."""
     orders: tuple[OrderReport, ...] = ()
     """The newest ones, newest first."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -51,6 +54,10 @@ class Status:
     """Start of the bar and equity, oldest first."""
     journal: tuple[Entry, ...] = ()
     """The newest entries, newest first, orders left out."""
+    news: tuple[Entry, ...] = ()
+    """The newest alerts, halts and resumptions, newest first."""
+    requests: tuple[str, ...] = ()
+    """What was asked of it (halt, resume, flatten) and not done yet."""
     report: Mapping[str, Any] | None = None
     """The drift report, once there is one."""
 
@@ -74,26 +81,33 @@ class Status:
             "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),
             "Loss from the peak": (max(1 - equity / float(body["peak"]), 0.0), limits.drawdown),
             "Turnover of the day": (float(body["traded"]) / equity, limits.turnover),
+            "All positions": (sum(map(abs, held.values())) / equity, limits.gross),
             "Largest position": (largest / equity, limits.weight),
         }
 
 
 def names(folder: Path) -> list[str]:
     """Deployments in a folder."""
-    return sorted(path.parent.parent.name for path in folder.glob(f"*/{BUNDLE}"))
+    frozen = {path.parent.parent.name for path in folder.glob(f"*/{BUNDLE}")}
+    return sorted(frozen | {path.parent.name for path in folder.glob(f"*/{JOURNAL}")})
 
 
 def read(home: Path) -> Status:
     """Raises DeployError for a folder that holds none, or a damaged one."""
     path = home / BUNDLE
     if not path.is_file():
+        if (home / JOURNAL).is_file():
+            raise DeployError(f"{path} is missing beside its journal; restore it, or freeze the run again")
         raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
     bundle = unseal(path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again"))
     try:
         named = {name: alias for alias, name in aliases(home.parent).items()}
         beat = read_json(home / HEARTBEAT) if (home / HEARTBEAT).is_file() else {}
         report = read_json(home / REPORT) if (home / REPORT).is_file() else None
-        role, seen, following = named.get(home.name, ""), beat.get("time"), beat.get("next_decision")
+        role = named.get(home.name, "")
+        seen, following = (None if name not in beat else int(beat[name]) for name in ("time", "next_decision"))
+        if report is not None and not {"daily", "shortfall", "equity"} <= set(report):
+            raise ValueError(f"{REPORT} is no drift report")
     except (FintraderError, ValueError, TypeError, AttributeError) as error:
         raise DeployError(f"{home.parent}: a file beside the journal is damaged ({error}); remove it") from None
     if not (home / JOURNAL).is_file():
@@ -105,6 +119,7 @@ def read(home: Path) -> Status:
         known = {int(e.body["bar"]): float(e.body["equity"]) for e in (*journal.entries("mark"), *decisions)}
         orders = journal.orders()
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
+        news = sorted((e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq)
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
     if ended is not None:
         state = "finished"
@@ -112,6 +127,8 @@ def read(home: Path) -> Status:
         state = "halted"
     else:
         state = "running" if is_held(Objects(home)) else "stopped"
+        if state == "running" and seen is not None and time.time_ns() - seen > SILENT_NS:
+            state = "silent"
     return Status(
         name=home.name,
         bundle=bundle,
@@ -126,8 +143,31 @@ def read(home: Path) -> Status:
         counts=Counter(report.state for report in orders.values()),
         curve=tuple(sorted(known.items())),
         journal=tuple(tail[:60]),
+        news=tuple(news[:20]),
+        requests=tuple(kind for _, kind in waiting(home)),
         report=report,
     )
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """The same as plain JSON, for programs."""
+    decision = None if status.decision is None else dict(status.decision.body)
+    return {
+        "name": status.name,
+        "state": status.state,
+        "why": status.why,
+        "role": status.role,
+        "run": status.bundle.get("run"),
+        "feed": status.started.get("feed"),
+        "broker": status.started.get("broker"),
+        "equity_usd": status.equity,
+        "decision": decision,
+        "next_decision": status.next_decision,
+        "beat": status.beat,
+        "orders": dict(status.counts),
+        "requests": list(status.requests),
+        "headroom": {name: {"used": used, "limit": limit} for name, (used, limit) in status.headroom().items()},
+    }
 
 
 def describe(status: Status) -> str:
@@ -141,6 +181,7 @@ def describe(status: Status) -> str:
         body = status.decision.body
         lines.append(f"  {moment(int(body['bar']))}: {float(body['equity']):,.2f} USD, cash {float(body['cash']):,.2f}")
         lines.append(f"  {len(body['shares'])} positions; orders: {_counted(status.counts)}")
+    lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
         lines.append(f"  next decision {moment(status.next_decision)}")
     return "\n".join(lines)

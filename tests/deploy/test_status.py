@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -12,7 +13,9 @@ import pytest
 from fintrader.deploy import control, status
 from fintrader.deploy.gauges import Gauges
 from fintrader.errors import ConfigError, DeployError
-from tests.engines.deployments import frozen, replayed, settings
+from fintrader.storage.lease import hold
+from fintrader.storage.objects import Objects
+from tests.engines.deployments import frozen, replayed, run_live, settings
 
 DATA = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]})
 
@@ -34,7 +37,10 @@ def test_it_says_what_it_did(home: Path) -> None:
     assert sum(found.counts.values()) > 20
     assert found.orders[0].id > found.orders[-1].id
     headroom = found.headroom()
-    assert set(headroom) == {"Loss of the day", "Loss from the peak", "Turnover of the day", "Largest position"}
+    assert len(headroom) == 5
+    used, limit = headroom["All positions"]
+    assert 0 < used <= limit == 1.0
+    assert status.as_json(found)["orders"] == dict(found.counts)
     held = found.decision.body
     worth = sum(n * held["marks"][name] for name, n in held["shares"].items())
     assert worth + held["cash"] == pytest.approx(held["equity"])
@@ -56,12 +62,35 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "x" / "journal.sqlite").write_bytes(b"nonsense" * 100)
     with pytest.raises(DeployError, match="cannot be read as a journal"):
         status.read(tmp_path / "x")
+    (tmp_path / "x" / "journal.sqlite").unlink()
+    for name, text in (("heartbeat.json", '{"time": 1, "next_decision": "soon"}'), ("drift.json", "123")):
+        (tmp_path / "x" / name).write_text(text)
+        with pytest.raises(DeployError, match="damaged"):
+            status.read(tmp_path / "x")
+        (tmp_path / "x" / name).unlink()
     (tmp_path / "aliases.json").write_text("123")
     with pytest.raises(DeployError, match="damaged"):
         status.read(tmp_path / "x")
     path = tmp_path / "x" / "bundle" / "bundle.json"
     path.write_bytes(path.read_bytes().replace(b"none", b"nine"))
     with pytest.raises(DeployError, match="was changed"):
+        status.read(tmp_path / "x")
+
+
+def test_a_loop_that_stands_still_is_not_running(home: Path, tmp_path: Path) -> None:
+    bundle, market = frozen(tmp_path / "x", DATA)
+    run_live(tmp_path / "x", bundle, market, bars=12).close()
+    with hold(Objects(tmp_path / "x")):
+        beat = json.loads((tmp_path / "x" / "heartbeat.json").read_text())
+        assert status.read(tmp_path / "x").state == "running"
+        beat["time"] -= 10 * 60 * 10**9
+        (tmp_path / "x" / "heartbeat.json").write_text(json.dumps(beat))
+        assert status.read(tmp_path / "x").state == "silent"
+    control.ask(tmp_path / "x", "halt")
+    assert status.read(tmp_path / "x").requests == ("halt",)
+    (tmp_path / "x" / "bundle" / "bundle.json").unlink()
+    assert status.names(tmp_path) == ["x"]
+    with pytest.raises(DeployError, match="missing beside its journal"):
         status.read(tmp_path / "x")
 
 
