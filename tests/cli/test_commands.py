@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fintrader import load_market
 from fintrader.cli import main
-from fintrader.cli.options import parse_config
+from fintrader.cli.options import parse_config, parse_data_config
 from tests.engines.runs import fintrader
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
@@ -51,6 +52,20 @@ def test_options_override_the_file():
     config = parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
     assert (config.env.num_envs, config.seed, config.name) == (7, 5, "other")
     assert parse_config("run", [QUICKSTART]).name == "quickstart"
+
+
+def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path: Path):
+    dates = "train: [2016-01-04, 2016-02-01], validation: [2016-02-02, 2016-02-20], test: [2016-02-22, 2016-03-10]"
+    path = tmp_path / "own.yaml"
+    path.write_text(f"data:\n  source: {{kind: synthetic}}\n  windows: {{{dates}}}\n")
+    for parse in (parse_config, parse_data_config):
+        windows = parse("run", [str(path)]).data.windows
+        assert str(windows.train[0]) == "2016-01-04"
+        windows = parse("run", [str(path), "--data.windows.fractions", "0.5", "0.3", "0.2"]).data.windows
+        assert (windows.train, windows.validation, windows.test) == (None, None, None)
+        assert windows.fractions == (0.5, 0.3, 0.2)
+    asked = load_market(str(path), source={"num_sessions": 20}, windows={"fractions": [0.5, 0.25, 0.25]})
+    assert asked.windows.train == (0, asked.num_bars * 9 // 20)  # without the session of the embargo
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])

@@ -21,7 +21,7 @@ from fintrader.config import validate
 from fintrader.data.calendar import day_starts, session_grid, sessions_a_year
 from fintrader.data.inspect import examine
 from fintrader.data.settings import DataSettings
-from fintrader.data.sources.crypto import Ccxt, CcxtSettings
+from fintrader.data.sources.crypto import Ccxt, CcxtSettings, all_rows, pair_bars
 from fintrader.data.sources.vendor import VendorFeed
 from fintrader.errors import ConfigError, DataError
 from fintrader.storage.objects import Objects
@@ -137,6 +137,35 @@ def test_passing_faults_are_tried_again_and_mistakes_are_named(tmp_path: Path) -
             ccxt_feed(tmp_path / "c").prepare()
     with pytest.raises(DataError, match="no exchange 'bitstmp'; did you mean bitstamp"):
         ccxt_feed(tmp_path, exchange="bitstmp")
+
+
+def test_pages_are_put_together_whatever_they_hold() -> None:
+    """An exchange that answers with at most seven rows, some of them before what was asked, twice, or empty."""
+    minute = 60_000
+    there = [time for time in range(0, 100 * minute, minute) if not 20 * minute <= time < 60 * minute]
+    rows = [[time, 1.0 + time, 2.0 + time, 0.5 + time, 1.5 + time, time / minute] for time in there]
+    rows[3][4] = None  # no close
+    rows[5][5] = None  # nothing traded
+    asked: list[int] = []
+
+    def ask(since: int) -> list[list[Any]]:
+        asked.append(since)
+        return [row for row in rows if row[0] >= since - 2 * minute][:7] if since < 20 * minute else _later(rows, since)
+
+    got = all_rows(ask, (minute, 90 * minute), minute, 7)
+    assert [row[0] for row in got] == [time for time in there if minute <= time < 90 * minute and time != 3 * minute]
+    assert asked == sorted(set(asked))
+    bars = pair_bars(got, "BTC/USD", "an exchange")
+    assert bars.symbols == ("BTC/USD",)
+    np.testing.assert_array_equal(bars.ts, [row[0] * 1_000_000 for row in got])
+    np.testing.assert_array_equal(bars.close, [row[0] + 1.5 for row in got])
+    assert bars.volume[bars.ts == 5 * minute * 1_000_000] == 0.0
+    assert bars.volume.sum() == sum(row[5] or 0 for row in got)
+
+
+def _later(rows: list[list[Any]], since: int) -> list[list[Any]]:
+    """A page of the bars from a time on, none where they lie further ahead."""
+    return [row for row in rows if since <= row[0] < since + 7 * 60_000]
 
 
 def test_pairs_without_a_calendar_are_refused() -> None:

@@ -15,6 +15,10 @@ import yaml
 from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
 from fintrader.pipeline import load_config, run, walk_forward
+from fintrader.pipeline.data import make_market
+from fintrader.pipeline.run import claim
+from fintrader.runs import Manifest
+from tests.data.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -222,3 +226,20 @@ def test_a_run_answers_questions(undisturbed: Path):
     assert fintrader("lineage", folder, "p9999").status == 2
     assert fintrader("scale", folder, "--pods", "0").status == 2
     assert fintrader("status", str(undisturbed)).status == 2
+
+
+def test_a_refused_build_gives_the_name_back_and_a_market_keeps_it(tmp_path: Path) -> None:
+    table = minute_table(2, 12)
+    data = {"path": str(tmp_path / "bars.csv"), "features": {"names": ["return_1"], "context": []}}
+    write_csv(tmp_path, table.assign(low=-1.0))
+    folder = tmp_path / "runs" / "tiny"
+    refused = fintrader("run", str(write_config(tmp_path, data=data)))
+    assert refused.status == 2
+    assert "is no price" in refused.err
+    write_csv(tmp_path, table)
+    config = load_config(write_config(tmp_path, data=data | {"bar_minutes": 5}, seed=4))
+    claim(config)  # other settings than those that were refused
+    assert load_config(folder / "config.yaml").seed == 4
+    make_market(config, Manifest.load(folder / "manifest.json"))
+    with pytest.raises(RunError, match="was made with other settings"):
+        claim(load_config(write_config(tmp_path, data=data, seed=4)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -80,26 +80,14 @@ class Ccxt:
         return []
 
     def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        """Page after page; an empty one is a stretch without a trade, or before the pair was listed."""
-        step, page = _MILLISECONDS[self.settings.interval], self._page()
-        since, stop = _midnight(first), _midnight(last + dt.timedelta(days=1))
-        rows: dict[int, list[float]] = {}
-        while since < stop:
-            fresh = [row for row in self._request(symbol, since, page) if row[0] >= since]
-            rows |= {int(row[0]): row for row in fresh if row[0] < stop and None not in row[1:5]}
-            since = int(fresh[-1][0]) + step if fresh else since + page * step
-        if not rows:
-            return None
-        times = sorted(rows)
-        table = np.array([[value or 0.0 for value in rows[time][1:6]] for time in times], dtype=np.float64)
-        columns: dict[str, Any] = dict(zip(COLUMNS, table.T, strict=True))
-        return Bars(
-            ts=np.array(times, dtype=np.int64) * _NS,
-            symbol=np.zeros(len(times), dtype=np.int32),
-            symbols=(symbol,),
-            origin=f"ccxt {self.settings.exchange}",
-            **columns,
+        page = self._page()
+        rows = all_rows(
+            lambda since: self._request(symbol, since, page),
+            (_midnight(first), _midnight(last + dt.timedelta(days=1))),
+            _MILLISECONDS[self.settings.interval],
+            page,
         )
+        return pair_bars(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
 
     def _page(self) -> int:
         spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
@@ -121,6 +109,36 @@ class Ccxt:
                 f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair and the dates"
             ) from None
         return found
+
+
+def all_rows(
+    ask: Callable[[int], Sequence[Sequence[Any]]], span: tuple[int, int], step: int, page: int
+) -> list[Sequence[Any]]:
+    """Rows of [time, open, high, low, close, volume] inside a span, once each and in order.
+
+    Asks page after page of at most `page` rows from a time on; all times are milliseconds, `step` is a bar's length.
+    An empty page is a stretch without a trade, or before the pair was listed. Rows without a price are left out.
+    """
+    since, stop = span
+    rows: dict[int, Sequence[Any]] = {}
+    while since < stop:
+        fresh = [row for row in ask(since) if row[0] >= since]
+        rows |= {int(row[0]): row for row in fresh if row[0] < stop and None not in row[1:5]}
+        since = int(fresh[-1][0]) + step if fresh else since + page * step
+    return [rows[time] for time in sorted(rows)]
+
+
+def pair_bars(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
+    """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none traded."""
+    table = np.array([[value or 0.0 for value in row[1:6]] for row in rows], dtype=np.float64)
+    columns: dict[str, Any] = dict(zip(COLUMNS, table.T, strict=True))
+    return Bars(
+        ts=np.array([row[0] for row in rows], dtype=np.int64) * _NS,
+        symbol=np.zeros(len(rows), dtype=np.int32),
+        symbols=(symbol,),
+        origin=origin,
+        **columns,
+    )
 
 
 def _midnight(day: dt.date) -> int:
