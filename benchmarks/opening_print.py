@@ -5,9 +5,9 @@
 MINUTES holds one-minute bars by their start (ts in New York, ticker, open, high, low, close, volume) whose first bar of
 a day opens at the auction's price; DAILY holds date, ticker, open, close of the same symbols. The minutes are written
 once more as a vendor writes ends: every time a minute later, and the auction as a row of its own at 09:30, so that the
-first minute opens at a price of its own (unknown, so half-way to its close). A market of whole sessions is then built with
-`opening_print: auto` and with `leave`, and its opens are compared with the daily ones, of symbols whose daily prices are
-not adjusted for a later split.
+first minute opens at a price of its own (unknown, so half-way to its close). A market of whole sessions is then built
+with `opening_print: auto` and with `leave`, and its opens are compared with the daily ones, of symbols whose daily
+prices are not adjusted for a later split.
 
 Prints one JSON object as its last line.
 """
