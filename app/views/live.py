@@ -132,7 +132,7 @@ def holdings(status: Status) -> None:
     if status.decision is None:
         return
     body = status.decision.body
-    equity, marks = float(body["equity"]), body["marks"]
+    equity, marks = float(body["equity"]), body["prices"]
     names = sorted({*body["shares"], *body["weights"]})
     rows = [
         {

@@ -149,11 +149,13 @@ class BacktestAccount:
         """`[N]` USD: what a share is marked at; 0 where it has no price."""
         return np.nan_to_num(self.market.close[self._bar].numpy().astype(np.float64))
 
-    def holdings(self, action: Action) -> Array:
-        """`[N]` shares that an action asks for, before volume and cash have their say."""
+    def holdings(self, action: Action, *, exact: bool = False) -> Array:
+        """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones are not rounded to
+        whole shares."""
         want = np.zeros_like(self._want)
         given = flat_action(action)[None]
-        kernel.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
+        rules = self._rules._replace(whole=False) if exact else self._rules
+        kernel.ask(given, self._bar, self._state, self._shares, self._prices, rules, self._wish, want)
         asked: Array = want[0]
         return asked
 

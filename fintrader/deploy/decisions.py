@@ -37,6 +37,8 @@ class Decision:
     halted: bool = False
     """Whether it is for good, until somebody resumes."""
     clipped_by: tuple[str, ...] = ()
+    rounded: Array | None = None
+    """`[N]` shares that were asked for beyond the whole ones."""
 
 
 def one_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
@@ -69,9 +71,11 @@ def decide(account: BacktestAccount, action: NDArray[np.float32] | None, limits:
         return Decision(None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars")
     kind = benchmark_kind(market, account.settings.benchmark)
     benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
-    clipped = limits.clip(account.holdings(action), held, price, equity, benchmark)
+    wanted = account.holdings(action)
+    clipped = limits.clip(wanted, held, price, equity, benchmark)
     weights = clipped.shares * price / max(equity, 1e-9)
-    return Decision(clipped.shares - held, weights, clipped_by=clipped.by)
+    rounded = account.holdings(action, exact=True) - wanted
+    return Decision(clipped.shares - held, weights, clipped_by=clipped.by, rounded=rounded)
 
 
 def twin(

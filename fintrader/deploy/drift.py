@@ -140,18 +140,22 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
     """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what was ordered.
 
     Delay is what the market moved until the next bar's open, spread and impact what lies between that and the fill,
-    unfilled what the rest of the orders would have made by the close of their bar.
+    unfilled what the rest of the orders would have made by the close of their bar, rounding what the parts of shares
+    would have that were never ordered.
     """
     minutes, length = market.minutes.numpy(), market.bar_minutes * MINUTE_NS
     column = {symbol: number for number, symbol in enumerate(market.symbols)}
     opens, closes = market.open.numpy().astype(np.float64), market.close.numpy().astype(np.float64)
-    total = dict.fromkeys(("ordered", "delay", "spread_and_impact", "fees", "unfilled"), 0.0)
+    total = dict.fromkeys(("ordered", "delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0)
     orders = journal.orders()
     sent = fills = 0
     for entry in journal.entries("decision"):
         bar = int(np.searchsorted(minutes, int(entry.body["bar"])))
-        if bar + 1 >= len(minutes) or not entry.body["orders"]:
+        if bar + 1 >= len(minutes):
             continue
+        for symbol, rest in entry.body.get("rounded", {}).items():
+            later, price = closes[bar + 1, column[symbol]], float(entry.body["prices"][symbol])
+            total["rounding"] += rest * (later - price) if np.isfinite(later) else 0.0
         decided = np.datetime_as_string(np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s")
         stamp = f"{decided.replace('-', '').replace(':', '')}Z"
         for symbol, shares in entry.body["orders"].items():

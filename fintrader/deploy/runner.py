@@ -243,6 +243,7 @@ class Runner:
             wanted = zip(market.symbols, decision.orders.tolist(), strict=True)
             orders = {symbol: shares for symbol, shares in wanted if shares and prices[symbol] > 0}
         peak, first = account.capital
+        rest = np.zeros(len(market.symbols)) if decision.rounded is None else decision.rounded
         weights = () if decision.weights is None else decision.weights.tolist()
         closed = int(self.grid.minutes[bar]) + self.length
         with self.journal.together():  # a decision stands in the journal with its orders, or not at all
@@ -251,8 +252,8 @@ class Runner:
                 peak=peak, first=first, shares=self._held(market.symbols, account.held), orders=orders,
                 why=decision.why, clipped=list(decision.clipped_by), traded=self.limits.traded_usd,
                 weights={name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w},
-                prices={name: prices[name] for name in orders},
-                marks={name: prices[name] for name in self._held(market.symbols, account.held)},
+                rounded={name: float(n) for name, n in zip(market.symbols, rest, strict=True) if abs(n) > 1e-6},
+                prices={name: prices[name] for name in market.symbols if prices[name] > 0},
             )  # fmt: skip
             if orders:
                 self._intend(orders, prices, closed, bar, now)

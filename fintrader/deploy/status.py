@@ -75,7 +75,7 @@ class Status:
         today = int(body["bar"]) // day
         before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
         equity = float(body["equity"])
-        held = {name: n * float(body["marks"].get(name, 0.0)) for name, n in body["shares"].items()}
+        held = {name: n * float(body["prices"].get(name, 0.0)) for name, n in body["shares"].items()}
         largest = max((abs(value) for value in held.values()), default=0.0)
         return {
             "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),

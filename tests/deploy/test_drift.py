@@ -69,7 +69,7 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write(
             "decision", at=decided, bar=int(market.minutes[bar]), equity=1e6, orders={"S000": 100.0},
-            prices={"S000": price}, clipped=[], why="",
+            prices={"S000": price}, clipped=[], why="", rounded={"S000": 0.4},
         )  # fmt: skip
         report = OrderReport(
             order_id(bundle.id, decided, "S000"), "S000", "cancelled", 100.0, 80.0, opened + 0.05, cost_usd=3.0
@@ -81,6 +81,7 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
     assert found["usd"]["spread_and_impact"] == pytest.approx(80 * 0.05 + 3.0 - fee)
     assert found["usd"]["fees"] == pytest.approx(fee)
     assert found["usd"]["unfilled"] == pytest.approx(20 * (closed - price))
+    assert found["usd"]["rounding"] == pytest.approx(0.4 * (closed - price))
     assert found["ordered_usd"] == pytest.approx(100 * price)
 
 

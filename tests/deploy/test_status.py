@@ -42,7 +42,7 @@ def test_it_says_what_it_did(home: Path) -> None:
     assert 0 < used <= limit == 1.0
     assert status.as_json(found)["orders"] == dict(found.counts)
     held = found.decision.body
-    worth = sum(n * held["marks"][name] for name, n in held["shares"].items())
+    worth = sum(n * held["prices"][name] for name, n in held["shares"].items())
     assert worth + held["cash"] == pytest.approx(held["equity"])
     assert "finished" in status.describe(found)
     assert status.names(home.parent) == ["mine"]

@@ -15,6 +15,7 @@ SHORTFALL = {
     "spread_and_impact": "Spread and impact",
     "fees": "Fees",
     "unfilled": "Not filled",
+    "rounding": "Rounding to whole shares",
 }
 """What an order may cost against the price it was decided at, in the order of a drift report."""
 
@@ -68,7 +69,8 @@ def shortfall_figure(shortfall: Mapping[str, Any]) -> go.Figure:
     names = [SHORTFALL[name] for name in SHORTFALL]
     figure = go.Figure(go.Bar(x=[bps[name] for name in SHORTFALL], y=names, orientation="h"))
     figure.update_traces(
-        marker={"color": [PALETTE[0], PALETTE[1], PALETTE[3], PALETTE[5]]}, hovertemplate="%{x:+.2f} bps<extra></extra>"
+        marker={"color": [PALETTE[0], PALETTE[1], PALETTE[3], PALETTE[5], PALETTE[6]]},
+        hovertemplate="%{x:+.2f} bps<extra></extra>",
     )
     layout(figure, "", "", "bps of what was ordered", height=260, hovermode="closest")
     return figure.update_yaxes(autorange="reversed", automargin=True)
