@@ -65,7 +65,7 @@ def clock() -> Time:
 
 @pytest.fixture
 def broker(server: LoopbackAlpaca, clock: Time) -> AlpacaBroker:
-    return AlpacaBroker(server.endpoint, limit_s=0.3, monotonic=clock.monotonic, sleep=clock.sleep)
+    return AlpacaBroker(server.endpoint, limit_s=2.0, monotonic=clock.monotonic, sleep=clock.sleep)
 
 
 def order(shares: float = 10.0, symbol: str = "AAA", name: str = "ft-0a1b2c3d-20160315T143000Z-AAA") -> Order:

@@ -25,7 +25,7 @@ def server() -> Iterator[LoopbackAlpaca]:
     pace = {"STUCK": (0.0,), "RACE": (0.0,), "HALF": (0.0, 0.5)}
     held = {"AAA": 50.0, "STUCK": 100.0}
     with LoopbackAlpaca(
-        cash=1000.0, prices=PRICES, positions=held, pace=pace, races=["RACE"], margin=True, hang_s=0.15
+        cash=1000.0, prices=PRICES, positions=held, pace=pace, races=["RACE"], margin=True, hang_s=1.3
     ) as server:
         yield server
 
@@ -38,7 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def broker(server: LoopbackAlpaca) -> AlpacaBroker:
-    return connect(server.endpoint, limit_s=0.1)
+    return connect(server.endpoint, limit_s=1.0)
 
 
 @pytest.fixture
