@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +16,13 @@ from fintrader.data.calendar import SessionGrid, day_starts
 from fintrader.data.corporate_actions import Action, load_actions, with_announced
 from fintrader.data.settings import DataSettings, open_feed
 from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.data.sources.vendor import Busy, Refused
+from fintrader.data.sources.vendor import Busy, Refused, VendorSettings
 from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
 from fintrader.progress import Progress
+
+_TRIES = 4
+"""Requests for the bars before the first decision, a second or more apart."""
 
 
 class LiveFeed(Protocol):
@@ -40,9 +45,23 @@ class ReplayFeed:
 
     kind = "replay"
 
-    def __init__(self, settings: DataSettings, symbols: Sequence[str], progress: Progress | None = None) -> None:
-        """Raises DataError where the bars are no longer there."""
-        self._feed = open_feed(settings, None)
+    def __init__(
+        self,
+        settings: DataSettings,
+        symbols: Sequence[str],
+        *,
+        cache: Path | None = None,
+        until: dt.date | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """cache: beside which the bars are stored, those of a vendor always; until: the last day that is played.
+
+        Raises DataError where the bars are no longer there.
+        """
+        source = settings.source
+        if isinstance(source, VendorSettings) and source.end is None and until is not None:  # no newer day is asked for
+            settings = settings.model_copy(update={"source": source.model_copy(update={"end": until})})
+        self._feed = open_feed(settings, cache)
         self._feed.prepare(progress)
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)
@@ -84,7 +103,13 @@ class AlpacaFeed:
         self._vendor, self.symbols, self._calendar = Alpaca(settings), list(symbols), calendar
 
     def history(self, first: int, stop: int) -> Bars:
-        return self._asked(first, stop)
+        for number in range(_TRIES):
+            try:
+                return self._asked(first, stop)
+            except Busy as error:
+                busy = error
+                time.sleep(2.0**number)
+        raise DataError(f"alpaca does not give the bars before the first decision ({busy}); try again")
 
     def poll(self, since: int, now: int) -> Bars:
         try:
@@ -121,10 +146,17 @@ def _together(parts: Sequence[Bars]) -> Bars:
     return replace(concat(whole), row=None) if whole else empty_bars()
 
 
-def open_live_feed(kind: str, settings: DataSettings, symbols: Sequence[str]) -> LiveFeed:
-    """The feed of a deployment. Raises DeployError for one other than the policy was trained on."""
+def open_live_feed(
+    kind: str,
+    settings: DataSettings,
+    symbols: Sequence[str],
+    *,
+    cache: Path | None = None,
+    until: dt.date | None = None,
+) -> LiveFeed:
+    """The feed of a deployment (`ReplayFeed` for `cache` and `until`). Raises DeployError for daily bars, live."""
     if kind == "replay":
-        return ReplayFeed(settings, symbols)
+        return ReplayFeed(settings, symbols, cache=cache, until=until)
     source = settings.source
     if not isinstance(source, AlpacaSettings):
         source = AlpacaSettings(start=dt.date(2016, 1, 1))

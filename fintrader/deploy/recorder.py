@@ -50,15 +50,15 @@ class Recorder:
         """Start of the newest bar that was received."""
         self._actions_until: dt.date | None = None
 
-    def lay_out(self, first: int, last: int | None) -> int:
-        """Make the grid around the bar that begins at `first`, to `last` or some days beyond now; that bar's number.
+    def lay_out(self, first: int, last: int | None, now: int = 0) -> int:
+        """Make the grid around the bar that begins at `first`, to `last` or some days beyond `now`; that bar's number.
 
         Raises DeployError where the calendar has too few sessions before it.
         """
         calendar = self.data.calendar
         day = session_date(calendar, first)
         back = dt.timedelta(days=int(self.rows.history_sessions * 1.6) + 20)
-        end = session_date(calendar, last) if last is not None else max(day, dt.datetime.now(dt.UTC).date()) + _AHEAD
+        end = session_date(calendar, max(first, now)) + _AHEAD if last is None else session_date(calendar, last)
         wide = session_grid(calendar, day - back, end, self.data.bar_minutes, self.data.hours)
         session = int(wide.session[min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)])
         begins = wide.dates[max(session - self.rows.history_sessions, 0)].item()

@@ -138,7 +138,10 @@ class Runner:
             if self.window is not None and bar > self.last:
                 return
             if bar >= self.grid.num_bars - 1 and self.window is None:
-                before, self.first = self.first, self.recorder.lay_out(int(self.grid.minutes[self.first]), None)
+                before, self.first = (
+                    self.first,
+                    self.recorder.lay_out(int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])),
+                )
                 bar += self.first - before
             if self.clock.live or self._ends_session(bar) or self._is_due(bar) or bar == self.last:
                 yield bar
@@ -187,7 +190,7 @@ class Runner:
     def _begin(self) -> None:
         now, started = self.clock.now(), self.journal.last("start")
         first = self.window[0] if self.window is not None else int(started.body["first_bar"] if started else now)
-        self.first = self.recorder.lay_out(first, None if self.window is None else self.window[1])
+        self.first = self.recorder.lay_out(first, None if self.window is None else self.window[1], now)
         self.last = -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
         begins = int(self.grid.minutes[self.first])
         self._morning(self.first, now)

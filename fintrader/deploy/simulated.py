@@ -24,8 +24,9 @@ class SimulatedBroker:
     kind = "simulated"
     takes_baskets = True
 
-    def __init__(self, market: MarketTensors, env: EnvSettings, now: Callable[[], int]) -> None:
-        """market: the bars that are traded; the first decision may be taken at its first."""
+    def __init__(self, market: MarketTensors, env: EnvSettings, now: Callable[[], int], *, grows: bool = False) -> None:
+        """market: the bars that are traded; the first decision may be taken at its first. One that `grows` knows no bar
+        before `grow` says so, and its account begins there; `market` is then any of these symbols."""
         self.market, self.env, self._now = market, env, now
         self._account = BacktestAccount(market, env)
         self._minutes = market.minutes.numpy()
@@ -35,13 +36,21 @@ class SimulatedBroker:
         self._reports: dict[str, OrderReport] = {}
         self._decided: dict[str, int] = {}
         self._over = False
-        self._known: int | None = None
+        self._known = 0 if grows else None
         """Bars of the market that have been received; None: all of them, as in a replay."""
+        self._begun = not grows
 
     def grow(self, market: MarketTensors, bars: int) -> None:
         """Go on in a newer market, of which so many bars have been received: that is where orders fill from now on."""
-        last, account = int(self._minutes[self._account.bar]), self._account
         minutes = market.minutes.numpy()
+        if not self._begun:  # the account begins with the newest bar
+            cash, nothing = self.env.initial_cash_usd, np.zeros(market.num_assets)
+            self._account = BacktestAccount.standing(
+                market, self.env, bar=bars - 1, cash=cash, equity=cash, peak=cash, first=cash, shares=nothing
+            )
+            self.market, self._minutes, self._known, self._begun = market, minutes, bars, True
+            return
+        last, account = int(self._minutes[self._account.bar]), self._account
         bar = int(np.searchsorted(minutes, last))
         if bar >= len(minutes) or minutes[bar] != last:
             raise BrokerError("the bars received no longer hold the account's last one; give the feed a longer history")
@@ -58,7 +67,7 @@ class SimulatedBroker:
     ) -> None:
         """Stand where a journal says the account stood when it decided at the bar that began at `minute`, with the
         orders of that decision and of later ones."""
-        self._minutes = self.market.minutes.numpy()
+        self._minutes, self._begun = self.market.minutes.numpy(), True
         bar = int(np.searchsorted(self._minutes, minute))
         self._account = BacktestAccount.standing(
             self.market, self.env, bar=bar, cash=cash, equity=equity, peak=peak, first=first, shares=shares

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.config import check_place
+from fintrader.data.calendar import session_date
 from fintrader.data.sources.synthetic import SyntheticSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import drift
@@ -54,8 +55,7 @@ def find(name: str, deployments_dir: str) -> Path:
 
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
     """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not finished."""
-    bundle, _ = _frozen(where, settings)
-    return bundle
+    return _frozen(where, settings)[0]
 
 
 def paper(where: str, settings: PaperSettings) -> Path:
@@ -63,7 +63,7 @@ def paper(where: str, settings: PaperSettings) -> Path:
 
     Raises RunError, DeployError, BrokerError, DataError.
     """
-    bundle, market = _frozen(where, settings)
+    bundle, market, cache = _frozen(where, settings)
     home = home_of(bundle.name, settings.deployments_dir)
     if settings.broker == "alpaca" and settings.feed == "replay":
         raise DeployError("a broker's account needs bars as they are made: add --feed alpaca")
@@ -76,16 +76,17 @@ def paper(where: str, settings: PaperSettings) -> Path:
             "else; add --other-feed true to trade it all the same"
         )
     with hold(Objects(home)):
-        run_deployment(home, bundle, settings, market)
+        _run(home, bundle, settings, market, cache)
     return home
 
 
-def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors) -> dict[str, Any]:
+def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors, cache: Path) -> None:
     """Run until it is over, and tell how far it drifted. The caller holds the deployment's lease."""
     replay = settings.feed == "replay"
     window = (int(market.minutes[0]), int(market.minutes[-1])) if replay else None
     with reporter():
-        feed = open_live_feed(settings.feed, bundle.data, bundle.symbols)
+        until = session_date(bundle.data.calendar, int(market.minutes[-1]))
+        feed = open_live_feed(settings.feed, bundle.data, bundle.symbols, cache=cache, until=until)
     simulated = settings.broker == "simulated" or settings.role == "challenger"
     with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
         last = journal.last("decision")
@@ -93,7 +94,7 @@ def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: 
         clock: Clock = ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
         broker: Broker
         if simulated:
-            broker = SimulatedBroker(market, bundle.env, clock.now)
+            broker = SimulatedBroker(market, bundle.env, clock.now, grows=not replay)
         else:
             from fintrader.deploy.alpaca import PAPER, AlpacaBroker
 
@@ -104,7 +105,7 @@ def run_deployment(home: Path, bundle: Bundle, settings: PaperSettings, market: 
         )
         if journal.last("end") is None:
             runner.run()
-    return tell_drift(home, feed)
+    tell_drift(home, feed)
 
 
 def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
@@ -127,8 +128,8 @@ def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
     return report
 
 
-def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors]:
-    """The bundle, and the window its policy was tested on."""
+def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
+    """The bundle, the window its policy was tested on, and the cache beside which its bars are stored."""
     run = Run(open_run(where))
     folder, config = run.folder, load_config(run.folder.config)
     config = config.model_copy(update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent})
@@ -143,7 +144,8 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors]
             market, source = MarketTensors.load(make_market(config, manifest)).split().test, folder
     policy = _policy_file(run, source, settings.policy, where)
     name = settings.name or config.name
-    feed = ReplayFeed(config.data.effective(), market.symbols) if settings.feed == "replay" else None
+    last = session_date(market.meta["calendar"], int(market.minutes[-1]))
+    companies = ReplayFeed(config.data.effective(), market.symbols, cache=config.cache, until=last).companies
     bundle = freeze(
         home_of(name, settings.deployments_dir) / "bundle",
         name=name,
@@ -151,9 +153,9 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors]
         data=config.data,
         env=backtest_settings(config),
         market=market,
-        about=_about(run, config, manifest, settings.policy) | {"companies": {} if feed is None else feed.companies},
+        about=_about(run, config, manifest, settings.policy) | {"companies": companies},
     )
-    return bundle, market
+    return bundle, market, config.cache
 
 
 def _policy_file(run: Run, source: RunFolder, asked: str, where: str) -> Path:

@@ -183,8 +183,8 @@ def run_live(
     change(feed, clock)
     runner = Runner(
         home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
-        broker=SimulatedBroker(market, bundle.env, clock.now), journal=journal, window=None, level=inner.level,
-        until=int(market.minutes[bars]) + inner.bar_ns,
+        broker=SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True), journal=journal,
+        window=None, level=inner.level, until=int(market.minutes[bars]) + inner.bar_ns,
     )  # fmt: skip
     runner.run()
     return journal
