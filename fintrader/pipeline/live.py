@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.deploy.alpaca import AlpacaBroker
-from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.bundle import BUNDLE, Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
@@ -46,7 +47,7 @@ class LiveSettings(PaperSettings):
 
 
 def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
-    """Trade a deployment with real money. Returns the folder of its real account, `NAME/live`.
+    """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its folder.
 
     Raises DeployError where it has not proved itself on paper, the keys are missing, or nobody consents.
     """
@@ -61,8 +62,7 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     broker = AlpacaBroker(endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES)
     number = broker.account().number
     consent = consented(home, bundle, number, settings, report, ask)
-    place = home / "live"
-    place.mkdir(exist_ok=True)
+    place = real_one(home, bundle)
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(Objects(place)), Journal(place / JOURNAL) as journal:
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
@@ -72,6 +72,17 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
             until=until, cap_usd=float(consent["cap_usd"]),
         ).run()  # fmt: skip
     print(f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one")
+    return place
+
+
+def real_one(home: Path, bundle: Bundle) -> Path:
+    """The folder of the deployment that trades real money: one like any other, so that whatever asks or steers one
+    (`halt`, `flatten`, `status`, the app) finds it by its name. Raises DeployError where another bundle stands there."""
+    place = home.with_name(f"{home.name}-live")
+    if not (place / "bundle" / BUNDLE).is_file():
+        shutil.copytree(bundle.folder, place / "bundle", dirs_exist_ok=True)
+    if Bundle.open(place / "bundle").id != bundle.id:
+        raise DeployError(f"{place} trades another bundle; flatten it, and move that folder away")
     return place
 
 

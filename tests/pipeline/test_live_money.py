@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fintrader.deploy import control, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL
@@ -138,3 +139,15 @@ def test_real_keys_are_variables_of_their_own(
     (home / "bundle").symlink_to(bundle.folder)
     with pytest.raises(DeployError, match="APCA_LIVE_API_KEY_ID"):
         live.live("x", live.LiveSettings(cap_usd=5000.0), ask=never)
+
+
+def test_the_real_account_is_a_deployment_like_any_other(tmp_path: Path, bundle: Bundle) -> None:
+    place = live.real_one(tmp_path / "mine", bundle)
+    assert place.name == "mine-live"
+    assert live.real_one(tmp_path / "mine", bundle) == place
+    control.ask(place, "halt")  # what steers a deployment reaches it by its name
+    assert [kind for _, kind in control.waiting(place)] == ["halt"]
+    assert status.names(tmp_path) == ["mine-live"]
+    other, _ = frozen(tmp_path / "other", seed=1)
+    with pytest.raises(DeployError, match="another bundle"):
+        live.real_one(tmp_path / "mine", other)
