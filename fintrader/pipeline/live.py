@@ -77,7 +77,10 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
 
 def real_one(home: Path, bundle: Bundle) -> Path:
     """The folder of the deployment that trades real money: one like any other, so that whatever asks or steers one
-    (`halt`, `flatten`, `status`, the app) finds it by its name. Raises DeployError where another bundle stands there."""
+    (`halt`, `flatten`, `status`, the app) finds it by its name.
+
+    Raises DeployError where another bundle stands there.
+    """
     place = home.with_name(f"{home.name}-live")
     if not (place / "bundle" / BUNDLE).is_file():
         shutil.copytree(bundle.folder, place / "bundle", dirs_exist_ok=True)
