@@ -10,7 +10,7 @@ import datetime as dt
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from fintrader.deploy.limits import Limits
 from fintrader.deploy.orders import Execution
 from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError
+from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError
 from fintrader.files import write_json
 
 log = logging.getLogger("fintrader.deploy")
@@ -62,13 +62,15 @@ class Runner:
         level: Levels = no_level,
         until: int | None = None,
         cap_usd: float | None = None,
+        daily: Callable[[], object] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on, without end, or to
-        the last bar that closes by `until`. cap_usd: what the account holds beyond it is left alone."""
+        the last bar that closes by `until`. cap_usd: what the account holds beyond it is left alone. daily: called
+        after each session that is traded live."""
         self.folder, self.bundle, self.settings = folder, bundle, settings
         self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
         self.data, self.env, self.window = bundle.data, bundle.env, window
-        self.until = until
+        self.until, self._daily = until, daily
         self.policy = bundle.policy
         self.recorder = Recorder(bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level)
         self.length = self.recorder.length
@@ -180,10 +182,18 @@ class Runner:
                 self._watch(bar, now)
             elif self._ends_session(bar) or bar == self.last:
                 self._mark(bar, now)
+            if self.clock.live and self._ends_session(bar):
+                self._report(now)
         except (DataError, BrokerUnsureError) as error:
             self._news("skipped", f"nothing was decided at {_time(closed)}: {error}", now)
         except BrokerError as error:
             self._halt(str(error), now)
+
+    def _report(self, now: int) -> None:
+        try:
+            self._daily()
+        except FintraderError as error:  # a report is worth no decision
+            self._news("report", f"the drift report could not be written: {error}", now)
 
     # --- how it begins ---------------------------------------------------------------------------------------
 

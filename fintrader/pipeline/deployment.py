@@ -101,8 +101,9 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
             broker = AlpacaBroker(settings.endpoint or PAPER, fractional=bundle.env.fractional)
         level = feed.level if isinstance(feed, ReplayFeed) else no_level
         runner = Runner(
-            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level
-        )
+            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level,
+            daily=lambda: tell_drift(home, feed),
+        )  # fmt: skip
         if journal.last("end") is None:
             runner.run()
     tell_drift(home, feed)

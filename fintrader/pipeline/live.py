@@ -69,7 +69,7 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
         until = int(dt.datetime.fromisoformat(consent["until"]).timestamp() * 1e9)
         Runner(
             place, bundle, chosen, clock=WallClock(), feed=feed, broker=broker, journal=journal, window=None,
-            until=until, cap_usd=float(consent["cap_usd"]),
+            until=until, cap_usd=float(consent["cap_usd"]), daily=lambda: tell_drift(place, feed),
         ).run()  # fmt: skip
     print(f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one")
     return place

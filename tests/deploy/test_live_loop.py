@@ -228,3 +228,18 @@ def test_a_full_disk_is_one_sentence(deployed: tuple[Path, Bundle, MarketTensors
     journal.close()
     again = run_live(home, bundle, market)
     assert backtested(bundle, market, again) >= 3
+
+
+def test_the_drift_is_told_after_each_session(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = deployed
+    told: list[int] = []
+
+    def report() -> None:
+        told.append(len(told))
+        if len(told) == 2:
+            raise DeployError("no room")
+
+    journal = run_live(home, bundle, market, daily=report)
+    assert len(told) == 3  # one of the three ends with a decision
+    assert alerts(journal) == ["report"]  # and it traded on
+    assert backtested(bundle, market, journal) == 17

@@ -173,6 +173,7 @@ def run_live(
     change: Callable[[OddFeed, LiveClock], None] = lambda feed, clock: None,
     limits: LimitSettings = FREE,
     journal: Journal | None = None,
+    daily: Callable[[], object] = lambda: None,
 ) -> Journal:
     """The live loop over so many bars from the window's first, with a clock that passes by itself."""
     journal = journal or Journal(home / JOURNAL, durable=False)
@@ -184,7 +185,7 @@ def run_live(
     runner = Runner(
         home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
         broker=SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True), journal=journal,
-        window=None, level=inner.level, until=int(market.minutes[bars]) + inner.bar_ns,
+        window=None, level=inner.level, daily=daily, until=int(market.minutes[bars]) + inner.bar_ns,
     )  # fmt: skip
     runner.run()
     return journal
