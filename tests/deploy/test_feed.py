@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fintrader.data.settings import read_settings
 from fintrader.data.sources.alpaca import AlpacaSettings
-from fintrader.deploy.feed import AlpacaFeed, open_live_feed
+from fintrader.deploy.feed import AlpacaFeed, ReplayFeed, open_live_feed
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from tests.data.tables import minute_table
 from tests.engines.deployments import MINUTE, frozen, replayed, settings
@@ -115,3 +116,15 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
     with pytest.raises(DeployError):  # the host for real money is not even looked up
         AlpacaBroker("https://api.alpaca.markets")
     assert set(asked) == {"paper-api.alpaca.markets"}
+
+
+def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path: Path) -> None:
+    source = {"kind": "alpaca", "start": "2016-01-04", "endpoint": "https://alpaca.test", "symbols": ["AAA", "BBB"]}
+    data = read_settings({"source": source, "features": {"names": ["return_1"], "context": []}})
+    last = dt.date(2016, 1, 8)
+    first = ReplayFeed(data, ["AAA", "BBB"], cache=tmp_path, until=last)
+    asked = len(fake.requests)
+    again = ReplayFeed(data, ["AAA", "BBB"], cache=tmp_path, until=last)
+    assert len(fake.requests) == asked > 0  # nothing newer, and nothing twice
+    now = moment("2016-01-05 10:00:05")
+    assert len(again.poll(moment("2016-01-05 09:50"), now)) == len(first.poll(moment("2016-01-05 09:50"), now)) == 20
