@@ -17,6 +17,7 @@ from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
 from fintrader.data.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
 from fintrader.data.settings import DataSettings
+from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
@@ -40,6 +41,8 @@ class BacktestSettings(Settings):
     """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
     sensitivity: bool = True
     """Also trade at other costs, fills, delays and starts, and without each stock."""
+    limits: LimitSettings = LimitSettings()
+    """What a deployment would let the ensemble do: told beside its own figures, which know no limits."""
     tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
     """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is installed (the extra
     `report`) and the window is a month or longer."""

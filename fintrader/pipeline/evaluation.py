@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.agents.policy import load_policy
+from fintrader.agents.policy import PolicyModule, load_policy
 from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.looks import look_at
@@ -23,6 +24,8 @@ from fintrader.backtesting.yardsticks import Yardsticks
 from fintrader.data.sources.planted import oracle_policy
 from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.tensors import MarketTensors, Split
+from fintrader.deploy.decisions import twin
+from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import read_json, write_bytes
@@ -67,8 +70,9 @@ def evaluate_chosen(
         results = measured_against(results, beside.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
+        limited = _within_limits([policy], [market], env, config.backtest.limits, progress)
     context = provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | data_summary(path, [market])
-    context["left_out"] = dict(beside.left_out)
+    context |= {"left_out": dict(beside.left_out), "within_limits": limited}
     if planted:
         context["planted"] = planted
     look = _look(config, manifest, window, results, [market], "backtest" if repeat is None else "re-backtest", context)
@@ -114,6 +118,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             policies.append(load_policy(_policy(folder.root)))
             folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
         rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
+        limited = _within_limits(policies, tests, env, config.backtest.limits, progress)
     whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
     whole = measured_against(whole, whole[beside.portfolio.name])
     free = whole.pop("null_model", None)
@@ -121,9 +126,29 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     context |= shrinkage_of(folders) | data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
+    context["within_limits"] = limited
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     look = _look(config, manifest, "test", whole, tests, "walkforward" if repeat is None else "re-backtest", context)
     _write(config, look, whole, folders, context, free, metric, tests, rows)
+
+
+def _within_limits(
+    policies: Sequence[PolicyModule],
+    markets: Sequence[MarketTensors],
+    env: EnvSettings,
+    limits: LimitSettings,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """What a deployment's limits would have made of policies, each in a window of its own; empty without limits."""
+    if not limits.enforced:
+        return {}
+    growth, cut, halted = 1.0, Counter[str](), ""
+    for policy, market in zip(policies, markets, strict=True):
+        result, noted = twin(policy, market, env, limits, name="within limits", progress=progress)
+        growth *= float(result.equity[-1] / result.equity[0])
+        cut.update(noted.counts)
+        halted = halted or noted.halted
+    return {"cumulative_return": growth - 1.0, "cut": dict(cut), "halted": halted, "limits": limits.model_dump()}
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:

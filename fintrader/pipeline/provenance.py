@@ -40,6 +40,7 @@ def backtest_settings(config: RunConfig) -> EnvSettings:
 def settings_hash(config: RunConfig, window: str) -> str:
     """SHA-256 of everything a window's backtest is made with besides the run itself."""
     asked = {"window": window, "null_model": config.backtest.null_model, "sensitivity": config.backtest.sensitivity}
+    asked["limits"] = config.backtest.limits.model_dump()
     made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 

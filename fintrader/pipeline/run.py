@@ -34,6 +34,7 @@ from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import (
     active_table,
     in_order,
+    limits_words,
     metrics_table,
     planted_words,
     standing,
@@ -388,6 +389,8 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: S
     console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
     if planted := planted_words(context):
         console.print(planted)
+    if limited := limits_words(context):
+        console.print(f"{limited[:1].upper()}{limited[1:]}.")
     console.print(stored.changed or stored.honesty["verdict"])
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():

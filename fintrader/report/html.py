@@ -24,6 +24,7 @@ from fintrader.results.formatting import (
     active_headings,
     count,
     is_baseline,
+    limits_words,
     main_strategy,
     percent,
     planted_words,
@@ -79,7 +80,10 @@ def render_report(stored: StoredBacktest) -> str:
     if notice := market_notice(stored.context):
         page.notice(notice)
     page.header(run, verdict(stored), lead, about, tone=tone)
-    page.told({"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)})
+    told_first = {"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)}
+    if limited := limits_words(stored.context):
+        told_first["Limits"] = f"{limited}."
+    page.told(told_first)
     page.contents()
     page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
     _curves(page, stored, main)

@@ -204,6 +204,18 @@ def planted_words(context: Mapping[str, Any]) -> str:
     return f"Planted signal: the ensemble made {percent(share, 0)} {told}, in the same window at the same costs."
 
 
+def limits_words(context: Mapping[str, Any]) -> str:
+    """What a deployment's limits would have made of the result; empty where nobody asked."""
+    found = context.get("within_limits")
+    if not isinstance(found, Mapping) or not found:
+        return ""
+    cut = found.get("cut") or {}
+    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(cut.items()))
+    text = f"within a deployment's limits the ensemble made {percent(found.get('cumulative_return'), signed=True)}"
+    text += f" (orders cut by {by})" if by else " (none of them bound)"
+    return text + (f", halted: {found['halted']}" if found.get("halted") else "")
+
+
 def verdict_words(verdict: Any) -> str:
     """What a verdict comes to, as `Not distinguishable from luck`; a dash where there is none."""
     return re.split("[:,]", verdict)[0] if isinstance(verdict, str) and verdict else DASH

@@ -1,0 +1,28 @@
+"""What a deployment's limits would have made of a backtest stands beside its figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from fintrader.deploy.decisions import twin
+from fintrader.deploy.limits import LimitSettings
+from fintrader.envs import EnvSettings
+from fintrader.pipeline.evaluation import _within_limits
+from fintrader.results.formatting import limits_words
+from tests.engines.deployments import frozen
+
+
+def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    bundle, market = frozen(tmp_path_factory.mktemp("limits"))
+    halves, limits = [market.window(0, 200), market.window(200, market.num_bars)], LimitSettings(order=0.02)
+    env: EnvSettings = bundle.env
+    found = _within_limits([bundle.policy] * 2, halves, env, limits, None)
+    apart = [twin(bundle.policy, half, env, limits) for half in halves]
+    grown = [result.equity[-1] / result.equity[0] for result, _ in apart]
+    assert found["cumulative_return"] == pytest.approx(grown[0] * grown[1] - 1)
+    assert found["cut"]["order"] == sum(noted.counts["order"] for _, noted in apart) > 0
+    said = limits_words({"within_limits": found})
+    assert "order" in said
+    assert "halted" not in said
+    assert _within_limits([], [], env, LimitSettings(enforced=False), None) == {}
+    assert limits_words({}) == limits_words({"within_limits": {}}) == limits_words({"within_limits": 5}) == ""
