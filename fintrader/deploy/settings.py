@@ -26,7 +26,8 @@ class PaperSettings(Settings):
     """How a run trades on."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set."""
+    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set, for live bars with -shadow
+    or -paper behind it."""
     policy: str = "ensemble"
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
@@ -53,3 +54,10 @@ class PaperSettings(Settings):
     """Serve gauges to Prometheus on this port of the loopback interface."""
     endpoint: str | None = None
     """Another address of Alpaca's trading service: https, or the loopback interface."""
+
+    @property
+    def suffix(self) -> str:
+        """What is added to the run's name, so that its replay, its shadow and its paper account lie apart."""
+        if self.feed == "replay":
+            return ""
+        return "-shadow" if self.broker == "simulated" or self.role == "challenger" else "-paper"

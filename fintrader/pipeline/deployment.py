@@ -89,6 +89,7 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
         feed = open_live_feed(settings.feed, bundle.data, bundle.symbols, cache=cache, until=until)
     simulated = settings.broker == "simulated" or settings.role == "challenger"
     with Journal(home / JOURNAL, durable=not (replay and simulated)) as journal:
+        _same_terms(journal, settings, home)
         last = journal.last("decision")
         start = window[0] if window is not None else 0
         clock: Clock = ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
@@ -107,6 +108,25 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
         if journal.last("end") is None:
             runner.run()
     tell_drift(home, feed)
+
+
+def _same_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
+    """Raises DeployError where a deployment began on other terms: its account and its twin are of those."""
+    started = journal.last("start")
+    if started is None:
+        return
+    simulated = settings.broker == "simulated" or settings.role == "challenger"
+    asked = {
+        "feed": settings.feed,
+        "broker": "simulated" if simulated else settings.broker,
+        "limits": settings.limits.model_dump(),
+    }
+    for term, value in asked.items():
+        if started.body[term] != value:
+            raise DeployError(
+                f"{home.name} began with another {term} ({started.body[term]}); give this one a --name of its own, or "
+                "go on as it began"
+            )
 
 
 def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
         with reporter():
             market, source = MarketTensors.load(make_market(config, manifest)).split().test, folder
     policy = _policy_file(run, source, settings.policy, where)
-    name = settings.name or config.name
+    name = settings.name or f"{config.name}{settings.suffix}"
     last = session_date(market.meta["calendar"], int(market.minutes[-1]))
     companies = ReplayFeed(config.data.effective(), market.symbols, cache=config.cache, until=last).companies
     bundle = freeze(

@@ -1,0 +1,35 @@
+"""A deployment goes on as it began, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.runner import JOURNAL
+from fintrader.deploy.settings import PaperSettings
+from fintrader.errors import DeployError
+from fintrader.pipeline.deployment import _same_terms
+
+
+def test_other_terms_need_another_name(tmp_path: Path) -> None:
+    began = PaperSettings()
+    with Journal(tmp_path / JOURNAL) as journal:
+        _same_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
+        journal.write("start", at=1, feed="replay", broker="simulated", limits=began.limits.model_dump())
+        _same_terms(journal, began, tmp_path)
+        for other, term in (
+            (PaperSettings(feed="alpaca"), "feed"),
+            (PaperSettings(broker="alpaca"), "broker"),
+            (PaperSettings(limits=LimitSettings(weight=0.5)), "limits"),
+        ):
+            with pytest.raises(DeployError, match=f"another {term}"):
+                _same_terms(journal, other, tmp_path)
+        _same_terms(journal, PaperSettings(broker="alpaca", role="challenger"), tmp_path)
+
+
+def test_a_run_has_names_for_each_of_its_deployments() -> None:
+    names = [PaperSettings(), PaperSettings(feed="alpaca"), PaperSettings(feed="alpaca", broker="alpaca")]
+    assert [one.suffix for one in names] == ["", "-shadow", "-paper"]
