@@ -16,7 +16,7 @@ from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import Objects, Waiting, outages
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.prometheus import Endpoint
@@ -69,21 +69,32 @@ HELD = ".held"
 def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
+    A store that does not answer is waited for as long as `tournament.outage_seconds` says where this run has been begun
+    here; where it has not, its URL may be wrong, and it is given up soon.
+
     Raises RunError when another process holds it, here or on another machine; StorageError; ConfigError when this
     process does not compute as `config.reproducible` promises.
     """
     reproducible.require(config.reproducible)
     folder = config.folder
     with folder.lock():
-        mirror = (
-            mirror_of(folder.root) if config.store is None else attach(folder.root, f"{config.store}/{config.name}")
+        patience = (
+            outages(config.tournament.outage_seconds, Waiting(reporter()))
+            if folder.manifest.is_file()
+            else contextlib.nullcontext()
         )
-        if mirror is None:
-            yield None
-            return
-        with hold(mirror.objects):
-            mirror.pull()
-            index_tournaments(folder.root)
+        with contextlib.ExitStack() as held:
+            with patience:
+                mirror = (
+                    mirror_of(folder.root)
+                    if config.store is None
+                    else attach(folder.root, f"{config.store}/{config.name}")
+                )
+                if mirror is not None:
+                    held.enter_context(hold(mirror.objects))
+                    mirror.pull()
+            if mirror is not None:
+                index_tournaments(folder.root)
             yield mirror
 
 

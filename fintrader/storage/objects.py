@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import math
 import os
 import shutil
 import threading
@@ -35,6 +36,7 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.files import atomic_file, publish, unseal, write_bytes
+from fintrader.progress import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,6 +46,8 @@ PARALLEL = 16
 """Requests under way at once."""
 PATIENCE_SECONDS = 30.0
 """How long a store that does not answer is tried again, beyond what its own client does."""
+SAID_SECONDS = 60.0
+"""Between two outages; one that goes on is one."""
 _OFFLINE_WORDS = ("connect", "timeout", "timed out", "closed", "slowdown", "serviceunavailable", "requestlimit")
 _OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, getattr(errno, "EREMOTEIO", errno.EIO)}
 _memory = threading.Lock()
@@ -68,6 +72,19 @@ def outages(seconds: float, waiting: Callable[[StorageError], None] = lambda pro
         yield
     finally:
         _outages.remove(outage)
+
+
+class Waiting:
+    """Says once an outage, and no more than once a minute, that the store is waited for."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self._said = progress, -math.inf
+
+    def __call__(self, problem: StorageError) -> None:
+        now = time.monotonic()
+        if now - self._said > SAID_SECONDS:
+            self.progress.event({"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}")
+        self._said = now
 
 
 class Objects:

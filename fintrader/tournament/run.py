@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,13 +24,13 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
-from fintrader.errors import ConfigError, MarketError, StorageError, TournamentError
+from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.objects import outages
+from fintrader.storage.objects import Waiting, outages
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks
@@ -57,8 +55,6 @@ CHANGEABLE = frozenset(
     | {"ensemble_tracking_error"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
-SAID_SECONDS = 60.0
-"""Between two outages; one that goes on is one."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], dict[str, Any]]
 
 
@@ -140,26 +136,13 @@ def run_tournament(
             launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
-        with outages(settings.outage_seconds, _Waiting(progress or SILENT)):
+        with outages(settings.outage_seconds, Waiting(progress or SILENT)):
             try:
                 orchestrator.race(progress or SILENT, watch)
             finally:
                 launcher.close()
                 orchestrator.close()
             return _finish(orchestrator, ensemble, progress or SILENT)
-
-
-class _Waiting:
-    """Says once an outage, and no more than once a minute, that the store is waited for; pods train on meanwhile."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self._said = progress, -math.inf
-
-    def __call__(self, problem: StorageError) -> None:
-        now = time.monotonic()
-        if now - self._said > SAID_SECONDS:
-            self.progress.event({"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}")
-        self._said = now
 
 
 def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
