@@ -116,6 +116,10 @@ def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[st
             block.run(reader)
 
 
+def test_the_verdict_page_shows_what_a_backtest_prints() -> None:
+    assert any("print(tests)" in block.code for block in blocks(DOCS / "verdict.md", "pycon"))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=label)
 def test_every_yaml_block_is_a_configuration(page: Path) -> None:
     for block in blocks(page, "yaml"):
@@ -243,11 +247,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         assert not elsewhere, f"{label(page)} loads from elsewhere"
 
 
-def test_what_the_readme_prints_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=label)
+def test_what_a_page_prints_is_what_is_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```pycon\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, "README", None, 0)
-    assert any("print(tests)" in one.source for one in example.examples)
+    session = "".join(block.code for block in blocks(page, "pycon"))
+    example = doctest.DocTestParser().get_doctest(session, {}, label(page), None, 0)
     said: list[str] = []
     outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
         example, out=said.append
