@@ -150,6 +150,7 @@ def test_every_command_exists(page: Path) -> None:
         "--preset",
         "--force",
         "--calendar",
+        "--help-all",
     }
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
