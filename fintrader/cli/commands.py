@@ -5,12 +5,14 @@ from outside.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from rich.console import Console
@@ -20,6 +22,10 @@ from fintrader.cli.options import parse, parse_config, parse_data_config, positi
 from fintrader.config import PathText, Settings, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import Manifest, RunFolder
+
+if TYPE_CHECKING:
+    from fintrader.data.data_config import DataConfig
+    from fintrader.pipeline.config import RunConfig
 
 # --- make ----------------------------------------------------------------------------------------------------
 
@@ -31,11 +37,26 @@ def verb(name: str, function: str, about: str, *, bars_only: bool = False) -> Ca
     def command(argv: list[str]) -> None:
         home = import_module("fintrader.data.commands" if bars_only else "fintrader.pipeline")
         config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
-        if getattr(home, function)(config) is False:
+        done = getattr(home, function)(config)
+        if done is False:
             sys.exit(1)
+        if isinstance(done, Path) and (report := done / "backtest" / "report.html").is_file():
+            print("\n".join(_afterwards(config, report)))
 
     command.__doc__ = f"CONFIG [--overrides]: {about}"
     return command
+
+
+def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
+    """What to do with a finished run: read its report, and come back with bars of one's own."""
+    program = Path(sys.argv[0])
+    found = shutil.which("fintrader")
+    named = program.name == "fintrader" and (found is None or Path(found).resolve() != program.resolve())
+    us = shlex.quote(os.path.relpath(program)) if named else "fintrader"
+    home = "" if config.runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
+    yield f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`."
+    if config.data.source.kind == "synthetic":
+        yield f"These bars are made up. With a file or folder of your own: `{us} init FILE`, and run what it writes."
 
 
 def collect_garbage(argv: list[str]) -> None:

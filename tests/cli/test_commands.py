@@ -9,7 +9,8 @@ import pytest
 from fintrader import load_market
 from fintrader.cli import main
 from fintrader.cli.options import parse_config, parse_data_config
-from tests.engines.runs import fintrader
+from fintrader.results.catalogue import FEWEST_SESSIONS
+from tests.engines.runs import TINY, fintrader, write_config
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
 
@@ -81,3 +82,20 @@ def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.M
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
     assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")
+
+
+def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path: Path) -> None:
+    config = write_config(tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1})
+    for _ in range(2):  # when it is made, and when it is there
+        *_, report, own = fintrader("run", str(config)).out.splitlines()
+        page = tmp_path / "runs" / "tiny" / "backtest" / "report.html"
+        assert report.startswith(f"Open {page} in a browser")
+        assert page.is_file()
+        assert f"app --runs-dir {tmp_path / 'runs'}`" in report
+        assert "init FILE`" in own
+
+
+def test_the_quickstart_tests_on_a_quarter_of_a_year_or_more() -> None:
+    """Less is not put on a year, and no bootstrap speaks of it."""
+    data = parse_config("run", [QUICKSTART]).data
+    assert data.source.num_sessions * data.windows.fractions[2] >= FEWEST_SESSIONS
