@@ -12,6 +12,7 @@ import importlib.util
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,8 +196,25 @@ def test_every_training_metric_is_explained(small_world: Path, monkeypatch: pyte
     assert names <= set(explained), f"explain in docs/training.md: {sorted(names - set(explained))}"
 
 
+def test_the_project_files_agree_with_the_project() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [".ci/run"]
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(form.read_text()), form.name
+    for page in [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md")]:
+        for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name}: {path} does not exist"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+                assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
+
+
 def test_no_page_names_a_machine() -> None:
-    for page in [*DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
+    here = [*ROOT.glob("*.md"), *(path for path in (ROOT / ".github").rglob("*") if path.is_file())]
+    for page in [*here, *DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
         found = re.search(r"/(home|work|root|Users)/\w+", page.read_text())
         assert found is None, f"{label(page)} names {found and found[0]}"
 

@@ -66,7 +66,7 @@ def _main(argv: list[str]) -> None:
         sys.exit(2)
 
 
-_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 """What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no bug."""
 
 
