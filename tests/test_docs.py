@@ -212,6 +212,13 @@ def test_the_project_files_agree_with_the_project() -> None:
                 assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
 
 
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=label)
+def test_every_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, purpose, *_ = page.read_text().split("\n\n")
+    assert title.startswith("# ")
+    assert purpose.startswith("For "), "say first, in a sentence, what a reader gets from this page"
+
+
 def test_no_page_names_a_machine() -> None:
     here = [*ROOT.glob("*.md"), *(path for path in (ROOT / ".github").rglob("*") if path.is_file())]
     for page in [*here, *DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
