@@ -54,7 +54,7 @@ def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None 
     options = {"server.address": host, "server.port": str(port), **_OPTIONS}
     if headless is not None:
         options["server.headless"] = str(headless).lower()
-    script = Path(__file__).resolve().parent / "streamlit_app.py"
+    script = Path(__file__).resolve().parent / "served.py"
     flags = [f"--{name}={value}" for name, value in options.items()]
     # -P: a folder called `app` where the reader happens to stand must not take this package's place
     return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]

@@ -92,6 +92,8 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is not valid JSON ({error}); delete it and run the same command again") from None
 
 
+SEAL_BYTES = 80
+"""More than enough of a sealed file to read its seal."""
 _SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 
 
@@ -123,9 +125,17 @@ def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
     return body
 
 
+_SMALL = 1 << 20
+"""Files below so many bytes are hashed in one piece, which is twice as fast: runs have thousands of them."""
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
+        start = file.read(_SMALL)
+        if len(start) < _SMALL:
+            return hashlib.sha256(start).hexdigest()
+        file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

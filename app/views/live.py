@@ -94,7 +94,7 @@ def head(status: Status) -> None:
         first = status.curve[0][1]
         cells |= {
             "Account": usd(status.equity),
-            "Cash": usd(float(decision.body["cash"])),
+            "Cash": usd(status.cash_usd),
             "Since the start": percent((status.equity or first) / first - 1),
             "Newest decision": moment(int(decision.body["bar"])),
         }
@@ -133,13 +133,13 @@ def holdings(status: Status) -> None:
         return
     body = status.decision.body
     equity, marks = float(body["equity"]), body["prices"]
-    names = sorted({*body["shares"], *body["weights"]})
+    names = sorted({*body["shares"], *body["weights"], *status.held})
     rows = [
         {
             "Symbol": name,
-            "Held": float(body["shares"].get(name, 0.0)),
+            "Held": status.held.get(name, 0.0),
             "Price, USD": marks.get(name),
-            "Share": float(body["shares"].get(name, 0.0)) * float(marks.get(name, 0.0)) / equity,
+            "Share": status.held.get(name, 0.0) * float(marks.get(name, 0.0)) / equity,
             "Target": float(body["weights"].get(name, 0.0)),
             "Ordered": float(body["orders"].get(name, 0.0)),
         }

@@ -283,14 +283,15 @@ def verify(argv: list[str]) -> None:
 
 
 def status(argv: list[str]) -> None:
-    """RUN [--json]: pods by state, time left, leaderboard, losses and their reasons; of a deployment what it does."""
+    """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment what it does."""
     from fintrader.results.formatting import count, duration
     from fintrader.tournament.status import status as ask
 
-    if argv and (Path(argv[0]) / "bundle" / "bundle.json").is_file():
+    homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
+    if deployed := [home for home in homes if (home / "bundle" / "bundle.json").is_file()]:
         from fintrader.deploy import status as deployment
 
-        found = deployment.read(Path(argv[0]))
+        found = deployment.read(deployed[0])
         told = json.dumps(deployment.as_json(found), indent=2, sort_keys=True)
         print(told if "--json" in argv else deployment.describe(found))
         return

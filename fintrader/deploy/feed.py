@@ -95,12 +95,13 @@ class ReplayFeed:
 
 
 class AlpacaFeed:
-    """Minute bars of Alpaca, asked for once a minute."""
+    """Bars of Alpaca as they are made, asked for once a bar."""
 
     kind = "alpaca"
 
     def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
         self._vendor, self.symbols, self._calendar = Alpaca(settings), list(symbols), calendar
+        self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
 
     def history(self, first: int, stop: int) -> Bars:
         for number in range(_TRIES):
@@ -113,7 +114,7 @@ class AlpacaFeed:
 
     def poll(self, since: int, now: int) -> Bars:
         try:
-            return self._asked(since, now - MINUTE_NS + 1)
+            return self._asked(since, now - self._bar_ns + 1)  # a bar that is not over is none
         except Busy:  # it is asked again with the next minute
             return empty_bars()
 

@@ -59,12 +59,7 @@ def expected(journal: Journal) -> Expected:
     seq = agreed.seq if agreed else 0
     body: Mapping[str, Any] = agreed.body if agreed else {}
     shares = {str(symbol): float(count) for symbol, count in body.get("shares", {}).items()}
-    cash, traded = 0.0, 0.0
-    for name in dict.fromkeys(entry.key for entry in journal.entries("order", after=seq)):
-        symbol, filled, paid, cost = _since(journal.entries("order", key=name), seq)
-        shares[symbol] = shares.get(symbol, 0.0) + filled
-        cash -= paid + cost
-        traded += abs(paid)
+    cash, traded = filled_since(journal, seq, shares)
     for entry in journal.entries("adjust", after=seq):
         cash += float(entry.body["cash_usd"])
         for symbol, count in entry.body["shares"].items():
@@ -75,6 +70,23 @@ def expected(journal: Journal) -> Expected:
         shares={symbol: count for symbol, count in sorted(shares.items()) if abs(count) > _SAME},
         traded_usd=traded,
     )
+
+
+def filled_since(
+    journal: Journal, seq: int, shares: dict[str, float], *, begun_since: bool = False
+) -> tuple[float, float]:
+    """Add what was filled after an entry to `shares`, `begun_since`: only of orders that began after it, too; returns
+    the cash it brought and what was traded, USD."""
+    cash, traded = 0.0, 0.0
+    for name in dict.fromkeys(entry.key for entry in journal.entries("order", after=seq)):
+        history = journal.entries("order", key=name)
+        if begun_since and history[0].seq <= seq:
+            continue
+        symbol, filled, paid, cost = _since(history, seq)
+        shares[symbol] = shares.get(symbol, 0.0) + filled
+        cash -= paid + cost
+        traded += abs(paid)
+    return cash, traded
 
 
 def reconcile(

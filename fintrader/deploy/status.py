@@ -13,6 +13,7 @@ from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.reconcile import filled_since
 from fintrader.errors import DeployError, FintraderError
 from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
@@ -42,6 +43,10 @@ class Status:
     """Feed, broker, limits, and the first bar."""
     decision: Entry | None = None
     """The newest."""
+    held: Mapping[str, float] = field(default_factory=dict)
+    """Symbol -> shares: those of the newest decision, and what was filled since."""
+    cash_usd: float = 0.0
+    """As `held`."""
     next_decision: int | None = None
     """Nanoseconds since 1970 UTC, of one that runs live."""
     beat: int | None = None
@@ -75,7 +80,7 @@ class Status:
         today = int(body["bar"]) // day
         before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
         equity = float(body["equity"])
-        held = {name: n * float(body["prices"].get(name, 0.0)) for name, n in body["shares"].items()}
+        held = {name: n * float(body["prices"].get(name, 0.0)) for name, n in self.held.items()}
         largest = max((abs(value) for value in held.values()), default=0.0)
         return {
             "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),
@@ -119,6 +124,12 @@ def read(home: Path) -> Status:
         known = {int(e.body["bar"]): float(e.body["equity"]) for e in (*journal.entries("mark"), *decisions)}
         orders = journal.orders()
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
+        newest, held, cash = decisions[-1] if decisions else None, dict[str, float](), 0.0
+        if newest is not None:
+            held = {str(name): float(count) for name, count in newest.body["shares"].items()}
+            # The embedded broker's account has what earlier orders filled before the journal says so.
+            embedded = started is not None and started.body["broker"] == "simulated"
+            cash = float(newest.body["cash"]) + filled_since(journal, newest.seq, held, begun_since=embedded)[0]
         news = sorted((e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq)
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
     if ended is not None:
@@ -136,7 +147,9 @@ def read(home: Path) -> Status:
         why=str(halted.body["why"]) if stopped and halted is not None else "",
         role=role,
         started={} if started is None else started.body,
-        decision=decisions[-1] if decisions else None,
+        decision=newest,
+        held={name: count for name, count in held.items() if abs(count) > 1e-9},
+        cash_usd=cash,
         next_decision=following,
         beat=seen,
         orders=tuple(reversed([*orders.values()][-SHOWN_ORDERS:])),
@@ -162,6 +175,8 @@ def as_json(status: Status) -> dict[str, Any]:
         "broker": status.started.get("broker"),
         "equity_usd": status.equity,
         "decision": decision,
+        "held": dict(status.held),
+        "cash_usd": status.cash_usd,
         "next_decision": status.next_decision,
         "beat": status.beat,
         "orders": dict(status.counts),
@@ -179,8 +194,10 @@ def describe(status: Status) -> str:
         lines.append(f"  {status.started['feed']} bars, {status.started['broker']} broker")
     if status.decision is not None:
         body = status.decision.body
-        lines.append(f"  {moment(int(body['bar']))}: {float(body['equity']):,.2f} USD, cash {float(body['cash']):,.2f}")
-        lines.append(f"  {len(body['shares'])} positions; orders: {_counted(status.counts)}")
+        lines.append(f"  decided {moment(int(body['bar']))} with {float(body['equity']):,.2f} USD")
+        lines.append(
+            f"  now {len(status.held)} positions, cash {status.cash_usd:,.2f} USD; orders: {_counted(status.counts)}"
+        )
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
         lines.append(f"  next decision {moment(status.next_decision)}")

@@ -106,6 +106,13 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
             daily=lambda: tell_drift(home, feed),
         )  # fmt: skip
         if journal.last("end") is None:
+            if not replay:
+                print(
+                    f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is stopped (Ctrl-C), and "
+                    "this command goes on with it. In another terminal: "
+                    f"`fintrader status {home.name}`, halt, resume, flatten",
+                    flush=True,
+                )
             runner.run()
     tell_drift(home, feed)
 

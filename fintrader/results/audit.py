@@ -153,6 +153,7 @@ def _pods(search: RunFolder) -> _Pods:
     results = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/result.json"))}
     proposed = {str(event.get("pod")) for event in events if event.get("event") in ("proposed", "adopted")}
     applied = {str(event.get("pod")): event for event in events if event.get("event") == "applied"}
+    dropped = {str(pod) for event in events if event.get("event") == "dropped" for pod in event["pods"]}
     problems += _gaps(sorted({*specs, *results, *proposed, *applied}))
     problems += _apart("have no spec.json: their folders were deleted", {*proposed, *applied, *results} - set(specs))
     problems += _apart("have no result.json: it was deleted", set(applied) - set(results))
@@ -178,7 +179,7 @@ def _pods(search: RunFolder) -> _Pods:
         policy = path.with_name("policy.safetensors")
         if result.get("policy") and policy.is_file() and file_sha256(policy) != result["policy"]:
             problems.append(f"{pod}: policy.safetensors is not the one that was scored")
-        if result.get("snapshot"):
+        if result.get("snapshot") and pod not in dropped:
             snapshots.add(str(result["snapshot"]))
     problems += _snapshots(search, snapshots, {str(event.get("event")) for event in events})
     ends = [event.get("trials") for event in events if event.get("event") == "finished"]

@@ -153,9 +153,11 @@ class Generator:
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:
-    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in [0, 1)."""
-    weights = np.exp(-np.arange(count) / temperature)
-    return min(int(np.searchsorted(np.cumsum(weights / weights.sum()), uniform, side="right")), count - 1)
+    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in [0, 1).
+
+    By the inverse of the distribution function, a geometric one that is cut off, so that no rank is looked at.
+    """
+    return min(int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1)
 
 
 def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generation: int) -> tuple[StopRule, ...]:
@@ -166,8 +168,15 @@ def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generatio
     for share in settings.halving_rungs:
         scores = leaderboard.rungs.get((generation, str(share)), [])
         if len(scores) >= MIN_PEERS:
-            rules.append(StopRule(share=share, score=float(np.quantile(scores, settings.halving))))
+            rules.append(StopRule(share=share, score=quantile(scores, settings.halving)))
     return tuple(rules)
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """Of numbers in ascending order, between two of them by linear interpolation; looks at no other."""
+    number, beyond = divmod((len(ascending) - 1) * share, 1.0)
+    low, high = ascending[int(number)], ascending[min(int(number) + 1, len(ascending) - 1)]
+    return low + (high - low) * beyond
 
 
 # --- the search space ----------------------------------------------------------------------------------------

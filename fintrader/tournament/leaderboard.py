@@ -54,13 +54,15 @@ class Leaderboard:
     size: int
     rows: list[Entry] = field(default_factory=list)
     """Best first, at most `size`."""
+    parents: list[Entry] = field(default_factory=list)
+    """Rows that others can start from, best first."""
     applied: list[Entry] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
     failed: int = 0
     """How many of the applied have come to nothing."""
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, in order of application."""
+    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, lowest first."""
 
     @property
     def trials(self) -> int:
@@ -81,11 +83,6 @@ class Leaderboard:
         while parent is not None:
             pod, parent = parent, parents.get(parent)
         return pod
-
-    @property
-    def parents(self) -> list[Entry]:
-        """Rows that others can start from, best first."""
-        return [entry for entry in self.rows if entry.inheritable]
 
 
 VERSION = 2

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import publish, write_text
+from fintrader.files import file_sha256, publish, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -173,6 +173,18 @@ class MirroredStore(RunStore):
     def ensure_policy(self, result: PodResult) -> None:
         if result.policy is not None:
             self._fetch_unless_whole(result.policy, self.policy_path(result.pod))
+
+    def drop(self, result: PodResult, *, snapshot: bool) -> None:
+        """In the object store first: what is only here is found again by `holds`."""
+        curve = self.run.pod(result.pod) / "metrics.jsonl"
+        digests = [
+            result.snapshot if snapshot else None,
+            result.policy,
+            file_sha256(curve) if curve.is_file() else None,
+        ]
+        for digest in filter(None, digests):
+            self.mirror.discard(digest)
+        super().drop(result, snapshot=snapshot)
 
     def _kept(self, digest: str, path: Path) -> bool:
         """Whether content is there. What is whole here and missing there is stored there."""

@@ -25,6 +25,7 @@ from fintrader.tournament import terminal
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
+from fintrader.tournament.retention import Retention, needed_again
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -86,6 +87,7 @@ class Orchestrator:
         self.scheduler, self.generator, self.launcher = scheduler, generator, launcher
         self.clock = clock or Clock()
         self.log = EventLog(store.run.events, store.keep_events)
+        self.retention = Retention(settings, store, self.log)
         self.index, replaced = open_or_replace(store.run.leaderboard)
         self.requested: int | None = None
         self.leaderboard = Leaderboard(settings.leaderboard_size)
@@ -137,21 +139,29 @@ class Orchestrator:
         begun = resumed if made else {"event": "started", "seed": self.generator.seed}
         self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
         self._flush()
+        self.retention.resume(entry.result for entry in self.leaderboard.applied)
 
     def _whole_results(self) -> dict[str, PodResult]:
-        """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again."""
-        whole = {}
-        for spec in (spec for spec in self.specs if self.store.has_result(spec.pod)):
+        """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again.
+
+        Of pods that were dropped snapshot and policy may be gone, unless another starts from them.
+        """
+        whole, found = dict[str, PodResult](), [spec for spec in self.specs if self.store.has_result(spec.pod)]
+        again = needed_again(self.specs, {spec.pod for spec in found})
+        for spec in reversed(found):  # a pod before its parent, which it may need again
             try:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)
-                if result.spec != spec.digest:
+                if result.spec != self.store.spec_digest(spec.pod):
                     raise TournamentError("belongs to another spec")
+                if spec.pod in self.retention.dropped - again:
+                    continue
                 if result.snapshot is not None and not self.store.intact(result.snapshot):
                     raise TournamentError("its snapshot is missing or damaged")
                 if not self.store.has_policy(result):
                     raise TournamentError("its policy is missing or damaged")
             except TournamentError as error:
                 whole.pop(spec.pod, None)
+                again.add(spec.parent_here or "")
                 self.store.set_aside(spec.pod)
                 self._events.append({"event": "damaged", "pod": spec.pod, "detail": str(error)})
         return whole
@@ -195,6 +205,7 @@ class Orchestrator:
         self._advance()
         self._start_pods()
         self._flush()
+        self.retention.tidy(self.leaderboard, self.specs)
         self.turn_seconds = time.monotonic() - self._turn_began
         self._check_hopeless()
 

@@ -100,6 +100,7 @@ def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResu
     if context.token is not None and store.superseded(context.token):
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
     result = store.write_result(result)
+    store.shed(spec.pod)
     fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
     log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
     return result

@@ -52,7 +52,7 @@ from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
-    | {"outage_seconds"}
+    | {"outage_seconds", "keep"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
     | {"ensemble_tracking_error"}
 )
@@ -225,6 +225,7 @@ def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Pro
     chosen = ensemble(run, orchestrator.leaderboard, orchestrator.settings)
     best = orchestrator.leaderboard.rows[0].spec.pod
     trials = orchestrator.leaderboard.trials
+    orchestrator.retention.tidy(orchestrator.leaderboard, orchestrator.specs, now=True)
     end = {"event": "finished", "trials": trials, "best": best, "members": chosen["members"]}
     if not any(end.items() <= known.items() for known in orchestrator.log.of("finished")):
         orchestrator.log.append(end)

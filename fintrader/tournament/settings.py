@@ -136,6 +136,11 @@ class TournamentSettings(Settings):
     diversity: float = Field(0.5, ge=0)
     """Members are picked by standardised score - diversity x mean correlation with those picked already."""
 
+    keep: Literal["all", "lineage", "leaders"] = "all"
+    """What stays of pods that have ended, beside spec and result. `all`: snapshot, policy and learning curve of each;
+    `lineage`: of those on the leaderboard and of all that they descend from; `leaders`: of those on it alone. The
+    ensemble's members are on it. Pods at work keep their parent in any case."""
+
     retries: int = Field(2, ge=0)
     """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as failed. Whose process
     or node somebody ended is started again however often that happens."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,17 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import CheckpointError, TournamentError
-from fintrader.files import file_sha256, publish, seal, sync_folder, unseal, write_bytes
+from fintrader.files import SEAL_BYTES, file_sha256, publish, seal, seal_of, sync_folder, unseal, write_bytes
 from fintrader.runs import RunFolder
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
+
+_OF_A_RESULT = ("policy.safetensors", "failed.safetensors")
+"""Of a pod's tensors, those that stay: what it came to, and what it broke down with."""
 
 
 class RunStore:
     """Reads and writes the immutable files of one run, all of them in its folder."""
 
     def __init__(self, run: RunFolder) -> None:
-        self.run = run
+        self.run, self._pods = run, run.pods
         self.snapshots = run.root / "snapshots"
         self.identity_path = run.root / "tournament.json"
 
@@ -132,10 +136,10 @@ class RunStore:
     # --- specs and results -----------------------------------------------------------------------------
 
     def spec_path(self, pod: str) -> Path:
-        return self.run.pod(pod) / "spec.json"
+        return self._pods / f"{pod}/spec.json"
 
     def result_path(self, pod: str) -> Path:
-        return self.run.pod(pod) / "result.json"
+        return self._pods / f"{pod}/result.json"
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
         """Write them, each whole and once and for all; returns those that stand.
@@ -169,6 +173,11 @@ class RunStore:
     def read_spec(self, pod: str) -> PodSpec:
         """Raises TournamentError when it is missing or damaged."""
         return PodSpec.from_json(self.spec_path(pod))
+
+    def spec_digest(self, pod: str) -> str:
+        """The seal of its stored spec, by which results name it; `read_spec` says whether it is the right one."""
+        with self.spec_path(pod).open("rb") as file:
+            return seal_of(file.read(SEAL_BYTES))
 
     def write_result(self, result: PodResult) -> PodResult:
         """Durable and final: the first result of a pod stands. Returns the one that stands."""
@@ -236,7 +245,7 @@ class RunStore:
         return self.snapshots / f"{digest}.safetensors"
 
     def policy_path(self, pod: str) -> Path:
-        return self.run.pod(pod) / "policy.safetensors"
+        return self._pods / f"{pod}/policy.safetensors"
 
     def put(self, data: bytes) -> str:
         """Store `data` under its SHA-256; returns that. Equal data is stored once."""
@@ -264,6 +273,29 @@ class RunStore:
         """The same of a result's policy."""
         return result.policy is None or self._kept(result.policy, self.policy_path(result.pod))
 
+    def holds(self, result: PodResult) -> bool:
+        """Whether anything is left of a pod that `drop` deletes."""
+        paths = [self.policy_path(result.pod), self._pods / f"{result.pod}/metrics.jsonl"]
+        paths += [self.snapshot_path(result.snapshot)] if result.snapshot else []
+        return any(path.exists() for path in paths)
+
+    def drop(self, result: PodResult, *, snapshot: bool) -> None:
+        """Delete a pod's policy, learning curve and log, and its snapshot unless others have the same."""
+        if snapshot and result.snapshot:
+            self.snapshot_path(result.snapshot).unlink(missing_ok=True)
+        for path in (self.policy_path(result.pod), self._pods / f"{result.pod}/metrics.jsonl"):
+            path.unlink(missing_ok=True)
+        (self.run.root / "logs" / f"{result.pod}.log").unlink(missing_ok=True)
+
+    def shed(self, pod: str) -> None:
+        """Delete the state of a training whose result stands: checkpoints, replay buffers, learners' folders."""
+        folder = self._pods / pod
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix == ".safetensors" and path.name not in _OF_A_RESULT and ".damaged-" not in path.name:
+                path.unlink(missing_ok=True)
+
     def _whole(self, path: Path, digest: str) -> bool:
         return path.is_file() and file_sha256(path) == digest
 
@@ -272,10 +304,12 @@ class RunStore:
         return self._whole(path, digest)
 
     def sweep(self) -> None:
-        """Remove temporaries that killed writers left behind."""
+        """Remove what killed writers left behind: temporaries, and the state of trainings whose result stands."""
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
+            if folder.parent == self.run.pods and (folder / "result.json").exists():
+                self.shed(folder.name)
 
 
 def aside(path: Path) -> Path:

@@ -34,15 +34,24 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
     leaderboard.failed += entry.result.status == "failed"
     for share, reached in entry.result.rung_scores.items():
         if reached is not None:
-            leaderboard.rungs.setdefault((entry.spec.generation, share), []).append(reached)
+            bisect.insort(leaderboard.rungs.setdefault((entry.spec.generation, share), []), reached)
     if entry.result.score is None:
         return Placement(new=True)
-    position = bisect.bisect_left(leaderboard.rows, entry.order, key=lambda row: row.order)
+    rows, parents = leaderboard.rows, leaderboard.parents
+    position = bisect.bisect_left(rows, entry.order, key=_order)
     if position >= leaderboard.size:
         return Placement(new=True)
-    leaderboard.rows.insert(position, entry)
-    evicted = leaderboard.rows.pop().spec.pod if len(leaderboard.rows) > leaderboard.size else None
-    return Placement(True, position, evicted)
+    rows.insert(position, entry)
+    if entry.inheritable:
+        bisect.insort(parents, entry, key=_order)
+    evicted = rows.pop() if len(rows) > leaderboard.size else None
+    if parents and parents[-1] is evicted:
+        parents.pop()
+    return Placement(True, position, evicted.spec.pod if evicted else None)
+
+
+def _order(entry: Entry) -> tuple[float, int, int]:
+    return entry.order
 
 
 def applied_event(entry: Entry, number: int, placement: Placement) -> dict[str, Any]:

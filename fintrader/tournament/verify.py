@@ -34,6 +34,7 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.retention import dropped_pods
 from fintrader.tournament.schedulers import scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -222,9 +223,12 @@ def _specs(found: _Found) -> Check:
 def _find_foreign(found: _Found) -> None:
     """Specs and results that are whole but belong to something else."""
     scored = {str(event["pod"]): event.get("score") for event in found.of_kind("applied")}
+    dropped = dropped_pods(found.events)
     for pod, result in list(found.results.items()):
         if pod in scored and scored[pod] != result.score:
             _refuse(found, pod, f"scored {result.score} in result.json and {scored[pod]} in events.jsonl")
+        elif pod in dropped:
+            continue
         elif result.snapshot is not None and not found.store.intact(result.snapshot):
             _refuse(found, pod, f"its snapshot {result.snapshot[:12]} is missing or damaged")
         elif not found.store.has_policy(result):

@@ -132,3 +132,11 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
             trouble.append(f"{name}: {over} px too wide")
     context.close()
     assert not trouble, "\n".join(trouble)
+
+
+def test_nobody_shows_it_inside_their_own_page(addresses: dict[str, str], chromium: Any) -> None:
+    page = chromium.new_page()
+    page.set_content(f'<iframe src="{addresses["small"]}" width=800 height=400></iframe>')
+    page.wait_for_timeout(3000)
+    assert page.frames[1].url.startswith("chrome-error:")
+    page.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import subprocess
 import sys
@@ -128,3 +129,24 @@ def test_a_run_at_work_elsewhere_is_shown_as_such(store: str) -> None:
     (runs.root / "one" / ".held").touch()
     os.utime(runs.root / "one" / ".held", (0, 0))  # nobody has looked for a long time
     assert not is_locked(runs.run("one"))
+
+
+def test_every_answer_keeps_other_sites_from_framing_it() -> None:
+    from fintrader_app.served import Unframed
+
+    sent: list[Any] = []
+
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"etag", b"1")]})
+        await send({"type": "http.response.body", "body": b"page"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Unframed(answers)({"type": "http"}, None, send))  # type: ignore[arg-type]
+    headers = dict(sent[0]["headers"])
+    assert headers[b"x-frame-options"] == b"SAMEORIGIN"
+    assert headers[b"content-security-policy"] == b"frame-ancestors 'self'"
+    assert headers[b"etag"] == b"1"
+    assert sent[1]["body"] == b"page"
+    assert launch.command(8501)[5].endswith("served.py")

@@ -17,6 +17,8 @@ from fintrader.data.sources.alpaca import AlpacaSettings
 from fintrader.deploy.feed import AlpacaFeed, ReplayFeed, open_live_feed
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from tests.data.tables import minute_table
+from tests.engines.alpaca_loopback import KEY, SECRET
+from tests.engines.alpaca_market import LoopbackMarket
 from tests.engines.deployments import MINUTE, frozen, replayed, settings
 from tests.engines.servers import Fake, alpaca, serve
 
@@ -128,3 +130,17 @@ def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path
     assert len(fake.requests) == asked > 0  # nothing newer, and nothing twice
     now = moment("2016-01-05 10:00:05")
     assert len(again.poll(moment("2016-01-05 09:50"), now)) == len(first.poll(moment("2016-01-05 09:50"), now)) == 20
+
+
+def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("APCA_API_KEY_ID", KEY), ("APCA_API_SECRET_KEY", SECRET)):
+        monkeypatch.setenv(name, value)
+    now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
+    with LoopbackMarket(now=lambda: now) as server:
+        settings = AlpacaSettings(start=dt.date(2016, 1, 4), interval="5m", endpoint=server.endpoint)
+        feed = AlpacaFeed(settings, ["AAA"], "24/7")
+        bars = feed.poll(int((now - 1200) * 1e9), int(now * 1e9))
+        minutes = sorted(pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist())
+        assert minutes == ["14:15", "14:20", "14:25"]  # the bar of 14:30 is on its way
+        there = server.bars.rows("AAA", now - 300, now, 5)
+        assert [row["t"][11:16] for row in there] == ["14:30"]

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from fintrader.deploy import control, status
 from fintrader.deploy.gauges import Gauges
+from fintrader.deploy.journal import Journal
 from fintrader.errors import ConfigError, DeployError
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import Objects
@@ -29,6 +31,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def bought(folder: Path) -> dict[str, float]:
+    """Shares by symbol: all that its orders ever filled."""
+    total: Counter[str] = Counter()
+    with Journal(folder / status.JOURNAL, reading=True) as journal:
+        for order in journal.orders().values():
+            total[order.symbol] += order.filled
+    return {name: shares for name, shares in total.items() if abs(shares) > 1e-9}
+
+
 def test_it_says_what_it_did(home: Path) -> None:
     found = status.read(home)
     assert (found.state, found.name, found.bundle["run"]) == ("finished", "mine", "none")
@@ -44,6 +55,8 @@ def test_it_says_what_it_did(home: Path) -> None:
     held = found.decision.body
     worth = sum(n * held["prices"][name] for name, n in held["shares"].items())
     assert worth + held["cash"] == pytest.approx(held["equity"])
+    assert any(held["orders"].values())
+    assert found.held == pytest.approx(bought(home))
     assert "finished" in status.describe(found)
     assert status.names(home.parent) == ["mine"]
 
@@ -80,6 +93,10 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
 def test_a_loop_that_stands_still_is_not_running(home: Path, tmp_path: Path) -> None:
     bundle, market = frozen(tmp_path / "x", DATA)
     run_live(tmp_path / "x", bundle, market, bars=12).close()
+    found = status.read(tmp_path / "x")  # its newest orders are under way
+    assert found.decision is not None
+    assert found.held == pytest.approx(found.decision.body["shares"])
+    assert found.cash_usd == pytest.approx(found.decision.body["cash"])
     with hold(Objects(tmp_path / "x")):
         beat = json.loads((tmp_path / "x" / "heartbeat.json").read_text())
         assert status.read(tmp_path / "x").state == "running"

@@ -142,7 +142,8 @@ class VendorFeed(Feed):
                     f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {oldest}); "
                     "set data.source.start later, or choose longer bars"
                 )
-            with (progress or SILENT).task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
+            said = progress if progress is not None and requests else SILENT
+            with said.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
                 for symbols, first, last in requests:
                     self._ask(collection, symbols, first, last)
                     task.advance(note=f"{symbols[0]} {first:%Y-%m}")

@@ -1,0 +1,87 @@
+"""What of the pods stays on disk: the state of a training goes once its result stands; of pods that nobody can start
+from any more, snapshot, policy and learning curve go as well, where `tournament.keep` says so.
+
+Specs, results and the log always stay: every trial counts, and every number can be told again. A pod that leaves what
+is kept never comes back into it, so what the log calls dropped may be deleted at any time, by anyone, again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from fintrader.errors import StorageError
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.store import EventLog, RunStore
+
+EVERY = 64
+"""Results between two times that it is asked what may go: the answer costs a look at every row that is kept."""
+
+
+def dropped_pods(events: Iterable[dict[str, object]]) -> set[str]:
+    """Pods of which only spec and result are left, by the events of the log."""
+    found: set[str] = set()
+    for event in events:
+        if event.get("event") == "dropped":
+            pods = event["pods"]
+            found |= set(pods) if isinstance(pods, list) else set()
+    return found
+
+
+class Retention:
+    """Decides and deletes for one holder of the lease."""
+
+    def __init__(self, settings: TournamentSettings, store: RunStore, log: EventLog) -> None:
+        self.settings, self.store, self.log = settings, store, log
+        self.dropped = dropped_pods(log.records)
+        self._asked = 0
+        """Results that had been applied when it was asked last."""
+
+    def tidy(self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False) -> None:
+        """Drop what may go, every so many results, or `now`. Call it when the results are on the log."""
+        if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
+            return
+        self._asked = len(board.applied)
+        over = {entry.spec.pod: entry for entry in board.applied}
+        kept = self._kept(board, specs, over)
+        gone = [pod for pod in over if pod not in kept and pod not in self.dropped]
+        if gone:
+            self.log.append({"event": "dropped", "pods": gone})  # durable before anything is deleted
+            self.dropped |= set(gone)
+            self.delete([over[pod].result for pod in gone], {over[pod].result.snapshot for pod in kept if pod in over})
+
+    def resume(self, results: Iterable[PodResult]) -> None:
+        """Delete what was called dropped before a kill and is still there."""
+        everything = list(results)
+        still = [result for result in everything if result.pod in self.dropped and self.store.holds(result)]
+        self.delete(still, {result.snapshot for result in everything if result.pod not in self.dropped})
+
+    def delete(self, results: Iterable[PodResult], shared: Collection[str | None]) -> None:
+        """Delete all but spec and result of these; snapshots that others have, too (`shared`), stay."""
+        for result in results:
+            try:
+                self.store.drop(result, snapshot=result.snapshot not in shared)
+            except (OSError, StorageError):  # no loss: the next start deletes it
+                return
+
+    def _kept(self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]) -> set[str]:
+        """Rows, parents of pods that are not over, the newest two generations where there are generations, and where
+        `keep` asks for `lineage` all that these descend from."""
+        waiting = [spec for spec in specs if spec.pod not in over]
+        kept = {row.spec.pod for row in board.rows} | {spec.pod for spec in waiting}
+        if self.settings.scheduler == "generational":
+            kept |= {spec.pod for spec in specs[-2 * self.settings.population :]}
+        parents = [spec.parent_here for spec in waiting]
+        if self.settings.keep == "lineage":
+            parents += [over[pod].spec.parent_here for pod in kept if pod in over]
+        for parent in parents:
+            while parent is not None and parent not in kept:
+                kept.add(parent)
+                parent = over[parent].spec.parent_here if self.settings.keep == "lineage" else None
+        return kept
+
+
+def needed_again(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
+    """Parents of pods without a result: those must be whole, whatever was dropped."""
+    return {spec.parent_here for spec in specs if spec.parent_here is not None and spec.pod not in finished}

@@ -1,0 +1,270 @@
+"""`fintrader paper` and `fintrader live` as a user types them: processes, a terminal, this machine's clock, and both of
+Alpaca's services on the loopback interface, for a market that never closes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
+
+import fintrader
+from fintrader.config import validate
+from fintrader.deploy import status
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.feed import open_live_feed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.deployment import freeze_run, home_of, tell_drift
+from tests.engines.alpaca_loopback import KEY, SECRET
+from tests.engines.alpaca_market import LoopbackMarket
+from tests.engines.deployments import MINUTE, LiveClock
+
+pytestmark = pytest.mark.slow
+
+DAY = 86_400_000_000_000
+KEYS = {"APCA_API_KEY_ID": KEY, "APCA_API_SECRET_KEY": SECRET}
+LIVE_KEYS = {"APCA_LIVE_API_KEY_ID": KEY, "APCA_LIVE_API_SECRET_KEY": SECRET}
+
+
+class Travelling:
+    """The exchange's time: that of a test's clock, and later this machine's."""
+
+    def __init__(self) -> None:
+        self.moment: float | None = None
+
+    def __call__(self) -> float:
+        return time.time() if self.moment is None else self.moment
+
+
+class Stepping(LiveClock):
+    """Looks up every 20 seconds while orders stand, and takes the exchange's clock along."""
+
+    def __init__(self, start: int, exchange: Travelling, server: LoopbackMarket) -> None:
+        super().__init__(start)
+        self.exchange, self.server = exchange, server
+        exchange.moment = start / 1e9
+
+    def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
+        while self._now < moment and not look():
+            stands = any(row["status"] not in ("filled", "canceled") for row in self.server.orders.values())
+            self._now = min(self._now + MINUTE // 3, moment) if stands else moment
+            self.exchange.moment = self._now / 1e9
+
+
+@pytest.fixture
+def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackMarket]:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    with LoopbackMarket(now=Travelling()) as server:
+        yield server
+
+
+def trained(server: LoopbackMarket, interval: str, decision_interval: int) -> None:
+    """A finished run on bars of Alpaca's, 22 days ago and before."""
+    first, last = (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days) for days in (50, 22))
+    values: dict[str, Any] = {
+        "name": "mine", "seed": 3, "device": "cpu",
+        "data": {
+            "bar_minutes": int(interval[0]), "calendar": "24/7",
+            "source": {
+                "kind": "alpaca", "interval": interval, "symbols": list(server.bars.symbols), "start": str(first),
+                "end": str(last), "endpoint": server.endpoint,
+            },
+            "features": {"names": ["return_1", "return_30", "volatility_30"], "context": []},
+            "windows": {"fractions": [0.4, 0.2, 0.4], "embargo_sessions": 1},
+        },
+        "env": {"num_envs": 16, "episode_bars": 288, "decision_interval": decision_interval, "clock": "none"},
+        "tournament": {"pods": 1, "pool_size": 1, "workers": 1, "budget": {"env_steps": 800}, "ensemble_size": 1},
+    }  # fmt: skip
+    fintrader.run(validate(RunConfig, values, "mine"))
+
+
+def command(*words: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fintrader", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def done(*words: str) -> str:
+    """What a command says that ends well."""
+    process = command(*words)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def wait_for(true: Callable[[], Any], seconds: float) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.5)
+    return found
+
+
+def decisions(home: Path) -> int:
+    if not (home / JOURNAL).is_file():
+        return 0
+    with Journal(home / JOURNAL, reading=True) as journal:
+        return len(journal.entries("decision"))
+
+
+def nothing_leaked(folder: Path, *said: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            text = path.read_bytes()
+            assert KEY.encode() not in text
+            assert SECRET.encode() not in text
+    assert not any(KEY in text or SECRET in text for text in said)
+
+
+def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market: LoopbackMarket, tmp_path: Path) -> None:
+    trained(market, "1m", 1)
+    homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
+    words = ["paper", "runs/mine", "--feed", "alpaca"]
+    account = [*words, "--broker", "alpaca", "--endpoint", market.endpoint]
+    shadow, paper = command(*words), command(*account)
+    try:
+        for home in homes:
+            wait_for(lambda home=home: decisions(home) >= 2, 300)
+        assert "running" in done("status", "mine-shadow")
+        done("halt", "mine-paper")
+        wait_for(lambda: status.read(homes[1]).state == "halted", 5)
+        done("resume", "mine-paper")
+        wait_for(lambda: status.read(homes[1]).state == "running", 5)
+        paper.kill()
+        first = paper.communicate()[0]
+        paper = command(*account)  # another process goes on
+        before = decisions(homes[1])
+        wait_for(lambda: decisions(homes[1]) > before, 200)
+        done("flatten", "mine-paper")
+        wait_for(lambda: not market.positions, 60)
+        wait_for(lambda: not status.read(homes[1]).held, 10)
+    finally:
+        for process in (shadow, paper):
+            process.send_signal(signal.SIGINT)
+    said = [process.communicate(timeout=60)[0] for process in (shadow, paper)]
+    assert all("the same command goes on" in text for text in said)
+    for home in homes:
+        report = tell_drift(home)
+        assert report["decisions"] >= 2
+        with Journal(home / JOURNAL, reading=True) as journal:
+            assert len(journal.entries("start")) == 1
+            known = set(journal.orders())
+    assert {order["client_order_id"] for order in market.orders.values()} == known  # the paper account's, none twice
+    assert market.least_cash >= 0
+    nothing_leaked(tmp_path, first, *said)
+
+
+def twenty_days_on_paper(server: LoopbackMarket) -> Path:
+    """A deployment that has traded a paper account for twenty-one days, up to now."""
+    settings = PaperSettings(feed="alpaca", broker="alpaca", endpoint=server.endpoint)
+    bundle, exchange = freeze_run("runs/mine", settings), server.bars.now
+    assert isinstance(exchange, Travelling)
+    home, until = home_of(bundle.name, settings.deployments_dir), time.time_ns() - 5 * MINUTE
+    clock = Stepping(until - 21 * DAY, exchange, server)
+    feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
+    broker = AlpacaBroker(server.endpoint, monotonic=exchange, sleep=lambda seconds: None)
+    with Journal(home / JOURNAL, durable=False) as journal:
+        Runner(
+            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=None, until=until
+        ).run()
+    exchange.moment = None
+    return home
+
+
+class Terminal:
+    """A command with a person before it."""
+
+    def __init__(self, *words: str) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "fintrader", *words], {**os.environ, **LIVE_KEYS})
+        self.said = ""
+
+    def read(self, text: str, seconds: float = 60) -> None:
+        """Wait until it says this."""
+        until = time.monotonic() + seconds
+        while text not in self.said:
+            assert time.monotonic() < until, self.said
+            if select.select([self._fd], [], [], 0.5)[0]:
+                try:
+                    self.said += os.read(self._fd, 4096).decode()
+                except OSError:
+                    assert text in self.said, self.said
+                    return
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, f"{text}\n".encode())
+
+    def interrupt(self) -> int:
+        os.write(self._fd, b"\x03")
+        return self.end()
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_real_money_after_twenty_sessions_and_a_typed_consent(market: LoopbackMarket, tmp_path: Path) -> None:
+    trained(market, "5m", 12)
+    home = twenty_days_on_paper(market)
+    place = home.with_name(f"{home.name}-live")
+    report = tell_drift(home)
+    assert report["sessions"] >= 20
+    assert report["decisions"] >= 20 * 24 - 2
+    market.orders.clear()
+    market.positions.clear()
+    market.cash = 1e6  # another account, of real money
+    words = ["live", home.name, "--cap-usd", "250000", "--endpoint", market.endpoint]
+
+    refused = command(*words, **LIVE_KEYS)
+    said = refused.communicate(timeout=120)[0]
+    assert refused.returncode == 2
+    assert "consent is typed by a person" in said
+
+    wrong = Terminal(*words)
+    wrong.read("Type the number")
+    wrong.type("PA0OTHER")
+    wrong.read("not the account's number")
+    assert wrong.end() == 2
+    assert not market.orders
+
+    person = Terminal(*words)
+    person.read("Type the number")
+    person.type(market.number)
+    person.read("Type the amount")
+    person.type("250000")
+    wait_for(lambda: decisions(place) and market.positions, 600)
+    assert sum(n * market.prices[name] for name, n in market.positions.items()) <= 250_000 * 1.01
+    consent = json.loads((home / "consent.json").read_text())
+    assert KEY not in json.dumps(consent)
+    done("flatten", place.name)
+    wait_for(lambda: not market.positions, 60)
+    assert person.interrupt() == 130
+    nothing_leaked(tmp_path, said, wrong.said, person.said)
+    assert "worst day" in person.said
+
+    again = Terminal(*words)  # the consent stands, so nobody is asked
+    wait_for(lambda: status.read(place).beat is not None and status.read(place).state == "halted", 60)
+    again.interrupt()
+    assert "Type the" not in again.said
