@@ -142,5 +142,5 @@ def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path: Path
         assert "Traceback" not in err
         if process.returncode == 0:  # it was faster
             break
-        assert process.returncode == 130
+        assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
         assert err.splitlines()[-1] == "fintrader: interrupted; the same command goes on from here"
