@@ -1,4 +1,4 @@
-"""The tables "Measured" of the README: one row a claim, from the benchmarks' records."""
+"""The tables of docs/measured.md: one row a claim, from the benchmarks' records."""
 
 from __future__ import annotations
 

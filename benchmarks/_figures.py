@@ -92,6 +92,39 @@ def real(records: Records) -> str:
     return "\n\n".join([*parts, sentence(records, "real")])
 
 
+def luck(records: Records) -> str:
+    """The search with the best Sharpe ratio of those that may be luck: what it would have been reported as."""
+    bars, found = max(
+        ((bars, found) for bars, found in _walked(records) if _real(bars, found) and found["ensemble"]["sharpe"]),
+        key=lambda one: (verdict_words(one[1]["verdict"]).startswith("Not"), one[1]["ensemble"]["sharpe"]),
+    )
+    ours, equal = found["ensemble"], found["equal_weight"]
+    words, _, rest = found["verdict"].partition(": ")
+    said = (
+        f"**{bars}: Sharpe ratio {ours['sharpe']:.2f}, {percent(ours['cumulative_return'], 1, '+')} in "
+        f"{ours['sessions']} sessions.** Equal weights made {equal['sharpe']:.2f} and "
+        f"{percent(equal['cumulative_return'], 1, '+')}. Verdict: *{words}: {rest.split('. ')[0]}.*"
+    )
+    return f"{prose(said)}\n\n{sentence(records, 'real')}"
+
+
+def real_bars(records: Records) -> str:
+    """The ensemble on each set of real bars and its verdict, in a line."""
+    rows = []
+    for bars, found in _walked(records):
+        if _real(bars, found):
+            returned, ratio, _, sharpes, _ = _active(
+                found["ensemble"], found["equal_weight"], found["ensemble"]["sessions"]
+            )
+            rows.append([bars, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
+    head = ["bars", "beyond, a year (95 %)", "information ratio", "Sharpe, its / equal weight's", "verdict"]
+    return f"{table(head, rows)}\n\n{sentence(records, 'real')}"
+
+
+def _real(bars: str, found: Named) -> bool:
+    return "planted" not in bars and bool(found.get("verdict"))
+
+
 def _walked(records: Records) -> list[tuple[str, Named]]:
     """Name and figures of each set and seed, in the order of SETS."""
     sets = records["real"]["sets"]
@@ -217,7 +250,9 @@ class Block(NamedTuple):
 
 BLOCKS: dict[str, Block] = {
     "quickstart": Block(quickstart, ("quickstart",)),
+    "luck": Block(luck, ("real",)),
     "real": Block(real, ("real",)),
+    "real_bars": Block(real_bars, ("real",)),
     "tournament": Block(tournament, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("factored_policy",)),

@@ -23,9 +23,11 @@ from benchmarks._figures import BLOCKS, figures_of  # noqa: E402
 from benchmarks._records import LOCAL_CHANGES, Records, read, refused  # noqa: E402
 from fintrader.files import write_text  # noqa: E402
 
-PAGES = ("README.md", "docs/algorithms/index.md", "docs/environment.md")
-RESULTS_SECTION = re.compile(r"^## What came out\n(.*?)^## ", re.M | re.S)
+OF_FIGURES = ("docs/results.md", "docs/measured.md")
 """Where every figure is a measured one: prose there has no digits of its own."""
+PAGES = ("README.md", *OF_FIGURES, "docs/algorithms/index.md", "docs/environment.md")
+RESULTS_SECTION = re.compile(r"^## What came out\n(.*?)^## ", re.M | re.S)
+"""The part of the README for which the same holds."""
 BLOCK = re.compile(r"^<!-- figures: (\w+) -->\n(.*?)^<!-- end -->$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 """Code, and where links lead to."""
@@ -56,17 +58,18 @@ def problems(page: str, text: str, records: Records, allowed: frozenset[str] = L
     for at in blocks:
         if figures_of(at[1], records) != at[2].removesuffix("\n"):
             yield f"{page}: the figures of {at[1]!r} are not those of the records; run `python benchmarks/readme.py`"
-    if page == "README.md":
-        yield from (f"{page}: {line}" for line in typed(CODE.sub("", BLOCK.sub("", text))))
+    if page in ("README.md", *OF_FIGURES):
+        own = CODE.sub("", BLOCK.sub("", text))
+        yield from (f"{page}: {line}" for line in typed(own, everywhere=page in OF_FIGURES))
 
 
-def typed(own: str) -> Iterator[str]:
+def typed(own: str, *, everywhere: bool = False) -> Iterator[str]:
     """Figures that stand outside the marks, in a table or among the results; `own` is the page without its blocks."""
     for line in own.splitlines():
         if line.startswith("|") and re.search(r"\b\d", line):
             yield f"a table outside the marks has a figure: {line.strip()[:80]}"
-    found = RESULTS_SECTION.search(own)
-    for line in found[1].splitlines() if found else ():
+    found = None if everywhere else RESULTS_SECTION.search(own)
+    for line in own.splitlines() if everywhere else found[1].splitlines() if found else ():
         if re.search(r"\b\d", line):
             yield f"a figure outside the marks among the results: {line.strip()[:80]}"
 

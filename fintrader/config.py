@@ -11,13 +11,15 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from fintrader.errors import ConfigError, DataError
 
@@ -67,11 +69,15 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
         raise ConfigError(f"{where}: {first_problem(model, error)}") from None
 
 
-def first_problem(model: type[BaseModel], error: ValidationError) -> str:
-    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    field = ".".join(map(str, _follow(model, first["loc"])[0])) or model.__name__
+def first_problem(model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()) -> str:
+    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do. One of the fields
+    `prefer` (or below one) goes before others."""
+    problems: dict[str, ErrorDetails] = {}
+    for one in error.errors(include_url=False):  # a value that fits no member of a union has a problem with each
+        problems.setdefault(".".join(map(str, _follow(model, one["loc"])[0])), one)
+    wanted = (path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer))
+    path = next(wanted, next(iter(problems)))
+    first, field = problems[path], path or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         names = [name for below in _follow(model, first["loc"][:-1])[1] for name in below.model_fields]
@@ -79,10 +85,38 @@ def first_problem(model: type[BaseModel], error: ValidationError) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
         return f"{field}: unknown setting; {hint}{more}"
     if first["type"] == "missing":
+        if isinstance(first["loc"][-1], int):
+            whole_field = ".".join(map(str, _follow(model, first["loc"][:-1])[0]))
+            return f"{whole_field}: too few values, got {_short(first['input'])}"
         return f"{field}: a value is required; set it in the file or on the command line{more}"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    got = "" if isinstance(first["input"], dict | BaseModel) else f", got {_short(first['input'])}"
+    message = _PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if first["type"] == "literal_error":
+        message = f"choose one of {first['ctx']['expected']}"
+    if first["type"] == "too_long" and "actual_length" in first["ctx"]:
+        message = f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
+    value = first["input"]
+    told = isinstance(value, dict | BaseModel) or (isinstance(value, str) and repr(value) in message)
+    got = "" if told else f", got {_short(value)}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
+
+
+_PLAIN = {
+    **dict.fromkeys(("int_parsing", "int_from_float", "int_parsing_size", "int_type"), "expected a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "expected a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "expected true or false"),
+    **dict.fromkeys(
+        ("date_parsing", "date_from_datetime_parsing", "date_from_datetime_inexact", "date_type"),
+        "expected a date like 2024-01-31",
+    ),
+    "string_type": "expected text; quote it",
+    "path_type": "expected a path",
+    "tuple_type": "expected a list",
+    "dict_type": "expected `name: value` lines",
+    "mapping_type": "expected `name: value` lines",
+    "model_type": "expected `name: value` lines",
+    "model_attributes_type": "expected `name: value` lines",
+}
+"""What a type's complaint says to somebody who writes YAML."""
 
 
 def _short(value: object) -> str:
@@ -92,15 +126,44 @@ def _short(value: object) -> str:
 
 def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[int | str], list[type[BaseModel]]]:
     """The parts of a problem's path that a user wrote, and the models it ends in: which one of a union is no part."""
-    written, models = [], [model]
+    written: list[int | str] = []
+    models: list[type[BaseModel]] = [model]
+    annotation: Any = model
     for part in path:
         known = [candidate for candidate in models if part in candidate.model_fields]
-        fields = [field.annotation for candidate in models for field in candidate.model_fields.values()]
-        tags = {tag for annotation in fields if get_origin(annotation) is Literal for tag in get_args(annotation)}
-        if len(models) == 1 or known or part not in tags:
+        if known:
+            fields = [candidate.model_fields[str(part)].annotation for candidate in known]
+            annotation = bare(fields[0])[0]
+            models = [below for field in fields for below in models_in(field)]
             written.append(part)
-        models = [below for one in known for below in models_in(one.model_fields[str(part)].annotation)] or models
+        elif get_origin(annotation) in (Union, UnionType):  # the name that pydantic gives the member it tried
+            members = [member for member in get_args(annotation) if part in _tags(member)]
+            models = [below for member in members for below in models_in(member)] or models
+            annotation = bare(members[0])[0] if members else annotation
+        else:
+            written.append(part)
+            inside = [one for one in get_args(annotation) if one is not Ellipsis]
+            annotation = bare(inside[-1])[0] if inside else annotation
     return written, models
+
+
+def _tags(member: Any) -> set[Any]:
+    """The discriminating values of a member of a union."""
+    fields = [field.annotation for one in models_in(member) for field in one.model_fields.values()]
+    return {value for annotation in fields if get_origin(annotation) is Literal for value in get_args(annotation)}
+
+
+def bare(annotation: Any) -> tuple[Any, bool]:
+    """An annotation without what is only said of it, and without `| None`; and whether it was there."""
+    optional = False
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, UnionType) and type(None) in get_args(annotation):
+            optional = True
+            annotation = Union[tuple(one for one in get_args(annotation) if one is not type(None))]  # noqa: UP007
+        else:
+            return annotation, optional
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:
@@ -140,8 +203,14 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     except FileNotFoundError:
         names = ", ".join(shipped_configs())
         raise ConfigError(f"{path}: no such file; give the path of a YAML configuration, or one of {names}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    except IsADirectoryError:
+        inside = Path(path) / "config.yaml"
+        hint = f"; a run's configuration is {inside}" if inside.is_file() else ""
+        raise ConfigError(f"{path}: a folder; give the path of a YAML configuration{hint}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: no text, so no YAML; give the path of a configuration") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path and its rights") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -27,7 +27,7 @@ class Outer(Settings):
     ("values", "said"),
     [
         ({"seed": 1, "env": {"num_env": 2}}, "env.num_env: unknown setting; did you mean 'num_envs'?"),
-        ({"seed": "x"}, "seed: input should be a valid integer"),
+        ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
         ({"seed": 1, "env": {"num_envs": 0}}, "env.num_envs: input should be greater than 0, got 0"),
         ({}, "seed: a value is required"),
     ],

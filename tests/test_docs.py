@@ -12,6 +12,7 @@ import importlib.util
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,10 @@ def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[st
             block.run(reader)
 
 
+def test_the_verdict_page_shows_what_a_backtest_prints() -> None:
+    assert any("print(tests)" in block.code for block in blocks(DOCS / "verdict.md", "pycon"))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=label)
 def test_every_yaml_block_is_a_configuration(page: Path) -> None:
     for block in blocks(page, "yaml"):
@@ -146,6 +151,7 @@ def test_every_command_exists(page: Path) -> None:
         "--preset",
         "--force",
         "--calendar",
+        "--help-all",
     }
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
@@ -190,8 +196,32 @@ def test_every_training_metric_is_explained(small_world: Path, monkeypatch: pyte
     assert names <= set(explained), f"explain in docs/training.md: {sorted(names - set(explained))}"
 
 
+def test_the_project_files_agree_with_the_project() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [".ci/run"]
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(form.read_text()), form.name
+    for page in [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md")]:
+        for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name}: {path} does not exist"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+                assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=label)
+def test_every_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, purpose, *_ = page.read_text().split("\n\n")
+    assert title.startswith("# ")
+    assert purpose.startswith("For "), "say first, in a sentence, what a reader gets from this page"
+
+
 def test_no_page_names_a_machine() -> None:
-    for page in [*DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
+    here = [*ROOT.glob("*.md"), *(path for path in (ROOT / ".github").rglob("*") if path.is_file())]
+    for page in [*here, *DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
         found = re.search(r"/(home|work|root|Users)/\w+", page.read_text())
         assert found is None, f"{label(page)} names {found and found[0]}"
 
@@ -243,11 +273,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         assert not elsewhere, f"{label(page)} loads from elsewhere"
 
 
-def test_what_the_readme_prints_is_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=label)
+def test_what_a_page_prints_is_what_is_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```pycon\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    example = doctest.DocTestParser().get_doctest("".join(blocks), {}, "README", None, 0)
-    assert any("print(tests)" in one.source for one in example.examples)
+    session = "".join(block.code for block in blocks(page, "pycon"))
+    example = doctest.DocTestParser().get_doctest(session, {}, label(page), None, 0)
     said: list[str] = []
     outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
         example, out=said.append

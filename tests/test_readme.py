@@ -37,16 +37,31 @@ def test_every_block_stands_on_a_page() -> None:
 def test_a_record_that_was_measured_again_makes_the_page_stale(records: dict[str, Any]) -> None:
     changed = copy.deepcopy(records)
     changed["training"]["default_4096_times_64"] += 1
-    (found,) = wrong(PAGES["README.md"], changed)
+    page = "docs/measured.md"
+    (found,) = wrong(PAGES[page], changed, page)
     assert "'speed' are not those of the records; run `python benchmarks/readme.py`" in found
-    assert wrong(readme.rewritten(PAGES["README.md"], changed), changed) == []
+    assert wrong(readme.rewritten(PAGES[page], changed), changed, page) == []
+
+
+def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(records: dict[str, Any]) -> None:
+    changed = copy.deepcopy(records)
+    changed["real"]["sets"]["us14/0"]["verdict"] = "Unlikely to be luck: ahead."
+    changed["real"]["sets"]["daily/0"]["ensemble"]["sharpe"] = 1.0
+    text = readme.rewritten(PAGES["README.md"], changed)
+    assert "**NASDAQ-100, minutes: Sharpe ratio 2.04" in text, "the best Sharpe ratio of those that may be luck"
+    assert "| 2.09 / 1.58 | Unlikely to be luck |" in text
+    assert len(wrong(PAGES["README.md"], changed)) == 2, "both blocks are stale"
+
+
+def test_the_readme_fits_one_reading() -> None:
+    assert len(PAGES["README.md"].split()) <= 900
 
 
 def test_a_new_set_or_seed_of_real_bars_gets_its_rows(records: dict[str, Any]) -> None:
     grown = copy.deepcopy(records)
     sets = grown["real"]["sets"]
     sets |= {"us14/1": sets["us14/0"], "n100/0": sets["us14/0"]}
-    text = readme.rewritten(PAGES["README.md"], grown)
+    text = readme.rewritten(PAGES["docs/results.md"], grown)
     for title in ("14 US stocks, minutes, seed 0", "14 US stocks, minutes, seed 1", "NASDAQ-100, minutes"):
         assert text.count(f"| {title} |") == 4, title
 
@@ -57,15 +72,20 @@ def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
     inside = page.replace("## What came out\n", "## What came out\n\nSharpe 2.1 in `v2`.\n", 1)
     assert "a figure outside the marks among the results: Sharpe 2.1" in wrong(inside, records)[0]
     assert wrong(page + "\n| `v2` | ![ours](docs/2.png) |\n", records) == []
+    results = PAGES["docs/results.md"] + "\nIt reached 2.1.\n"
+    assert (
+        "a figure outside the marks among the results: It reached 2.1" in wrong(results, records, "docs/results.md")[0]
+    )
 
 
 def test_a_record_of_an_unclean_tree_is_refused_or_marked(records: dict[str, Any]) -> None:
     changed = copy.deepcopy(records)
     changed["training"]["commit"] = "0123456789ab+changes"
-    text = readme.rewritten(PAGES["README.md"], changed)
-    (found,) = wrong(text, changed, allowed=frozenset(changed) - {"training"})
+    page = "docs/measured.md"
+    text = readme.rewritten(PAGES[page], changed)
+    (found,) = wrong(text, changed, page, allowed=frozenset(changed) - {"training"})
     assert "training.json was measured with local changes; commit, measure again" in found
-    assert wrong(text, changed, allowed=frozenset(changed)) == []
+    assert wrong(text, changed, page, allowed=frozenset(changed)) == []
     row = next(line for line in text.splitlines() if "`training` 0123456" in line)
     assert row.endswith(f"{MARK} |")
     assert f"{MARK} measured with local changes" in text
@@ -84,7 +104,7 @@ def test_blocks_and_records_that_are_missing_are_named(records: dict[str, Any]) 
 
     real = "<!-- figures: real -->\n<!-- end -->\n"
     assert why(real, records) == ""
-    assert "no block is called 'luck'; there are quickstart" in why(real.replace("real", "luck"), records)
+    assert "no block is called 'alpha'; there are quickstart" in why(real.replace("real", "alpha"), records)
     assert "has no <!-- end -->" in why("<!-- figures: real -->\n", records)
     fewer = {name: one for name, one in records.items() if name != "real"}
     assert "'real' needs benchmarks/results/real.json" in why(real, fewer)

@@ -1,4 +1,4 @@
-"""The `fintrader` command: tyro over the same settings models that a YAML configuration fills.
+"""The `fintrader` command: the same settings models that a YAML configuration fills, as options.
 
     fintrader run configs/quickstart.yaml --env.num-envs 64
 
@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, deployments, own_bars, start
+from fintrader.cli import commands, deployments, help, own_bars, start
+from fintrader.cli.options import HELP, positional
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -65,7 +66,7 @@ def _main(argv: list[str]) -> None:
         sys.exit(2)
 
 
-_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 """What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no bug."""
 
 
@@ -85,8 +86,8 @@ def _complain(text: str) -> None:
 
 def dispatch(argv: list[str]) -> None:
     """Find the command that `argv` begins with and run it on the rest."""
-    if not argv or argv[0] in {"-h", "--help", "help"}:
-        print(_overview())
+    if not argv or argv[0] in {*HELP, "help"}:
+        print(help.overview())
         return
     if argv[0] == "--version":
         from fintrader import __version__
@@ -96,7 +97,12 @@ def dispatch(argv: list[str]) -> None:
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in _COMMANDS:
-            _COMMANDS[name](argv[words:])
+            rest = argv[words:]
+            # a benchmark says itself what it takes
+            if HELP & set(rest[:1] if name == "bench" else rest):
+                print(help.of_command(name, _COMMANDS[name], rest))
+            else:
+                _COMMANDS[name](rest)
             return
     name = argv[0]
     subcommands = [command for command in _COMMANDS if command.startswith(name + " ")]
@@ -134,6 +140,12 @@ def _compare_data(argv: list[str]) -> None:
     compare_data(argv)
 
 
+def _complete(argv: list[str]) -> None:
+    """bash|zsh|fish: a script that completes commands and settings on Tab; eval it where the shell starts."""
+    shell, _ = positional("completion", "|".join(help.SHELLS), argv)
+    print(help.completion(_COMMANDS, shell))
+
+
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "init": own_bars.init,
     **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:1]},
@@ -166,15 +178,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export tensorboard": commands.export_tensorboard,
     "app": start.app,
     "bench": start.bench,
+    "completion": _complete,
 }
-
-
-def _overview() -> str:
-    lines = ["usage: fintrader COMMAND ...", "", "Train trading agents in a tournament, and believe the result.", ""]
-    for name, command in _COMMANDS.items():
-        lines.append(f"  {name:<19} {command.__doc__}")
-    lines += ["", "`fintrader COMMAND --help` lists every setting, its type and its default."]
-    return "\n".join(lines)
 
 
 def one_line(text: str) -> str:

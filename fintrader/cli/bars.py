@@ -25,12 +25,10 @@ def compare_data(argv: list[str]) -> None:
 
     as_json = "--json" in argv
     words = [word for word in argv if word != "--json"]
-    if {"-h", "--help"} & set(words):
-        parse(CompareOptions, CompareOptions(), ["--help"], "data compare A B [--json]")
     sides = words[:2]
     if len(sides) < 2 or any(word.startswith("-") for word in sides):
         raise ConfigError("`fintrader data compare` needs A and B first: two configurations, files or built markets")
-    options = parse(CompareOptions, CompareOptions(), words[2:], "data compare A B")
+    options = parse(CompareOptions(), words[2:], "data compare")
     (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
     if calendar != other:
         raise ConfigError(f"A is of the calendar {calendar} and B of {other}; compare bars of one exchange")

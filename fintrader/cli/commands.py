@@ -4,23 +4,28 @@ from outside.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from fintrader.cli.options import help_config, parse, parse_config, parse_data_config, positional, with_options
+from fintrader.cli.options import parse, parse_config, parse_data_config, positional, with_options
 from fintrader.config import PathText, Settings, is_url
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import Manifest, RunFolder
+
+if TYPE_CHECKING:
+    from fintrader.data.data_config import DataConfig
+    from fintrader.pipeline.config import RunConfig
 
 # --- make ----------------------------------------------------------------------------------------------------
 
@@ -32,11 +37,26 @@ def verb(name: str, function: str, about: str, *, bars_only: bool = False) -> Ca
     def command(argv: list[str]) -> None:
         home = import_module("fintrader.data.commands" if bars_only else "fintrader.pipeline")
         config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
-        if getattr(home, function)(config) is False:
+        done = getattr(home, function)(config)
+        if done is False:
             sys.exit(1)
+        if isinstance(done, Path) and (report := done / "backtest" / "report.html").is_file():
+            print("\n".join(_afterwards(config, report)))
 
     command.__doc__ = f"CONFIG [--overrides]: {about}"
     return command
+
+
+def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
+    """What to do with a finished run: read its report, and come back with bars of one's own."""
+    program = Path(sys.argv[0])
+    found = shutil.which("fintrader")
+    named = program.name == "fintrader" and (found is None or Path(found).resolve() != program.resolve())
+    us = shlex.quote(os.path.relpath(program)) if named else "fintrader"
+    home = "" if config.runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
+    yield f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`."
+    if config.data.source.kind == "synthetic":
+        yield f"These bars are made up. With a file or folder of your own: `{us} init FILE`, and run what it writes."
 
 
 def collect_garbage(argv: list[str]) -> None:
@@ -46,8 +66,7 @@ def collect_garbage(argv: list[str]) -> None:
 
     words = [word for word in argv if word != "--yes"]
     if not words or any(word.startswith("-") for word in words):
-        print("usage: fintrader data gc CONFIG ... [--yes]")
-        return
+        raise ConfigError("`fintrader data gc` needs CONFIG ..., and knows no option but --yes")
     collect_garbage([load_data_config(word) for word in words], remove="--yes" in argv)
 
 
@@ -59,14 +78,13 @@ def lookahead(argv: list[str]) -> None:
     own, rest, words = [], [], iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
-        if name.startswith("--") and name[2:].replace("-", "_") in LookaheadSettings.model_fields:
-            own += [word] if equals else [word, *[value for value in (next(words, None),) if value is not None]]
+        field = name[2:].replace("-", "_")
+        if name.startswith("--") and field in LookaheadSettings.model_fields:
+            flag = LookaheadSettings.model_fields[field].annotation is bool
+            own += [word] if equals or flag else [word, *[value for value in (next(words, None),) if value is not None]]
         else:
             rest.append(word)
-    if {"-h", "--help"} & set(rest):
-        with contextlib.suppress(SystemExit):
-            parse(LookaheadSettings, LookaheadSettings(), ["--help"], "lookahead")
-    settings = parse(LookaheadSettings, LookaheadSettings(), own, "lookahead")
+    settings = parse(LookaheadSettings(), own, "lookahead")
     report = pipeline.check_lookahead(parse_config("lookahead", rest), settings)
     if not report.clean:
         sys.exit(1 if report.leaks else 3)
@@ -76,12 +94,12 @@ def backtest(argv: list[str]) -> None:
     """RUN [--overrides]: backtest a run's ensemble and best pod again, from the stored policies."""
     from fintrader import pipeline
 
-    folder, rest = positional("backtest", "RUN_DIR", argv, lambda: help_config("backtest RUN_DIR"))
+    folder, rest = positional("backtest", "RUN_DIR", argv)
     home = pipeline.open_run(folder)
     path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
-    config = parse(pipeline.RunConfig, pipeline.load_config(path), rest, "backtest RUN_DIR")
+    config = parse(pipeline.load_config(path), rest, "backtest")
     pipeline.backtest_run(home, config, called=folder)
 
 
@@ -90,13 +108,16 @@ def compare(argv: list[str]) -> None:
     from fintrader.report.compare import labels, write_comparison
 
     words, out = list(argv), Path("comparison.html")
-    if "--out" in words[:-1]:
+    if "--out" in words:
         place = words.index("--out")
+        if not words[place + 1 :]:
+            raise ConfigError("--out needs a value: the file to write")
         out = Path(words[place + 1])
         del words[place : place + 2]
     if not words or any(word.startswith("-") for word in words):
-        print("usage: fintrader compare RUN_DIR RUN_DIR ... [--out FILE]")
-        return
+        raise ConfigError("`fintrader compare` needs RUN RUN ..., and knows no option but --out FILE")
+    if out.is_dir():
+        raise ConfigError(f"--out: {out} is a folder; name the file to write")
     from fintrader.results.backtest_files import read_backtest
     from fintrader.results.looks import LedgerError, note_shown
 
@@ -178,7 +199,7 @@ def looks(argv: list[str]) -> None:
     """[--runs-dir DIR]: how often each window was looked at, by all runs; status 1 when the ledger was changed."""
     from fintrader.results.looks import Ledger, LedgerError, astray, by_window
 
-    home = Path(parse(LooksOptions, LooksOptions(), argv, "looks").runs_dir)
+    home = Path(parse(LooksOptions(), argv, "looks").runs_dir)
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the one that holds the runs (--runs-dir)")
     ledger = Ledger(home)
@@ -301,7 +322,7 @@ def lineage(argv: list[str]) -> None:
     from fintrader.results.leaderboard import lineage as ask
     from fintrader.results.leaderboard import read_pods
 
-    if len(argv) != 2 and argv[:1] not in (["-h"], ["--help"]):
+    if len(argv) != 2:
         raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
     folder, (pod,) = positional("lineage", "RUN_DIR POD", argv)
     rows = ask(read_pods(_folder(folder).leaderboard), pod)
@@ -369,7 +390,8 @@ def run_path(name: str) -> Path:
         return open_run(name)
     path = Path(name)
     if not path.is_dir():
-        raise TournamentError(f"{name}: no such folder; give the folder of a run")
+        what = "a file" if path.is_file() else "no such folder"
+        raise TournamentError(f"{name}: {what}; give the folder of a run")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fintrader.cli.options import parse, positional, with_options
+from fintrader.cli.options import with_options
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
 
@@ -105,8 +105,7 @@ def export_onnx(argv: list[str]) -> None:
     from fintrader.agents.policy import export_onnx as export
     from fintrader.pipeline import open_run
 
-    folder, rest = positional("export onnx", "RUN_DIR", argv, lambda: parse(OnnxOptions, OnnxOptions(), ["--help"], ""))
-    options = parse(OnnxOptions, OnnxOptions(), rest, "export onnx RUN_DIR")
+    folder, options = with_options("export onnx", OnnxOptions(), argv)
     from fintrader.agents.policy import load_policy
     from fintrader.results.run import Run
 

@@ -1,67 +1,249 @@
-"""Command-line words to settings: tyro parses, and what it complains about becomes one line that names the field."""
+"""Command-line words to settings: each settings model is its own list of options, and pydantic reads their values.
+
+    fintrader run CONFIG --env.num-envs 64 --data.windows.fractions 0.6 0.2 0.2 --backtest.null-model false
+
+What is wrong is one line that names the option as it was typed.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import io
-import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from fintrader.config import SettingsT, models_in
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from fintrader.config import SettingsT, bare, first_problem, models_in
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
     from fintrader.data.data_config import Choices, DataConfig
     from fintrader.pipeline.config import RunConfig
 
+T = TypeVar("T", bound=BaseModel)
+ALIASES = {"from": "from_run"}
+"""Options that go by a shorter name, which is a word of Python's."""
+HELP = {"-h", "--help", "--help-all"}
+_TRUE_OR_FALSE = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
-T = TypeVar("T")
-_VALIDATION = re.compile(r"Error parsing (?:--)?(\S+): [A-Z]\w*: (?:([\w.]+): )?(.*)")
-"""What tyro makes of a `Settings` error: the option's group, the model, and the field and its problem."""
+
+class Option(NamedTuple):
+    """A setting that the command line can give."""
+
+    path: tuple[str, ...]
+    """Fields from the outermost model to it."""
+    annotation: Any
+    """Its type, without `| None`."""
+    optional: bool
+    """Whether it may be None."""
+    default: Any
+    """What it is unless given."""
+    about: str
+    """Its help text."""
+
+    @property
+    def name(self) -> str:
+        """As it is typed: `--env.num-envs`."""
+        path = ("from",) if self.path == ("from_run",) else self.path
+        return "--" + ".".join(path).replace("_", "-")
+
+    @property
+    def is_flag(self) -> bool:
+        return self.annotation is bool
+
+    def read(self, words: Sequence[str]) -> Any:
+        """The value that `words` say, for pydantic to convert and check. Raises ConfigError."""
+        if self.is_flag:
+            if not words:
+                return True
+            if len(words) > 1 or words[0].lower() not in _TRUE_OR_FALSE:
+                raise ConfigError(f"{self.name}: expected true, false or nothing behind it, got {' '.join(words)!r}")
+            return _TRUE_OR_FALSE[words[0].lower()]
+        if not words:
+            raise ConfigError(f"{self.name} needs a value: {shape(self)}")
+        if len(words) == 1 and self.optional and words[0] in ("None", "null"):
+            return None
+        if len(words) == 1 and words[0][:1] in ("[", "{") and _holds_several(self.annotation):
+            try:
+                return yaml.safe_load(words[0])
+            except yaml.YAMLError:
+                raise ConfigError(f"{self.name}: {words[0]!r} is not valid YAML") from None
+        if _is_mapping(self.annotation):
+            pairs = [word.partition("=") for word in words]
+            if wrong := [name for name, equals, _ in pairs if not equals]:
+                raise ConfigError(f"{self.name}: expected NAME=VALUE, got {wrong[0]!r}")
+            return {name: value for name, _, value in pairs}
+        if _holds_several(self.annotation):
+            return list(words)
+        if len(words) > 1:
+            raise ConfigError(f"{self.name} takes one value, got {' '.join(map(repr, words))}")
+        return words[0]
 
 
-def positional(
-    command: str, what: str, argv: list[str], show_help: Callable[[], object] | None = None
-) -> tuple[str, list[str]]:
-    """The first argument, which must be no option. Where help was asked for in its place: that, and exit status 0."""
-    if argv and argv[0] in {"-h", "--help"}:
-        show_help() if show_help else print(f"usage: fintrader {command} {what}")
-        sys.exit(0)
-    if not argv or argv[0].startswith("-"):
+def options_of(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Every setting of `model` and of the models that stand in it; which one of a union that is, its values say."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from options_of(value, (*path, name))
+        elif not (len(models_in(field.annotation)) == 1 and isinstance(field.annotation, type)):
+            annotation, optional = bare(field.annotation)
+            yield Option((*path, name), annotation, optional, value, _about(field))
+
+
+def _about(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
+
+
+def _holds_several(annotation: Any) -> bool:
+    return _is_mapping(annotation) or get_origin(annotation) in (tuple, list) or bool(models_in(annotation))
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def shape(option: Option) -> str:
+    """What an option's value looks like: `N`, `{a,b}`, `YYYY-MM-DD ...`; nothing for a flag."""
+    return "" if option.is_flag else _shape(option.annotation)
+
+
+def _shape(annotation: Any) -> str:
+    annotation, _ = bare(annotation)
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "{" + ",".join(map(str, inside)) + "}"
+    if _is_mapping(annotation):
+        return "NAME=VALUE ..."
+    if origin is tuple:
+        return f"{_shape(inside[0])} ..." if Ellipsis in inside else " ".join(map(_shape, inside))
+    if origin in (Union, UnionType) and not models_in(annotation):
+        return "|".join(dict.fromkeys(map(_shape, inside)))
+    names = {"int": "N", "float": "X", "str": "TEXT", "date": "YYYY-MM-DD", "Path": "PATH", "bool": "true|false"}
+    return names.get(getattr(annotation, "__name__", ""), "YAML")
+
+
+# --- words to settings -----------------------------------------------------------------------------------------------
+
+
+def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = ()) -> T:
+    """`default` with the options of `argv` over it. `extra` are option names that other parts of the command know.
+
+    Raises ConfigError, one line that names what was typed.
+    """
+    known = {option.path: option for option in options_of(default)}
+    values, typed, words = default.model_dump(mode="json"), {}, list(argv)
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        if not word.startswith("--"):
+            raise ConfigError(f"{word!r}: `fintrader {command}` takes settings from here on, like --name VALUE")
+        path = tuple(word[2:].replace("-", "_").split("."))
+        path = (ALIASES.get(path[0], path[0]), *path[1:])
+        if path not in known:
+            raise ConfigError(_unknown(word, default, extra))
+        behind = [value] if equals else []
+        while not equals and words and not words[0].startswith("--"):
+            behind.append(words.pop(0))
+        below = values
+        for name in path[:-1]:
+            below = below[name]
+        below[path[-1]] = known[path].read(behind)
+        typed[".".join(path)] = word
+    if not typed:
+        return default
+    try:
+        return type(default).model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_as_typed(first_problem(type(default), error, prefer=typed), typed)) from None
+
+
+def _as_typed(problem: str, typed: Mapping[str, str]) -> str:
+    """`env.num_envs: ...` as `--env.num-envs: ...`, where that was typed."""
+    field, colon, said = problem.partition(": ")
+    found = max((path for path in typed if f"{field}.".startswith(f"{path}.")), key=len, default=None)
+    return f"{typed[found]}{colon}{said}" if found else problem
+
+
+def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
+    name = word.removeprefix("--").replace("_", "-")
+    anywhere = set(_every_name(type(default)))
+    if name in anywhere:
+        place = name.rpartition(".")[0]
+        kind = {"agent": "agent.algo", "env": "env.kind"}.get(place.split(".")[0], "data.source.kind")
+        return f"{word}: no setting of what stands in {place}; choose another --{kind} first"
+    known = [*(option.name[2:] for option in options_of(default)), *extra]
+    sections = {known_name.rpartition(".")[0] for known_name in known}
+    if name in sections:
+        return f"{word}: a section of settings; give one of them, e.g. {_first_below(name, known)}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    ends = [other for other in known if other.rpartition(".")[2] == name]
+    if ends or close:
+        return f"{word}: unknown setting; did you mean --{(ends or close)[0]}?"
+    return f"{word}: unknown setting; `--help-all` lists the settings"
+
+
+def _first_below(section: str, known: Sequence[str]) -> str:
+    return next(f"--{name}" for name in known if name.startswith(f"{section}."))
+
+
+def _every_name(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted, dashed names of all settings below a model, of all members of unions."""
+    for name, field in model.model_fields.items():
+        dashed = f"{prefix}{name.replace('_', '-')}"
+        below = models_in(field.annotation)
+        if not below:
+            yield dashed
+        for one in below:
+            yield from _every_name(one, f"{dashed}.")
+
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def positional(command: str, what: str, argv: list[str]) -> tuple[str, list[str]]:
+    """The first argument, which must be no option, and the rest. Raises ConfigError."""
+    if not argv or argv[0].startswith("-") or not argv[0]:
         raise ConfigError(f"`fintrader {command}` needs {what} as its first argument")
     return argv[0], argv[1:]
 
 
 def parse_config(command: str, argv: list[str]) -> RunConfig:
     """CONFIG and its overrides as a run's settings. Raises ConfigError."""
-    from fintrader.pipeline.config import CHOICES, RunConfig, load_config
+    from fintrader.pipeline.config import CHOICES, load_config
 
-    return _parse_config(command, argv, RunConfig, load_config, CHOICES)
+    path, rest, chosen = _split(command, argv, CHOICES)
+    return parse(load_config(Path(path), chosen), rest, command, list(CHOICES))
 
 
 def parse_data_config(command: str, argv: list[str]) -> DataConfig:
     """CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
-    from fintrader.data.data_config import DATA_CHOICES, DataConfig, load_data_config
+    from fintrader.data.data_config import DATA_CHOICES, load_data_config
 
-    return _parse_config(command, argv, DataConfig, load_data_config, DATA_CHOICES)
-
-
-def _parse_config(
-    command: str, argv: list[str], model: type[T], load: Callable[[Path, dict[str, str]], T], choices: Choices
-) -> T:
-    usage = f"{command} CONFIG"
-    path, rest = positional(command, "CONFIG", argv, lambda: _tyro(model, model(), ["--help"], usage, choices))
-    rest, chosen = _take_choices(rest, choices)
-    rest = _without_dates(rest)
-    return parse(model, load(Path(path), chosen), rest, usage, choices)
+    path, rest, chosen = _split(command, argv, DATA_CHOICES)
+    return parse(load_data_config(Path(path), chosen), rest, command, list(DATA_CHOICES))
 
 
-def _take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
+def _split(command: str, argv: list[str], choices: Choices) -> tuple[str, list[str], dict[str, str]]:
+    path, rest = positional(command, "CONFIG", argv)
+    rest, chosen = take_choices(rest, choices)
+    return path, _without_dates(rest), chosen
+
+
+def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
     """Split off options that choose *which* settings model stands in a place (they decide the other options)."""
     rest: list[str] = []
     chosen: dict[str, str] = {}
@@ -71,7 +253,7 @@ def _take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[st
         key = name.removeprefix("--").replace("-", "_")
         if name.startswith("--") and key in choices:
             value = value if equals else next(words, "")
-            if not value:
+            if not value or value.startswith("--"):
                 raise ConfigError(f"{name} needs a value: {', '.join(choices[key])}")
             chosen[key] = value
         else:
@@ -88,87 +270,7 @@ def _without_dates(argv: list[str]) -> list[str]:
     return [*argv, *(word for window in windows for word in (window, "None"))]
 
 
-def help_config(usage: str) -> None:
-    """Print what a command that takes a run's settings knows."""
-    from fintrader.pipeline.config import CHOICES, RunConfig
-
-    _tyro(RunConfig, RunConfig(), ["--help"], usage, CHOICES)
-
-
-def _tyro(model: type[T], default: T, argv: Sequence[str], command: str, choices: Choices | None = None) -> T:
-    import tyro
-
-    about = (model.__doc__ or "").strip()
-    if choices:
-        said = "; ".join(f"--{name} {'|'.join(values)}" for name, values in choices.items())
-        about = f"{about}\n\nChoosing another one of these changes which further settings there are: {said}"
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    return tyro.cli(
-        model, default=default, args=list(argv), prog=f"fintrader {command}", config=config, description=about
-    )
-
-
-def parse(model: type[T], default: T, argv: Sequence[str], command: str, choices: Choices | None = None) -> T:
-    """`default` with the options of `argv` over it. Raises ConfigError, one line, for anything wrong."""
-    if any(word in {"-h", "--help"} for word in argv):
-        return _tyro(model, default, ["--help"], command, choices)
-    said = io.StringIO()
-    try:
-        with _wide(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            return _tyro(model, default, argv, command)
-    except SystemExit:
-        raise ConfigError(_reduce(said.getvalue(), model)) from None
-
-
-@contextlib.contextmanager
-def _wide() -> Iterator[None]:
-    """Keep tyro from wrapping its messages, so that they can be read back as one line."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "4000"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
-
-
-def _reduce(message: str, model: type[Any]) -> str:
-    """tyro's boxed message as one line that names the option and what to do."""
-    lines = [re.sub(r"^[|│╭╰+\s]+|[|│╮╯+\s]+$|[-─]{5,}", "", line).strip() for line in message.splitlines()]
-    lines = [line for line in lines if line]
-    text = " ".join(lines[1:] if len(lines) > 1 else lines)  # the first line is the box's title
-    if unknown := re.search(r"Unrecognized options: (--\S+?)[,\s]", text + " "):
-        option = unknown.group(1).split("=")[0]
-        known = list(_options(model))
-        if option.removeprefix("--") in known:
-            other = " (or choose another --data.source.kind first)" if option.startswith("--data.source.") else ""
-            return f"{option}: cannot be set on the command line; set it in the configuration file{other}"
-        close = difflib.get_close_matches(option.removeprefix("--"), known, n=1, cutoff=0.5)
-        hint = f"did you mean --{close[0]}?" if close else "`--help` lists the settings"
-        return f"{option}: unknown setting; {hint}"
-    text = re.sub(r"\s*(Argument helptext:|For full helptext).*", "", text)
-    if broken := _VALIDATION.search(text):
-        group, field, problem = broken.groups()
-        return f"{'.'.join(part for part in (group, field) if part and part != 'root')}: {problem}"
-    return text.removeprefix("Error parsing ")
-
-
-def _options(model: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted, dashed names of all options below a settings model."""
-    for name, field in model.model_fields.items():
-        dashed = f"{prefix}{name.replace('_', '-')}"
-        yield dashed
-        for below in models_in(field.annotation):
-            yield from _options(below, dashed + ".")
-
-
 def with_options(command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR") -> tuple[str, SettingsT]:
     """The argument (`of`) and the options after it."""
-
-    def options(words: list[str]) -> SettingsT:
-        return parse(type(defaults), defaults, words, f"{command} {of}")
-
-    folder, rest = positional(command, of, argv, lambda: options(["--help"]))
-    return folder, options(rest)
+    folder, rest = positional(command, of, argv)
+    return folder, parse(defaults, rest, command)

@@ -31,7 +31,7 @@ class AppSettings(Settings):
 
 def app(argv: list[str]) -> None:
     """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
-    settings = parse(AppSettings, AppSettings(), argv, "app")
+    settings = parse(AppSettings(), argv, "app")
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError("the app is not part of this installation; install fintrader from its source tree")
@@ -52,8 +52,7 @@ def bench(argv: list[str]) -> None:
         raise ConfigError(
             "benchmarks come with the source tree: clone the repository and install it with `make install`"
         )
-    usage = "usage: fintrader bench NAME [arguments]\n\nbenchmarks: " + ", ".join(names)
-    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv, lambda: print(usage))
+    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"

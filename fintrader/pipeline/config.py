@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import tyro
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
@@ -87,7 +86,7 @@ class RunConfig(Settings):
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPO()
-    from_run: Annotated[str | None, tyro.conf.arg(aliases=("--from",))] = None
+    from_run: str | None = None
     """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its networks and
     optimisers; on other symbols, too, where the network allows it. None: from new weights."""
     agents: tuple[AgentSettings, ...] = ()

@@ -41,7 +41,7 @@ def test_port_is_checked(port: int) -> None:
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     program = (
         "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables: print(words); "
-        "cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless', 'True']); "
+        "cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless']); "
         "assert not any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in sys.modules)"
     )
     root = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import pytest
 from fintrader import load_market
 from fintrader.cli import main
 from fintrader.cli.options import parse_config, parse_data_config
-from tests.engines.runs import fintrader
+from fintrader.results.catalogue import FEWEST_SESSIONS
+from tests.engines.runs import TINY, fintrader, write_config
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
 
@@ -30,14 +31,14 @@ def complaint(*words: str) -> str:
         (["runn", QUICKSTART], "did you mean 'run'?"),
         (["data"], "needs one of: build, quality, dry-run, verify"),
         (["run", QUICKSTART, "--env.num-env", "3"], "--env.num-env: unknown setting; did you mean --env.num-envs?"),
-        (["run", QUICKSTART, "--env.num-envs", "0"], "num_envs: input should be greater than or equal to 1, got 0"),
+        (["run", QUICKSTART, "--env.num-envs", "0"], "--env.num-envs: input should be greater than or equal to 1"),
         (["run", QUICKSTART, "--agent.algo", "magic"], "--agent.algo: 'magic' is unknown; choose one of"),
-        (["run", QUICKSTART, "--name", "../x"], "name: run name '../x' must be"),
-        (["run", QUICKSTART, "--device", "tpu9"], "device: expected auto, cpu, cuda or cuda:N"),
-        (["run", QUICKSTART, "--seed"], "seed"),
+        (["run", QUICKSTART, "--name", "../x"], "--name: run name '../x' must be"),
+        (["run", QUICKSTART, "--device", "tpu9"], "--device: expected auto, cpu, cuda or cuda:N"),
+        (["run", QUICKSTART, "--seed"], "--seed needs a value: N"),
         (["run", QUICKSTART, "--runs-dir", "/proc/x"], "/proc/x/quickstart: No such file"),
         (["run", QUICKSTART, "--runs-dir", __file__], "choose a folder that can be written to (--runs-dir)"),
-        (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "runs_dir: s3:"),
+        (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "--runs-dir: s3:"),
         (["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"], "must be a local one"),
         (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
         (["backtest", "no_such_run"], "no_such_run: no run lies here"),
@@ -68,13 +69,6 @@ def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path: Path):
     assert asked.windows.train == (0, asked.num_bars * 9 // 20)  # without the session of the embargo
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["tournament"], ["backtest"], ["data", "build"], ["app"], ["bench"]])
-def test_help_is_there_for_every_command(command: list[str]):
-    done = fintrader(*command, "--help")
-    assert done.status == 0, done.err
-    assert "usage" in done.out.lower()
-
-
 def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fintrader.cli.dispatch", lambda argv: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -88,3 +82,20 @@ def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.M
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
     assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")
+
+
+def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path: Path) -> None:
+    config = write_config(tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1})
+    for _ in range(2):  # when it is made, and when it is there
+        *_, report, own = fintrader("run", str(config)).out.splitlines()
+        page = tmp_path / "runs" / "tiny" / "backtest" / "report.html"
+        assert report.startswith(f"Open {page} in a browser")
+        assert page.is_file()
+        assert f"app --runs-dir {tmp_path / 'runs'}`" in report
+        assert "init FILE`" in own
+
+
+def test_the_quickstart_tests_on_a_quarter_of_a_year_or_more() -> None:
+    """Less is not put on a year, and no bootstrap speaks of it."""
+    data = parse_config("run", [QUICKSTART]).data
+    assert data.source.num_sessions * data.windows.fractions[2] >= FEWEST_SESSIONS

@@ -279,7 +279,7 @@ def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pyte
     assert lines
     for command, *words in lines:
         if command == "app":
-            settings = parse(AppSettings, AppSettings(), words, "app")
+            settings = parse(AppSettings(), words, "app")
             assert (settings.host, settings.port) == ("0.0.0.0", 8501)
         else:
             config = parse_config(command, words)

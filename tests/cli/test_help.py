@@ -1,0 +1,94 @@
+"""Help fits a screen and leaves nothing out; completion scripts are scripts of their shells."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fintrader.cli import _COMMANDS
+from fintrader.cli.help import GROUPS, SETTINGS, SHELLS
+from tests.engines.runs import fintrader
+
+LINES, COLUMNS = 40, 100
+
+
+@pytest.fixture(autouse=True)
+def a_usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def helped(*words: str) -> list[str]:
+    done = fintrader(*words)
+    assert (done.status, done.err) == (0, "")
+    return done.out.splitlines()
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("help",)])
+def test_the_overview_fits_a_screen_and_names_every_command_once(words: tuple[str, ...]) -> None:
+    lines = helped(*words)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    named = [name for _, rows in GROUPS for names, _ in rows for name in names.split(", ")]
+    assert sorted(named) == sorted(_COMMANDS)
+    assert set(SETTINGS) <= set(_COMMANDS)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_of_every_command_fits_a_screen(command: str) -> None:
+    if command == "bench":
+        pytest.skip("a benchmark says itself what it takes")
+    lines = helped(*command.split(), "--help")
+    assert lines[0].startswith(f"usage: fintrader {command}")
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+def test_help_all_explains_every_setting_and_those_of_a_section() -> None:
+    lines = helped("run", "--help-all")
+    for setting in ("--env.cost-bps X", "--agent.network.hidden N ...", "--backtest.limits.weight X"):
+        assert any(line.startswith(setting) for line in lines), setting
+    below = helped("run", "--help-all", "backtest.limits")
+    named = [line for line in below if line.startswith("--")]
+    assert named
+    assert all(line.startswith("--backtest.limits.") for line in named)
+    (said,) = fintrader("run", "--help-all", "nosuch").err.splitlines()
+    assert "--help-all nosuch: no setting begins so; the sections are data, env" in said
+
+
+def test_help_behind_a_configuration_shows_its_values() -> None:
+    assert any(re.search(r"--tournament.pods N +\[80\]", line) for line in helped("run", "podracer", "--help"))
+    behind = helped("run", "quickstart", "--agent.algo", "sac", "--help-all", "agent")
+    assert any(line.startswith("--agent.target-entropy") or "--agent.tau" in line for line in behind)
+    assert not any("--agent.clip-coef" in line for line in behind)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_completion_script_is_one(shell: str, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("\n".join(helped("completion", shell)) + "\n")
+    assert "backtest.null-model" in script.read_text()
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", str(script)], check=True)
+
+
+def test_bash_completes_commands_and_settings(tmp_path: Path) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    script = tmp_path / "script"
+    script.write_text("\n".join(helped("completion", "bash")) + "\n")
+
+    def offered(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in ("fintrader", *words))
+        program = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fintrader; echo ${{COMPREPLY[@]}}"
+        return subprocess.run(["bash", "-c", program], check=True, capture_output=True, text=True).stdout.split()
+
+    assert offered("walk") == ["walkforward"]
+    assert offered("data", "de") == ["detect"]
+    assert offered("run", "quickstart", "--backtest.nu") == ["--backtest.null-model"]
+    assert offered("data", "compare", "a", "b", "--tol") == ["--tolerance-bps"]
+    assert offered("tournament", "quickstart", "--env.num-e") == ["--env.num-envs"]

@@ -1,0 +1,146 @@
+"""Mistakes on the command line: each is one sentence that names what was typed, with exit status 2 and no traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fintrader.cli.options import parse, parse_config
+from fintrader.cli.start import AppSettings
+from tests.cli.test_commands import QUICKSTART, complaint
+from tests.engines.runs import write_config
+
+FILES = {
+    "bad.csv": "a,b\n1,2\n",
+    "file": "x",
+    "broken.yaml": "a: [",
+    "type.yaml": "env: {num_envs: many}",
+    "union.yaml": "env: {participation: often}",
+    "window.yaml": "data: {windows: {train: [2020-01-01]}}",
+    "date.yaml": "data: {windows: {train: [2020-02-30, 2020-03-01]}}",
+    "absent.yaml": "data: {source: {kind: files, path: absent.csv}}",
+    "badbars.yaml": "data: {source: {kind: files, path: bad.csv}}",
+}
+MISTAKES = """
+run Q --data.windows.train 2020-01-01 | --data.windows.train: too few values, got ['2020-01-01']
+run Q --data.windows.train 2020-13-01 2020-14-01 | --data.windows.train: expected a date like 2024-01-31
+run Q --data.windows.fractions 0.5 0.5 | --data.windows.fractions: too few values
+run Q --data.windows.fractions a b c | --data.windows.fractions: expected a number, got 'a'
+run Q --data.windows 0.5 | --data.windows: a section of settings; give one of them, e.g. --data.windows.
+run Q --env.num-envs many | --env.num-envs: expected a whole number, got 'many'
+run Q --env.num-envs 1.5 | --env.num-envs: expected a whole number, got '1.5'
+run Q --env.num-envs 4 5 | --env.num-envs takes one value, got '4' '5'
+run Q --env.cost-bps -5 | --env.cost-bps: input should be greater than or equal to 0
+run Q --env.cost-bps | --env.cost-bps needs a value: X
+run Q --env.participation often | --env.participation: expected a number, got 'often'
+run Q --backtest.null-model perhaps | --backtest.null-model: expected true, false or nothing behind it
+run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
+run Q --agent.algo | --agent.algo needs a value: ppo, a2c
+run Q --agent.alpha 1 | --agent.alpha: no setting of what stands in agent; choose another --agent.algo first
+run Q --data.source.path x | choose another --data.source.kind first
+run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
+run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
+run Q --metrics-port 99999 | --metrics-port: input should be less than or equal to 65535
+run Q --launcher moon | --launcher: choose one of 'local' or 'ray', got 'moon'
+run Q --store notaurl | --store: 'notaurl' is no URL
+run Q --runs-dir file | file/quickstart: Not a directory; choose a folder
+run Q --runs-dir file --cache file | Not a directory
+run Q extra words | 'extra': `fintrader run` takes settings from here on
+run Q -x | '-x': `fintrader run` takes settings from here on
+run folder | folder: a folder; give the path of a YAML configuration
+run bin.yaml | bin.yaml: no text, so no YAML
+run broken.yaml | broken.yaml: not valid YAML at line 1
+run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'
+run union.yaml | union.yaml: env.participation: expected a number, got 'often'
+run window.yaml | window.yaml: data.windows.train: too few values
+run date.yaml | date.yaml, line 1: 2020-02-30 is no date
+data build absent.yaml | absent.csv: no bar file there
+data build badbars.yaml --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
+backtest folder | folder: no run lies here
+status nowhere | nowhere: no such folder
+status file | file: a file; give the folder of a run
+lineage folder | needs RUN_DIR and POD
+scale folder --pods x | --pods: expected a whole number, got 'x'
+scale folder --pods 0 | --pods: input should be greater than or equal to 1
+looks --runs-dir nowhere | nowhere: no such folder
+compare | `fintrader compare` needs RUN RUN
+compare folder --out | --out needs a value
+compare folder --out folder | --out: folder is a folder
+reproduce folder | folder: Is a directory; give the report.html
+init | needs FILE|FOLDER as its first argument
+init nowhere.csv | nowhere.csv: no bar file there
+init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'
+data gc | `fintrader data gc` needs CONFIG
+data compare bad.csv | needs A and B first
+freeze nowhere | nowhere: no run lies here
+paper folder --feed smoke | --feed: choose one of 'replay' or 'alpaca'
+halt nobody | holds no deployment 'nobody'
+app --port x | --port: expected a whole number, got 'x'
+app --headless maybe | --headless: expected true, false or nothing behind it
+lookahead Q --prefixes x | --prefixes: expected a whole number, got 'x'
+completion tcsh | completion: 'tcsh' is unknown; choose one of bash, zsh, fish
+--hlep | '--hlep' is no command
+"""
+
+
+@pytest.mark.parametrize("line", MISTAKES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
+def test_a_mistake_is_one_sentence_that_names_it(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bin.yaml").write_bytes(b"\x00\xff\xfe")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    typed, _, expected = line.partition(" | ")
+    said = complaint(*(QUICKSTART if word == "Q" else word for word in typed.split()))
+    assert expected.strip() in said
+    for leaked in ("Errno", "invalid literal", "RunConfig", "Value error", "Traceback", "NoneType"):
+        assert leaked not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], False),
+        (["--headless"], True),
+        (["--headless", "--port", "8600"], True),
+        (["--headless", "true"], True),
+        (["--headless", "True"], True),
+        (["--headless=no"], False),
+        (["--headless", "false"], False),
+    ],
+)
+def test_a_flag_needs_no_value_and_takes_one(words: list[str], expected: bool) -> None:
+    assert parse(AppSettings(), words, "app").headless is expected
+
+
+def test_values_of_every_shape() -> None:
+    search = "{agent.learning_rate: {low: 1.0e-4, high: 1.0e-2}}"
+    words = ["--agent.network.hidden", "32", "16", "--data.universe.aliases", "FB=META", "--env.episode-bars", "None"]
+    words += ["--from", "runs/one", "--env.participation", "none", "--tournament.search", search]
+    config = parse_config("run", [QUICKSTART, *words, "--backtest.window", "validation", "test"])
+    assert config.agent.network.hidden == (32, 16)
+    assert dict(config.data.universe.aliases) == {"FB": "META"}
+    assert config.trading.episode_bars is None
+    assert (config.from_run, config.trading.participation) == ("runs/one", "none")
+    assert config.tournament.search["agent.learning_rate"].low == 1e-4
+    assert config.backtest.window == ("validation", "test")
+
+
+@pytest.mark.slow
+def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fintrader", "run", str(write_config(tmp_path))]
+    for seconds in (1.5, 3.0, 6.0, 9.0):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        assert "Traceback" not in err
+        if process.returncode == 0:  # it was faster
+            break
+        assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
+        assert err.splitlines()[-1] == "fintrader: interrupted; the same command goes on from here"
