@@ -139,9 +139,10 @@ def guarded() -> Iterator[None]:
 
 
 def sentence(error: Exception) -> str:
-    """An error's message as escaped text that begins with a capital."""
+    """An error's message as escaped text that begins with a capital, unless a path or a setting stands there."""
     text = plain(without_secrets(str(error)))
-    return text[:1].upper() + text[1:]
+    named = any(mark in text.partition(" ")[0] for mark in "/._")
+    return text if named else text[:1].upper() + text[1:]
 
 
 # --- foreign text ----------------------------------------------------------------------------------------------

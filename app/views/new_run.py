@@ -122,13 +122,14 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
 
     found = estimate(settings, records(runs))
     low, high = found.span
-    null = f", of which {duration(found.null_seconds)} for the null model" if found.null_seconds else ""
+    null = f", about {duration(found.null_seconds)} of it for the null model" if found.null_seconds else ""
     room = "memory unknown until the bars are read"
     if found.memory_bytes is not None:
         room = f"about {found.memory_bytes / 2**30:.1f} GiB of memory"
     st.markdown(
         f":material/schedule: **About {plain(duration(found.seconds))}** "
-        f"({plain(duration(low))} to {plain(duration(high))}{plain(null)}); {plain(room)}. "
+        f"({plain(duration(low))} to {plain(duration(high))} where nothing else is at work)"
+        f"{plain(null)}; {plain(room)}. "
         f"{plain(found.sure.capitalize())}: {plain(found.why)}."
     )
     if found.null_seconds:

@@ -104,15 +104,19 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
         race = _work(settings) / STEPS_PER_SECOND * max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS)
         compiling = COMPILING_SECONDS
     other = like.other_seconds if like is not None else 15.0
-    market = like.market_bytes if like is not None and like.config.data == config.data else _market_bytes(config)
+    stored = like.market_bytes if like is not None and like.config.data == config.data else None
+    market = stored or _market_bytes(config)
     pods = _at_once(settings)
     needed = None if market is None else MAIN_BYTES + 2 * market + pods * (POD_BYTES + market)
     free = available_memory(HOST)
     sure: Sure
     if likely is not None:
-        sure, why = "likely", f"{likely.name} took so long, with settings that differ in length alone"
+        sure, why = "likely", f"the run {likely.name} took so long, and differs in length alone"
     elif like is not None:
-        sure, why = "rough", f"scaled from {like.name}, which trained {like.config.agent.algo} on other settings"
+        sure, why = (
+            "rough",
+            f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other settings",
+        )
     else:
         sure, why = "a guess", "no run of this kind has finished here; from another machine's speed"
     return Estimate(
