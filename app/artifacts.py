@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from fintrader.files import records_in
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
-from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature
+from fintrader.results.folders import DamagedFileError, FileCache, Folder, NotThereError, RunsFolder, Signature
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.results.run import Summary
+from fintrader.stages import Stage
 
 MAX_PODS = 20_000
 MAX_RANKS = 1_000
 MAX_EVENT_BYTES = 8 << 20
 
-READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16)
+READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16, configs=64)
 """Everything that the app keeps of what it has read, shared by all its sessions."""
 
 
@@ -30,6 +32,24 @@ def summaries(runs: RunsFolder) -> list[Summary]:
 def summary(runs: RunsFolder, name: str) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and NotThereError."""
     return stored_runs.summary(runs.run(name), READ)
+
+
+def stages(runs: RunsFolder, run: Summary) -> list[Stage]:
+    """How far each stage of a run is, as of now."""
+    return stored_runs.stages_now(runs.run(run.name), run)
+
+
+def config(folder: Folder) -> dict[str, Any]:
+    """The settings that a run was made with, as its file has them. Raises NotThereError, DamagedFileError."""
+
+    def read(_: Any) -> dict[str, Any]:
+        try:
+            values = yaml.safe_load(folder.text("config.yaml"))
+        except (yaml.YAMLError, RecursionError):
+            raise DamagedFileError("config.yaml is not valid YAML") from None
+        return values if isinstance(values, dict) else {}
+
+    return READ.get("configs", folder.root, folder.signature("config.yaml"), read)
 
 
 def backtest(folder: Folder) -> StoredBacktest:

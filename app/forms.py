@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from datetime import date
 from functools import cache
 from typing import Any
 
@@ -14,7 +16,7 @@ import streamlit as st
 import yaml
 from pydantic import BaseModel
 
-from fintrader_app.shell import human
+from fintrader_app.shell import human, plain
 
 Draft = dict[str, Any]
 Schema = dict[str, Any]
@@ -103,13 +105,48 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         options = [*([None] if may_be_none else []), *field.get("enum", [field.get("const")])]
         how: dict[str, Any] = {"format_func": lambda option: "none" if option is None else str(option)}
         draft[name] = st.selectbox(title, options, _index(options, value), help=text, key=key, **how)
-    elif kind in ("integer", "number") and not may_be_none and _is_number(value):
+    elif kind in ("integer", "number") and (_is_number(value) or (may_be_none and value is None)):
         draft[name] = _number(title, value, field, key)
+    elif kind == "string" and "examples" in field and isinstance(value, str):
+        # What the settings know by name; anything else may be typed, and the models judge it.
+        options = list(dict.fromkeys([*field["examples"], value]))
+        draft[name] = st.selectbox(
+            title, options, _index(options, value), help=text, key=key, accept_new_options=True, placeholder="none"
+        )
+    elif kind == "string" and field.get("format") == "date" and _is_date(value):
+        day = st.date_input(title, _date(value), help=text, key=key, **_DAYS)
+        draft[name] = None if day is None else day.isoformat()
+    elif _is_range_of_dates(field) and (value is None or (isinstance(value, list) and all(map(_is_date, value)))):
+        picked = st.date_input(title, tuple(map(_date, value or ())), help=text or _RANGE, key=key, **_DAYS)
+        draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
         typed = st.text_input(title, "" if value is None else str(value), help=text, key=key, placeholder="none")
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
         draft[name] = _yaml(title, value, text, key)
+
+
+_DAYS: dict[str, Any] = {"min_value": date(1900, 1, 1), "max_value": date(2100, 12, 31), "format": "YYYY-MM-DD"}
+_RANGE = "First and last day, both included; none: by shares of the sessions."
+
+
+def _is_date(value: Any) -> bool:
+    try:
+        return value is None or bool(_date(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _date(value: Any) -> date | None:
+    day = None if value is None else date.fromisoformat(value)
+    if day is not None and not _DAYS["min_value"] <= day <= _DAYS["max_value"]:
+        raise ValueError(value)
+    return day
+
+
+def _is_range_of_dates(field: Schema) -> bool:
+    parts = field.get("prefixItems", [])
+    return len(parts) == 2 and all(part.get("format") == "date" for part in parts)
 
 
 def _is_number(value: Any) -> bool:
@@ -125,7 +162,8 @@ def _number(title: str, value: Any, field: Schema, key: str) -> Any:
     for limit, names in bounds.items():
         found = next((field[name] for name in names if name in field), None)
         how[limit] = None if found is None else kind(found)
-    return st.number_input(title, value=kind(value), help=field.get("description"), key=key, **how)
+    start = None if value is None else kind(value)
+    return st.number_input(title, value=start, help=field.get("description"), key=key, placeholder="none", **how)
 
 
 def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
@@ -138,3 +176,55 @@ def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
         return yaml.safe_load(typed)
     except (yaml.YAMLError, RecursionError):
         return typed
+
+
+# --- a mapping of models, as rows ------------------------------------------------------------------------------
+
+
+def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
+    """A mapping from names to models, one row each, with a line to add one; `names` are suggested for new rows."""
+    model: Schema = field["additionalProperties"]
+    if not isinstance(draft.get(name), dict):
+        draft[name] = {}
+    entries: Draft = draft[name]
+    if not entries:
+        st.caption("Nothing is searched.")
+    for entry in list(entries):
+        with st.container(border=True):
+            left, right = st.columns([5, 1], vertical_alignment="center")
+            left.markdown(f"**{plain(entry)}**")
+            if right.button("Remove", key=f"{key}.{entry}.remove", icon=":material/delete:", width="stretch"):
+                del entries[entry]
+                st.rerun()
+            if not isinstance(entries[entry], dict):
+                entries[entry] = {}
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                for part, below in model["properties"].items():
+                    with st.container(width=170):
+                        widget(below, part, entries[entry], f"{key}.{entry}.{part}")
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with left:
+        new = st.selectbox(
+            "Add a setting",
+            [one for one in names if one not in entries],
+            index=None,
+            key=f"{key}.new.{len(entries)}",
+            accept_new_options=True,
+            placeholder="choose one, or type its dotted name",
+        )
+    with right:
+        if st.button("Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"):
+            entries[str(new)] = defaults(model)
+            st.rerun()
+
+
+def numbers_in(schema: Schema, before: str = "") -> list[str]:
+    """Dotted names of all numeric settings of a model, and of those inside it."""
+    found = []
+    for name, field in schema.get("properties", {}).items():
+        plain_field, _ = optional(field)
+        if plain_field.get("type") in ("integer", "number"):
+            found.append(f"{before}{name}")
+        elif "properties" in plain_field:
+            found += numbers_in(plain_field, f"{before}{name}.")
+    return found

@@ -2,7 +2,7 @@
 
     runs/.launched/<name>.yaml   the settings it was started with
     runs/.launched/<name>.json   the process
-    runs/.launched/<name>.log    what it printed
+    runs/.launched/<name>.log    what it printed, each time that it was started or continued
 
 A folder that begins with a dot is no run, so the run list does not show it. The process is
 `python -m fintrader_app.jobs run CONFIG`: the same command line, which outlives the app. It answers an interrupt even
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fintrader.errors import FintraderError, RunError
@@ -30,6 +31,7 @@ from fintrader.storage.lease import born
 
 PLACE = ".launched"
 NICENESS = 5
+_BEGUN, _COMPLAINT, _STOPPED = "--- started ", "fintrader: ", "interrupted; "
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -78,10 +80,11 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     config = runs.path(PLACE, f"{name}.yaml")
     write_text(config, text)
     log = runs.path(PLACE, f"{name}.log")
-    write_text(log, "")
     variables = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
     words = [sys.executable, "-m", "fintrader_app.jobs", "run", str(config)]
     with log.open("ab") as output:
+        output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
+        output.flush()
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams)
     _CHILDREN[child.pid] = child
@@ -125,6 +128,16 @@ def kill(job: Job) -> bool:
         return False
     os.killpg(job.pid, signal.SIGKILL)
     return True
+
+
+def why_ended(runs: RunsFolder, name: str) -> str | None:
+    """The sentence with which a job's last attempt gave up; None where it did not, or said nothing."""
+    try:
+        words = last_words(runs, name)
+    except FintraderError:
+        return None
+    said = [line for line in words.rpartition(_BEGUN)[2].splitlines() if line.startswith(_COMPLAINT)]
+    return said[-1].removeprefix(_COMPLAINT) if said and _STOPPED not in said[-1] else None
 
 
 def last_words(runs: RunsFolder, name: str) -> str:

@@ -17,9 +17,10 @@ import streamlit as st
 from fintrader.config import shipped_configs
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import when
+from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
-from fintrader_app.artifacts import summaries
+from fintrader.stages import Stage
+from fintrader_app.artifacts import stages, summaries, summary
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 
 log = logging.getLogger("fintrader.app")
@@ -58,7 +59,24 @@ STYLE = """<style>
 .stMainBlockContainer h3 {font-size: 1.1rem; padding: .4rem 0 0;}
 [data-testid="stMetricValue"] {font-size: 1.45rem; font-variant-numeric: tabular-nums;}
 [data-testid="stMetricLabel"] {opacity: .75;}
+.ft-stages {display: flex; gap: .7rem; list-style: none; margin: 0 !important;
+  padding: 0 !important;}
+.ft-stages li {flex: 1 1 0; min-width: 0; margin: 0 !important; font-size: .8rem; line-height: 1.35;}
+.ft-stages b {font-weight: 600; display: block;}
+.ft-stages small {font-size: .75rem; opacity: .75; display: block; font-variant-numeric: tabular-nums;}
+.ft-stages i {display: block; height: 5px; border-radius: 3px; margin: .25rem 0; background: rgba(128,138,148,.28);}
+.ft-stages i::before {content: ""; display: block; height: 100%; width: var(--share, 0%); border-radius: 3px;
+  background: #0d9488;}
+.ft-stages .running i::before {background: #2f7fd1;}
+.ft-stages .failed i {background: rgba(214,69,69,.4);}
+.ft-stages .failed i::before {background: #d64545;}
+.ft-stages .stopped i {background: rgba(217,115,13,.35);}
+.ft-stages .stopped i::before {background: #d9730d;}
+.ft-stages .waiting b {opacity: .6; font-weight: 400;}
 @media (max-width: 640px) {
+  .ft-stages {flex-direction: column; gap: .15rem;}
+  .ft-stages li {display: grid; grid-template-columns: 6.2rem 1fr 8.3rem; gap: .6rem; align-items: center;}
+  .ft-stages small {text-align: right;}
   .stMainBlockContainer {padding: 4rem .9rem 2rem;}
   [data-testid="stMetricValue"] {font-size: 1.15rem;}
 }
@@ -68,8 +86,10 @@ STATUS = {
     "running": (":material/progress_activity:", "blue"),
     "finished": (":material/check_circle:", "green"),
     "interrupted": (":material/pause_circle:", "orange"),
-    "broken": (":material/error:", "red"),
+    "failed": (":material/error:", "red"),
+    "broken": (":material/broken_image:", "red"),
 }
+REFRESH_SECONDS = 2
 
 
 def runs_folder() -> RunsFolder:
@@ -119,9 +139,10 @@ def guarded() -> Iterator[None]:
 
 
 def sentence(error: Exception) -> str:
-    """An error's message as escaped text that begins with a capital."""
+    """An error's message as escaped text that begins with a capital, unless a path or a setting stands there."""
     text = plain(without_secrets(str(error)))
-    return text[:1].upper() + text[1:]
+    named = any(mark in text.partition(" ")[0] for mark in "/._")
+    return text if named else text[:1].upper() + text[1:]
 
 
 # --- foreign text ----------------------------------------------------------------------------------------------
@@ -281,6 +302,7 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
     chosen = by_name[name]
     with right:
         status_line(chosen)
+    stage_strip(runs, chosen)
     return chosen, runs.run(name)
 
 
@@ -304,8 +326,6 @@ def status_line(run: Summary) -> None:
     icon, colour = STATUS[run.status]
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
-        if run.status == "running" and (stage := run.stage) is not None:
-            st.badge(plain(stage, 20), color="blue")
         if run.trials is not None:
             st.badge(f"{run.trials} trials", color="gray")
         if run.seed is not None:
@@ -314,5 +334,60 @@ def status_line(run: Summary) -> None:
             st.badge(plain(run.device, 20), color="gray")
         if run.created:
             st.caption(when(run.created), width="content")
+
+
+def stage_strip(runs: RunsFolder, run: Summary) -> None:
+    """How far each stage of a run is, live while it runs, what the one at work is for, and why it failed."""
+    live = run.status == "running"
+
+    @st.fragment(run_every=REFRESH_SECONDS if live else None)
+    def strip() -> None:
+        with guarded():
+            now = summary(runs, run.name) if live else run
+            if live and now.status != "running":
+                st.rerun()  # the whole page once more: another state, and no more refreshing
+            draw_stages(stages(runs, now), now)
+
+    strip()
+
+
+def draw_stages(found: Sequence[Stage], run: Summary) -> None:
+    """The strip as it stands; of a finished run one quiet line."""
+    if run.status == "finished":
+        if any(stage.seconds is not None for stage in found):
+            st.caption(plain(" → ".join(stage.told() for stage in found)))
+    elif found:
+        st.html(strip_html(found, alive=run.status == "running"))
+    at_work = next((stage for stage in found if stage.state == "running"), None)
+    if at_work is not None and at_work.about:
+        st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
     if run.problem:
-        st.error(f"{plain(run.name)}: {plain(run.problem)}", icon=":material/error:")
+        where = next((f" (stage: {plain(stage.title)})" for stage in found if stage.name == run.failed_at), "")
+        st.error(f"{plain(run.name)}{where}: {plain(without_secrets(run.problem), 1_000)}", icon=":material/error:")
+
+
+def strip_html(found: Sequence[Stage], *, alive: bool) -> str:
+    """The stages as a list with bars, every foreign word escaped."""
+    items = []
+    for number, stage in enumerate(found, 1):
+        share = 0.0 if stage.share is None else stage.share
+        items.append(
+            f'<li class="{stage.state}"><b>{number} {label(human(stage.title), 30)}</b>'
+            f'<i style="--share:{share:.1%}"></i><small>{label(_stage_words(stage, alive=alive), 80)}</small></li>'
+        )
+    return f'<ul class="ft-stages">{"".join(items)}</ul>'
+
+
+def _stage_words(stage: Stage, *, alive: bool) -> str:
+    """What stands below a stage's bar: time, share, and what is at work in it where that has another name."""
+    if stage.state == "done":
+        return duration(stage.seconds) if stage.seconds is not None else "done"
+    if stage.state == "waiting":
+        if not alive:
+            return "not begun"
+        return "waiting" if stage.seconds_left is None else f"about {duration(stage.seconds_left)}"
+    parts = [] if stage.state == "running" else [stage.state]
+    parts += [] if stage.share is None else [f"{stage.share:.0%}"]
+    parts += [] if stage.seconds_left is None else [f"{duration(stage.seconds_left)} left"]
+    parts += [stage.doing] if stage.doing and stage.doing != stage.title else []
+    return ", ".join(parts) or "at work"

@@ -9,19 +9,45 @@ Everything that takes long accepts `progress: Progress | None`; `None` stands fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.progress import TaskID as RichTaskID
+from rich.text import Text
 
 from fintrader import logs
+
+_told: ContextVar[Callable[[Task], None] | None] = ContextVar("fintrader_told", default=None)
+_strip: ContextVar[Callable[[], str] | None] = ContextVar("fintrader_strip", default=None)
+
+
+@contextlib.contextmanager
+def told(tell: Callable[[Task], None]) -> Iterator[None]:
+    """Inside the block `tell` is told of every task that begins there, whenever it moves, whoever shows it."""
+    token = _told.set(tell)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+@contextlib.contextmanager
+def with_strip(line: Callable[[], str]) -> Iterator[None]:
+    """A terminal's bars that begin inside the block stand below the line `line()`."""
+    token = _strip.set(line)
+    try:
+        yield
+    finally:
+        _strip.reset(token)
 
 
 class Task:
@@ -32,7 +58,12 @@ class Task:
         self.done = self.first = 0.0
         self.started = self.reported = owner.clock()
         self.finished = False
-        self._owner = owner
+        self._owner, self._told = owner, _told.get()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._told is not None:
+            self._told(self)
 
     def advance(self, amount: float = 1.0, *, note: str | None = None) -> None:
         """Count `amount` more units as done."""
@@ -43,6 +74,7 @@ class Task:
         self.done = done
         self.note = self.note if note is None else note
         self._owner.changed(self)
+        self._tell()
 
     def resume_at(self, done: float) -> None:
         """Work that an earlier run had done already: counted, but kept out of the rate."""
@@ -54,6 +86,7 @@ class Task:
         if not self.finished:
             self.finished = True
             self._owner.changed(self)
+            self._tell()
 
     def __enter__(self) -> Task:
         return self
@@ -177,11 +210,14 @@ _MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
 
 
 class _Bars(RichProgress):
-    """Bars, and below them whatever is to be shown."""
+    """Bars, above them where the whole stands, and below them whatever is to be shown."""
 
+    strip: Callable[[], str] | None = None
     extra: Callable[[], RenderableType] | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
+        if self.strip is not None:
+            yield Text(self.strip(), style="dim")
         yield from super().get_renderables()
         if self.extra is not None:
             yield self.extra()
@@ -202,6 +238,7 @@ class TerminalProgress(Progress):
             console=console,
             transient=True,
         )
+        self._bars.strip = _strip.get()  # here: the bars are drawn by a thread of their own
         self._ids: dict[Task, RichTaskID] = {}
 
     def __enter__(self) -> Progress:

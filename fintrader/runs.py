@@ -15,8 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import RunError
+from fintrader import stages
+from fintrader.errors import FintraderError, RunError
 from fintrader.files import read_json, write_json
+from fintrader.progress import reporter
 
 MANIFEST_FORMAT = "fintrader-run-1"
 PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "pydantic", "exchange-calendars")
@@ -103,6 +105,8 @@ class Manifest:
         self.values = values
         self.saved: Callable[[], None] = lambda: None
         """Called after every change."""
+        self._inside: list[float] = []
+        """Of each stage at work, outermost first: seconds that stages inside it took."""
 
     @classmethod
     def create(cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str) -> Manifest:
@@ -133,18 +137,48 @@ class Manifest:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Mark a stage as begun and, when the body ends well, as done, with the seconds all its attempts took."""
+        """Mark a stage as begun and, when the body ends well, as done, with the seconds all its attempts took.
+
+        How far it is can be read meanwhile (`stages`). A stage inside another is not counted twice. What it fails of
+        stays in the manifest as a sentence; an interrupted or killed one leaves none.
+        """
         before = float(self.values["stages"].get(name, {}).get("seconds", 0.0))
         was_done = self.done(name)
         if not was_done:
             self.values["stages"][name] = {"seconds": before, "done": False}
             self.update()
+            self._announce(name)
         started = time.monotonic()
-        yield
+        self._inside.append(0.0)
+        try:
+            with stages.at_work(self.path.parent, self.values, name):
+                yield
+        except Exception as error:
+            self._failed(name, error)
+            raise
+        finally:
+            took = time.monotonic() - started
+            inside = self._inside.pop()
+            if self._inside:
+                self._inside[-1] += took
         if not was_done:
-            seconds = round(before + time.monotonic() - started, 3)
-            self.values["stages"][name] = {"seconds": seconds, "done": True}
+            self.values["stages"][name] = {"seconds": round(before + took - inside, 3), "done": True}
             self.update()
+
+    def _announce(self, name: str) -> None:
+        """One line that says which stage begins and what it is for."""
+        plan = self.values.get("plan") or []
+        if name in plan:
+            title, number = stages.TITLES.get(name, name), plan.index(name) + 1
+            text = f"stage {number} of {len(plan)}, {title}: {stages.ABOUT.get(name, '')}"
+            reporter().event({"event": "stage", "stage": name, "number": number, "of": len(plan)}, text)
+
+    def _failed(self, stage: str, error: Exception) -> None:
+        """Keep why, unless the run has its result already; the first to say it (the innermost stage) is right."""
+        if self.values.get("finished") is None and self.values.get("failure") is None:
+            failure = {"stage": stage, "sentence": failure_sentence(error), "time": _now()}
+            with contextlib.suppress(OSError, FintraderError):  # a full disk is told on the terminal all the same
+                self.update(failure=failure)
 
     def reopen(self, *stages: str) -> None:
         """Take stages for unfinished again, because something they depend on has changed."""
@@ -158,6 +192,17 @@ class Manifest:
         """Note the time of the first successful end; later repeats keep it."""
         if self.values["finished"] is None:
             self.update(finished=_now())
+
+
+def failure_sentence(error: Exception) -> str:
+    """What an error says, on one line: a typed one as it is, a disk's with its file, any other with its kind."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FintraderError):
+        return text or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}; free space or rights there, or choose another folder"
+    return f"{type(error).__name__}: {text}; this is a fault of the program, and its output says where"
 
 
 def _now() -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,23 @@ from fintrader.config import validate
 from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration
-from fintrader_app import forms, jobs
-from fintrader_app.artifacts import summaries, summary
+from fintrader.results.run import Status, Summary
+from fintrader_app import forms, jobs, own_bars
+from fintrader_app.artifacts import config, stages, summaries, summary
 from fintrader_app.launch import STORE_VARIABLE
-from fintrader_app.shell import choose, config_folders, go, guarded, page, parts, plain, sentence, without_secrets
+from fintrader_app.shell import (
+    STATUS,
+    choose,
+    config_folders,
+    draw_stages,
+    go,
+    guarded,
+    page,
+    parts,
+    plain,
+    sentence,
+    without_secrets,
+)
 
 REFRESH_SECONDS = 2
 SECTIONS = {
@@ -33,6 +48,7 @@ SECTIONS = {
     "yaml": "YAML",
 }
 DEFAULTS = "defaults"
+MOST_MISSING, MOST_RECORDS = 5, 20
 
 
 def render(runs: RunsFolder) -> None:
@@ -67,6 +83,8 @@ def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
 
 
 def compose(runs: RunsFolder) -> None:
+    with st.expander("From your own bars: choose a file, see how it is read", icon=":material/folder_open:"):
+        own_bars.render()
     options = sources(runs)
     names = list(options)
     source = choose("Start from", names, "source", default=next((name for name in names if "quickstart" in name), None))
@@ -90,9 +108,53 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
     with right:
         look: dict[str, Any] = {"type": "primary", "icon": ":material/play_arrow:", "width": "stretch"}
         pressed = st.button("Start", disabled=settings is None, key="new_start", **look)
+    if settings is not None:
+        with guarded():
+            show_estimate(runs, settings)
     if pressed:
         job = jobs.start(runs, str(draft["name"]), text_of(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
+
+
+def show_estimate(runs: RunsFolder, settings: Any) -> None:
+    """Time and memory before the start, and how sure that is."""
+    from fintrader.pipeline import estimate
+
+    found = estimate(settings, records(runs))
+    low, high = found.span
+    null = f", about {duration(found.null_seconds)} of it for the null model" if found.null_seconds else ""
+    room = "memory unknown until the bars are read"
+    if found.memory_bytes is not None:
+        room = f"about {found.memory_bytes / 2**30:.1f} GiB of memory"
+    st.markdown(
+        f":material/schedule: **About {plain(duration(found.seconds))}** "
+        f"({plain(duration(low))} to {plain(duration(high))} where nothing else is at work)"
+        f"{plain(null)}; {plain(room)}. "
+        f"{plain(found.sure.capitalize())}: {plain(found.why)}."
+    )
+    if found.null_seconds:
+        st.caption(
+            "The null model is the same search on bars without information, so that one knows what luck alone would "
+            "have made. Without it (Backtest, Null model) the run is that much shorter, and the report lacks that row."
+        )
+    if found.short_of is not None:
+        st.warning(
+            f"Only {found.short_of / 2**30:.1f} GiB of memory are free here: fewer workers (Tournament) need less.",
+            icon=":material/memory_alt:",
+        )
+
+
+def records(runs: RunsFolder) -> list[Any]:
+    """What the newest finished runs here took."""
+    from fintrader.pipeline import record_of
+
+    found = []
+    for run in [one for one in summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
+        with contextlib.suppress(FintraderError):
+            market = Path(run.market) if run.market else None
+            size = market.stat().st_size if market is not None and market.is_file() else None
+            found.append(record_of(run.name, config(runs.run(run.name)), run.stages, size))
+    return [record for record in found if record is not None]
 
 
 def drafted(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
@@ -159,8 +221,24 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         st.caption(f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}.")
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
+    elif section == "tournament":
+        field = fields[section]
+        if not isinstance(draft.get(section), dict):
+            draft[section] = forms.defaults(field)
+        forms.draw(field, draft[section], f"{key}.{section}", skip=("search",))
+        st.subheader("Search space", anchor=False)
+        search = field["properties"]["search"]
+        st.caption(search["description"])
+        forms.rows(search, "search", draft[section], f"{key}.search", searchable(fields["agent"], draft))
     else:
         forms.group(fields[section], section, draft, f"{key}.{section}")
+
+
+def searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
+    """Numeric settings of the chosen algorithm."""
+    algo = draft["agent"].get("algo") if isinstance(draft.get("agent"), dict) else None
+    models = field.get("oneOf", [field])
+    return forms.numbers_in(next((one for one in models if one["properties"]["algo"].get("const") == algo), models[0]))
 
 
 def text_of(draft: dict[str, Any]) -> str:
@@ -169,22 +247,24 @@ def text_of(draft: dict[str, Any]) -> str:
 
 
 def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
-    """The draft as settings, or None and a message that names the field and what to do."""
-    from fintrader.pipeline import RunConfig
+    """The draft as settings that can start, or None and messages that name the field and what to do."""
+    from fintrader.pipeline import RunConfig, missing_inputs
 
     try:
         settings = validate(RunConfig, copy.deepcopy(draft), "settings")
     except FintraderError as error:
         st.error(sentence(error), icon=":material/rule:")
         return None
+    missing = missing_inputs(settings)
+    for sentence_of_it in missing[:MOST_MISSING]:
+        st.error(plain(sentence_of_it, 500), icon=":material/link_off:")
+    if missing:
+        return None
     name = settings.name
     if name in runs.names():
-        st.warning(
-            f"A run called {plain(name)} exists: with the same settings it is continued, with others it is refused.",
-            icon=":material/content_copy:",
-        )
+        st.warning(f"A run called {plain(name)} exists with these settings: it is continued.", icon=":material/resume:")
     else:
-        st.success("These settings are valid.", icon=":material/check_circle:")
+        st.success("These settings are valid, and what they name is here.", icon=":material/check_circle:")
     return settings
 
 
@@ -216,22 +296,24 @@ def watch(runs: RunsFolder) -> None:
 
 def one(runs: RunsFolder, job: jobs.Job) -> None:
     """One job."""
-    alive = job.alive
+    alive, run = job.alive, made(runs, job.name)
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"**{plain(job.name)}**", width="content")
+            state, why = ending(runs, job, run)
+            icon, colour = STATUS[state]
+            st.badge(state, icon=icon, color=colour)  # type: ignore[arg-type]
             if alive:
-                st.badge("running", icon=":material/progress_activity:", color="blue")
                 st.caption(f"process {job.pid}, for {duration(time.time() - job.started)}", width="content")
-            else:
-                st.badge("ended", icon=":material/stop_circle:", color="gray")
-        try:
-            words = jobs.last_words(runs, job.name)
-        except FintraderError:
-            words = ""
-        if words:
-            st.code("\n".join(without_secrets(words).splitlines()[-12:]), language=None)
-        again = not alive and runs.exists(job.name, "config.yaml") and not done(runs, job.name)
+        if run is not None:
+            draw_stages(stages(runs, run), replace(run, status=state, problem=None))
+        if why:
+            st.error(plain(without_secrets(why), 1_000), icon=":material/error:")
+        with contextlib.suppress(FintraderError):
+            if words := jobs.last_words(runs, job.name):
+                with st.expander("What it printed", icon=":material/terminal:"):
+                    st.code("\n".join(without_secrets(words).splitlines()[-40:]), language=None)
+        again = not alive and runs.exists(jobs.PLACE, f"{job.name}.yaml") and state != "finished"
         with st.container(horizontal=True):
             if st.button("Open", key=f"job_open_{job.name}", icon=":material/trophy:"):
                 go("tournament.py", run=job.name)
@@ -249,11 +331,23 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
                 st.rerun()
 
 
-def done(runs: RunsFolder, name: str) -> bool:
+def made(runs: RunsFolder, name: str) -> Summary | None:
+    """The run of a job, once there is one."""
     try:
-        return summary(runs, name).status == "finished"
+        found = summary(runs, name)
     except FintraderError:
-        return False
+        return None
+    return found if found.created is not None else None
+
+
+def ending(runs: RunsFolder, job: jobs.Job, run: Summary | None) -> tuple[Status, str | None]:
+    """What state a job is in, and why it failed if it did: as its run says, or, before there was one, its output."""
+    if job.alive:
+        return "running", None
+    if run is not None and run.status in ("finished", "failed", "broken"):
+        return run.status, run.problem
+    why = jobs.why_ended(runs, job.name)
+    return ("failed", why) if why else ("interrupted", None)
 
 
 page("New run", render)

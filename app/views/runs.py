@@ -11,7 +11,19 @@ from fintrader.results.formatting import duration, moment, number, verdict_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
-from fintrader_app.shell import STATUS, go, guarded, label, linked, page, plain, remember, sentence, without_secrets
+from fintrader_app.shell import (
+    STATUS,
+    go,
+    guarded,
+    label,
+    linked,
+    page,
+    plain,
+    remember,
+    sentence,
+    stage_strip,
+    without_secrets,
+)
 from fintrader_app.tables import board_table
 
 COLUMNS = {
@@ -29,7 +41,8 @@ COLUMNS = {
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
 }
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
-MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "broken": "✕ broken"}
+MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
+MARK |= {"broken": "✕ broken"}
 
 
 def table(found: list[Summary]) -> pd.DataFrame:
@@ -131,13 +144,12 @@ def actions(run: Summary, picked: list[str]) -> None:
 def preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
     st.subheader(plain(run.name), anchor=False)
-    if run.problem:
-        st.error(plain(run.problem), icon=":material/error:")
+    stage_strip(runs, run)
     folder = runs.run(run.name)
     try:
         stored = artifacts.backtest(folder)
     except NotThereError as waiting:
-        if run.status != "broken":
+        if run.status not in ("broken", "failed"):
             st.info(sentence(waiting), icon=":material/hourglass_empty:")
     else:
         tables.cards(stored, stored.strategies[0])

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,6 +286,8 @@ def verify(argv: list[str]) -> None:
 def status(argv: list[str]) -> None:
     """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment what it does."""
     from fintrader.results.formatting import count, duration
+    from fintrader.results.run import at_once
+    from fintrader.stages import strip
     from fintrader.tournament.status import status as ask
 
     homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
@@ -297,15 +300,28 @@ def status(argv: list[str]) -> None:
         return
     as_json = "--json" in argv
     folder = _run_folder("status", [word for word in argv if word != "--json"])
-    answer = ask(folder)
+    whole = at_once(folder)
+    raced = whole is None or (folder.root / "tournament.json").exists()
+    answer: dict[str, Any] = ask(folder) if raced else {"run": folder.root.name}
+    if whole is not None:
+        answer |= {"status": whole[0].status, "problem": whole[0].problem}
+        answer["stages"] = [asdict(stage) | {"about": stage.about} for stage in whole[1]]
     if as_json:
         print(json.dumps(answer, indent=2, sort_keys=True))
         return
     console = Console()
+    plainly: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    if whole is not None:
+        console.print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}", **plainly)
+        if whole[0].problem:
+            console.print(f"  {whole[0].problem}", **plainly)
+    if not raced:
+        return
     state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
     counts = ", ".join(f"{pods} {name}" for name, pods in sorted(answer["states"].items()))
     done = f"{count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
-    console.print(f"{answer['run']}: {state}; {counts}; {done}")
+    name = answer["run"] if whole is None else "tournament"
+    console.print(f"{name}: {state}; {counts}; {done}")
     if answer["eta_seconds"] is not None:
         left = duration(answer["eta_seconds"])
         console.print(f"{answer['applied']} of {answer['requested_results']} results; about {left} left")

@@ -130,7 +130,7 @@ class EnvSettings(Settings):
     who is a member, and the benchmark's weights. auto: equal_weight on real bars, cash on made-up ones."""
 
     # --- reward ----------------------------------------------------------------------------------------
-    reward: str = "log_return"
+    reward: str = Field("log_return", json_schema_extra={"examples": list(REWARDS)})
     """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark active_return,
     active_mean_variance, differential_information_ratio; or `package.module:name` of a callable."""
     reward_scale: Positive = 1.0

@@ -67,7 +67,7 @@ class RunConfig(Settings):
     reproducible: Reproducible = "same_machine"
     """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under Linux, with the same
     packages and C library). That takes fixed code paths and one thread: two to three times slower, and no GPU."""
-    device: str = "auto"
+    device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})
     """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     runs_dir: Path = Path("runs")
     """Folder that holds all runs."""

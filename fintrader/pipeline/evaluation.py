@@ -76,7 +76,7 @@ def evaluate_chosen(
     if planted:
         context["planted"] = planted
     look = _look(config, manifest, window, results, [market], "backtest" if repeat is None else "re-backtest", context)
-    _write(config, look, results, [folder], context, free, config.tournament.metric, [market], rows)
+    _write(config, manifest, look, results, [folder], context, free, config.tournament.metric, [market], rows)
 
 
 def check_window(config: RunConfig) -> None:
@@ -129,7 +129,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     context["within_limits"] = limited
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     look = _look(config, manifest, "test", whole, tests, "walkforward" if repeat is None else "re-backtest", context)
-    _write(config, look, whole, folders, context, free, metric, tests, rows)
+    _write(config, manifest, look, whole, folders, context, free, metric, tests, rows)
 
 
 def _within_limits(
@@ -187,6 +187,7 @@ def _look(
 
 def _write(
     config: RunConfig,
+    manifest: Manifest,
     look: Look,
     results: Mapping[str, BacktestResult],
     folders: Sequence[RunFolder],
@@ -223,10 +224,11 @@ def _write(
         sensitivity=rows,
         seed=config.seed,
     )
-    _draw(config, stored, home)
-    sealed = make_seal(hashes_of(home), line)
-    ledger.note_seal(config.name, look.window, line["line"], hashlib.sha256(sealed).hexdigest())
-    write_bytes(home / SEAL, sealed)
+    with manifest.stage("report"):
+        _draw(config, stored, home)
+        sealed = make_seal(hashes_of(home), line)
+        ledger.note_seal(config.name, look.window, line["line"], hashlib.sha256(sealed).hexdigest())
+        write_bytes(home / SEAL, sealed)
 
 
 def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, Any]:

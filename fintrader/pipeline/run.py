@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from fintrader.results.formatting import (
 )
 from fintrader.results.looks import Ledger
 from fintrader.runs import Manifest, RunFolder
+from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
 from fintrader.tournament.run import CHANGEABLE, TournamentResult
@@ -65,7 +66,7 @@ def run(config: RunConfig) -> Path:
 def run_tournament(config: RunConfig) -> Path:
     """Data and tournament; returns the run's folder."""
     with observing(config), workplace(config) as mirror:
-        manifest = claim(config, mirror=mirror)
+        manifest = claim(config, mirror=mirror, plan=("data", "tournament"))
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
 
@@ -78,7 +79,7 @@ def walk_forward(config: RunConfig) -> Path:
     """
     evaluation.check_window(config)
     with observing(config), workplace(config) as mirror:
-        manifest = claim(config, "walkforward", mirror=mirror)
+        manifest = claim(config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report"))
         path = make_market(config, manifest)
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
@@ -102,13 +103,15 @@ def _race_fold(config: RunConfig, manifest: Manifest, market: MarketTensors, fol
     path = folder.root / "market.safetensors"
     if not path.is_file():
         fold_market(market, fold).save(path)
-    print(f"fold {fold.number + 1} of {count}")
-    result = search(config, folder, path, MarketTensors.stored_hash(path), start=start)
+    number = f"fold {fold.number + 1} of {count}"
+    print(number)
+    result = search(config, folder, path, MarketTensors.stored_hash(path), start=start, title=f"{number}, tournament")
     if config.backtest.null_model:
         shuffled = evaluation.information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
         null_model = RunFolder(folder.null_model)
         start = _without_information(start, null_model)
-        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start)
+        content = MarketTensors.stored_hash(shuffled)
+        search(config, null_model, shuffled, content, start=start, title=f"{number}, null model")
     return result.trials
 
 
@@ -174,10 +177,13 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
     return shlex.join(words)
 
 
-def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None) -> Manifest:
+def claim(
+    config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None, plan: Sequence[str] | None = None
+) -> Manifest:
     """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
 
-    A new one says that `fintrader <verb>` makes the run again.
+    A new one says that `fintrader <verb>` makes the run again. `plan` names the stages to come, in order; by default
+    all that the settings ask for. Why an earlier attempt failed is forgotten: this one may come further.
 
     Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes on with them, and
     what followed from it is made again.
@@ -187,22 +193,10 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
         Ledger(config.runs_dir).lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
-    reopened: set[str] = set()
-    _release(folder)
-    if folder.config.is_file():
-        # Through the model, so that a setting which this version added counts with its default.
-        for field, (there, here) in changed_results(load_config(folder.config), config).items():
-            if field.startswith("backtest."):
-                reopened |= {"backtest"}
-            elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
-                reopened |= {"tournament", "null_model", "backtest"}
-            elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
-                reopened |= {"tournament"}  # nothing has begun with the other one, which may have been a slip
-            else:
-                raise RunError(
-                    f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
-                    "choose another --name, or remove the folder"
-                )
+    if _nothing_made(folder):
+        folder.config.unlink()
+        folder.manifest.unlink()
+    reopened = changed_claim(config)
     if folder.manifest.is_file():
         manifest = Manifest.load(folder.manifest)
         manifest.reopen(*reopened)
@@ -217,7 +211,11 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
         )
     used = manifest.values.get("code_paths", [])
     here = code_paths()
-    manifest.update(reproducible=config.reproducible, code_paths=used if here in used else [*used, here])
+    manifest.values.pop("failure", None)
+    planned = plan or [name for name in WHOLE if config.backtest.null_model or name != "null_model"]
+    manifest.update(
+        reproducible=config.reproducible, code_paths=used if here in used else [*used, here], plan=list(planned)
+    )
     if isinstance(config.env, EnvSettings):
         engine = engine_for(config.env, config.resolved_device())
         manifest.update(engine=engine)
@@ -231,16 +229,39 @@ def claim(config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None)
     return manifest
 
 
-def _release(folder: RunFolder) -> None:
-    """Take a run's name back where nothing was made under it: its bars were refused before there was a market."""
+def changed_claim(config: RunConfig) -> set[str]:
+    """The stages to be made again because settings differ from those that the run in the folder was made with.
+
+    Raises RunError where the difference makes it another run.
+    """
+    folder, reopened = config.folder, set[str]()
+    if not folder.config.is_file() or _nothing_made(folder):
+        return reopened
+    # Through the model, so that a setting which this version added counts with its default.
+    for field, (there, here) in changed_results(load_config(folder.config), config).items():
+        if field.startswith("backtest."):
+            reopened |= {"backtest"}
+        elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
+            reopened |= {"tournament", "null_model", "backtest"}
+        elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
+            reopened |= {"tournament"}  # nothing has begun with the other one, which may have been a slip
+        else:
+            raise RunError(
+                f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
+                "choose another --name, or remove the folder"
+            )
+    return reopened
+
+
+def _nothing_made(folder: RunFolder) -> bool:
+    """Whether a run's name is free again: its bars were refused before there was a market."""
     if not (folder.config.is_file() and folder.manifest.is_file()):
-        return
+        return False
     made = {path.name for path in folder.root.iterdir() if not path.name.startswith(".")}
-    if made == {folder.config.name, folder.manifest.name}:
-        values = Manifest.load(folder.manifest).values
-        if values["data_hash"] is None and not any(stage.get("done") for stage in values["stages"].values()):
-            folder.config.unlink()
-            folder.manifest.unlink()
+    if made - {LIVE} != {folder.config.name, folder.manifest.name}:
+        return False
+    values = Manifest.load(folder.manifest).values
+    return values["data_hash"] is None and not any(stage.get("done") for stage in values["stages"].values())
 
 
 def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
@@ -260,11 +281,12 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
         shuffled = evaluation.information_free_market(market, config.seed)
     except BacktestError as error:
         print(f"no null model: {error}")
+        manifest.update(plan=[name for name in manifest.values.get("plan", []) if name != "null_model"])
         return
     with manifest.stage("null_model"):
         null_model = RunFolder(config.folder.null_model)
         start = _without_information(_start(config, manifest), null_model)
-        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start)
+        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start, title="null model")
 
 
 @dataclass(frozen=True)
@@ -319,10 +341,11 @@ def search(
     data_hash: str,
     race: Callable[..., TournamentResult] = run_race,
     start: Start | None = None,
+    title: str = "tournament",
 ) -> TournamentResult:
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
 
-    `race` is called as `tournament.run.run_tournament` is.
+    `race` is called as `tournament.run.run_tournament` is; `title` is what the search is called in its progress.
     """
     trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
     where: dict[str, Any] = {
@@ -336,7 +359,7 @@ def search(
         heirs = Heirs(config.tournament, config.agents or (config.agent,), config.trading, market)
         where["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
-        return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch)
+        return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch, title=title)
 
 
 def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:

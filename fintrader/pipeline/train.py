@@ -38,12 +38,16 @@ def train_one(config: RunConfig) -> Path:
     """
     check_unused(config.from_run, "train")
     with workplace(config) as mirror:
-        manifest = claim(config, "train", mirror=mirror)
+        classic = isinstance(config.env, GymnasiumSettings)
+        manifest = claim(config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train"))
         home = config.folder.root / "train"
         if isinstance(config.env, GymnasiumSettings):
-            _train_classic(config, config.env, home)
+            with manifest.stage("train"):
+                _train_classic(config, config.env, home)
         else:
-            _train_trader(config, config.env, make_market(config, manifest), home)
+            path = make_market(config, manifest)
+            with manifest.stage("train"):
+                _train_trader(config, config.env, path, home)
         manifest.saved()
     print(f"  {home / 'policy.safetensors'}")
     return home / "policy.safetensors"

@@ -21,10 +21,11 @@ from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFold
 from fintrader.results.formatting import main_strategy, moment, number, table_html, table_text, when, window_words
 from fintrader.results.leaderboard import lineage, read_leaderboard, read_pods
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
+from fintrader.stages import LIVE, Stage, stages_of
 
 WINDOWS = ("test", "validation", "train")
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
-Status = Literal["running", "finished", "interrupted", "broken"]
+Status = Literal["running", "finished", "interrupted", "failed", "broken"]
 
 
 class Run:
@@ -206,7 +207,7 @@ class Summary:
     name: str
     status: Status
     problem: str | None = None
-    """Why it is broken, in words."""
+    """Why it is broken, or why it failed, in words."""
     created: str | None = None
     finished: str | None = None
     seed: int | None = None
@@ -218,6 +219,10 @@ class Summary:
     config_hash: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plan: tuple[str, ...] = ()
+    """The stages it is to have, in order; empty where it does not say."""
+    failed_at: str | None = None
+    """The stage that it failed in."""
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
     verdict: str | None = None
@@ -259,9 +264,31 @@ def summary(folder: Folder, cache: FileCache) -> Summary:
     metrics, seal = _signature(folder, "metrics.json"), _signature(folder, SEAL)
     state = manifest, metrics, seal
     found = cache.get("summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None))
-    if found.status == "interrupted" and is_locked(folder):
-        return replace(found, status="running")
+    if found.status in ("interrupted", "failed") and is_locked(folder):
+        return replace(found, status="running", problem=None, failed_at=None)
     return found
+
+
+def stages_now(folder: Folder, run: Summary) -> list[Stage]:
+    """How far each stage of a run is, as of now; of a folder without a manifest nothing."""
+    if run.created is None:
+        return []
+    try:
+        live = folder.json(LIVE)
+    except FintraderError:  # nothing is at work, or another has just taken its place
+        live = {}
+    failure = {} if run.failed_at is None else {"failure": {"stage": run.failed_at}}
+    known: dict[str, Any] = {"stages": run.stages, "plan": list(run.plan), "finished": run.finished, **failure}
+    return stages_of(known, live, alive=run.status == "running")
+
+
+def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
+    """A run's state and its stages, as of now; None for a folder without a manifest, such as a bare tournament's."""
+    if not run.manifest.is_file():
+        return None
+    home = Folder(run.root.resolve())
+    found = summary(home, FileCache(summaries=1))
+    return found, stages_now(home, found)
 
 
 def _signature(folder: Folder, name: str) -> Signature | None:
@@ -292,16 +319,20 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
             problem = changed_metrics(Folder(folder.path("backtest")))
         except FintraderError as error:
             problem = str(error)
-    finished = values.get("finished")
+    finished, failure = values.get("finished"), values.get("failure")
     done = isinstance(finished, str) and moment(finished) is not None
     mappings = {key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)}
     words = ("created", "finished", "device", "market", "data_hash", "config_hash")
     known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
     known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
+    failed = _text(failure.get("sentence")) if isinstance(failure, dict) and not done else None
+    plan = values.get("plan")
     return Summary(
         name=name,
-        status="broken" if problem else "finished" if done else "interrupted",
-        problem=problem,
+        status="broken" if problem else "finished" if done else "failed" if failed else "interrupted",
+        problem=problem or failed,
+        plan=tuple(name for name in plan if isinstance(name, str)) if isinstance(plan, list) else (),
+        failed_at=_text(failure.get("stage")) if isinstance(failure, dict) and failed else None,
         command=_command(values.get("command")),
         versions={str(k): str(v) for k, v in mappings.get("versions", {}).items()},
         stages={str(k): v for k, v in mappings.get("stages", {}).items() if isinstance(v, dict)},

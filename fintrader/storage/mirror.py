@@ -40,7 +40,7 @@ FULL_EVERY = 256
 _POD_FILE = re.compile(r"(?P<prefix>(?:[^/]+/)*?)pods/(?P<pod>p\d+)/(?P<name>spec|result)\.json")
 _RECORD = re.compile(r"(?P<token>\d+)-(?P<number>\d+)(?P<full>\.all)?\.json")
 _OWN = re.compile(
-    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease(\.json)?|scale\.json)(/|$)"
+    r"(^|/)(pods|snapshots|logs|tensorboard|events\.jsonl|leaderboard\.sqlite[^/]*|lease(\.json)?|scale\.json|progress\.json)(/|$)"
     r"|(^|/)(market|information_free\w*)\.safetensors$|(^|/)\.[^/]+|\.tmp$"
 )
 """What the index leaves out: files stored under names of their own, of this machine alone, or made again."""

@@ -171,8 +171,10 @@ class Orchestrator:
         """Every pod asked for has been applied."""
         return len(self.leaderboard.applied) >= self.settings.pods
 
-    def race(self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None) -> None:
-        """Reconcile until all pods have a result."""
+    def race(
+        self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None, title: str = "tournament"
+    ) -> None:
+        """Reconcile until all pods have a result; `title` is what the search is called meanwhile."""
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
@@ -181,7 +183,7 @@ class Orchestrator:
         for event in self.log.records[reported:]:
             progress.event(event, "")
         reported = len(self.log.records)
-        with progress.task("tournament", total=self.settings.pods, unit="pods") as task:
+        with progress.task(title, total=self.settings.pods, unit="pods") as task:
             progress.show(self._view)
             task.resume_at(len(self.leaderboard.applied))
             while not self.finished:

@@ -92,6 +92,7 @@ def run_tournament(
     watch: Callable[[Orchestrator], None] | None = None,
     clock: Clock | None = None,
     inherit: Callable[[RunStore], Inheritance | None] | None = None,
+    title: str = "tournament",
 ) -> TournamentResult:
     """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
 
@@ -100,7 +101,7 @@ def run_tournament(
     `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
     is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
     that of a simulated cluster. `inherit` takes pods of an earlier run over into the store, from which the first ones
-    start (see `inheritance.inherit`).
+    start (see `inheritance.inherit`). `title` names the search in its progress.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
     capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
@@ -138,7 +139,7 @@ def run_tournament(
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
         with outages(settings.outage_seconds, Waiting(progress or SILENT)):
             try:
-                orchestrator.race(progress or SILENT, watch)
+                orchestrator.race(progress or SILENT, watch, title)
             finally:
                 launcher.close()
                 orchestrator.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import yaml
 from fintrader.config import models_in, validate
 from fintrader.errors import FintraderError
 from fintrader.pipeline import RunConfig
-from fintrader.results.folders import RunsFolder
+from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
-from fintrader_app import forms, jobs
+from fintrader_app import forms, jobs, launch, own_bars
 from fintrader_app.artifacts import summary
 from tests.app.conftest import Open, healthy, said
+from tests.data.tables import minute_table, write_csv
 from tests.engines.runs import write_config
 from tests.engines.waiting import answers, free_port, until
 
@@ -153,7 +155,7 @@ STARTS_AND_SERVES = """
 import os, sys
 from pathlib import Path
 from fintrader_app import jobs, launch
-from fintrader.results.folders import RunsFolder
+from fintrader.results.folders import Folder, RunsFolder
 runs, config, port = RunsFolder.at(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 jobs.start(runs, "tiny", config.read_text())
 served = launch.command(port, headless=True)
@@ -226,3 +228,95 @@ def test_last_words_hold_no_control_characters(quick: RunsFolder) -> None:
     assert "\x1b" not in words
     assert "\x00" not in words
     assert words.endswith("last\ufffd")
+
+
+def test_continuing_keeps_the_earlier_output(quick: RunsFolder) -> None:
+    for attempt in (1, 2):
+        job = jobs.start(quick, "one", "name: one\n")
+        until(lambda n=attempt: jobs.last_words(quick, "one").count("at work on") == n)
+        jobs.kill(job)
+        until(lambda one=job: not one.alive)
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        ("--- started a\nfintrader: x.csv: no such file\n", "x.csv: no such file"),
+        ("--- started a\nfintrader: x.csv: no such file\n--- started b\nat work\n", None),
+        ("--- started a\nfintrader: interrupted; the same command goes on from here\n", None),
+        ("", None),
+    ],
+)
+def test_a_job_that_gave_up_says_why(quick: RunsFolder, printed: str, why: str | None) -> None:
+    (quick.root / ".launched" / "one.log").write_text(printed)
+    assert jobs.why_ended(quick, "one") == why
+
+
+def test_what_is_not_there_is_named_before_the_start(open_page: Open, tmp_path: Path, monkeypatch: Any) -> None:
+    test = open_page(tmp_path, "new_run", section="data")
+    path = next(one for key, one in widgets(test).items() if key.endswith("data.path"))
+    path.set_value("nowhere/bars.csv").run()
+    assert any("bar file" in str(error.value) for error in test.error), said(test)
+    assert next(button for button in test.button if button.label == "Start").disabled
+
+
+def test_time_is_estimated_before_the_start(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="run")
+    assert "A guess" in said(test)
+    assert "GiB of memory" in said(test)
+    assert "what luck alone" in said(test)
+
+
+def test_the_search_space_has_a_row_a_setting(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="tournament")
+    adder = next(one for one in test.selectbox if one.label == "Add a setting")
+    assert "learning_rate" not in adder.options
+    adder.set_value("gamma").run()
+    next(button for button in test.button if button.label == "Add").click().run()
+    assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["learning_rate", "gamma"]
+    assert "low and high, or choices" in said(test)
+    for end, value in (("low", 0.9), ("high", 0.99)):
+        next(one for one in test.number_input if str(one.key).endswith(f"search.gamma.{end}")).set_value(value).run()
+    assert not test.error, said(test)
+    next(button for button in test.button if str(button.key).endswith("learning_rate.remove")).click().run()
+    assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["gamma"]
+
+
+def test_dates_are_picked_and_rewards_chosen(open_page: Open, tmp_path: Path) -> None:
+    test = open_page(tmp_path, "new_run", section="data")
+    start = next(one for one in test.date_input if str(one.key).endswith("data.start"))
+    start.set_value(date(2024, 5, 3)).run()
+    assert test.session_state["new_draft"]["data"]["start"] == "2024-05-03"
+    test.query_params["section"] = "env"
+    test.run()
+    reward = next(one for one in test.selectbox if one.label == "Reward")
+    assert "differential_sharpe" in reward.options
+    reward.set_value("drawdown").run()
+    assert test.session_state["new_draft"]["env"]["reward"] == "drawdown"
+
+
+def test_own_bars_become_a_configuration_to_start_from(
+    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = write_csv(tmp_path, minute_table(3, 12))
+    test = open_page(tmp_path, "new_run", section="run")
+    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(tmp_path / "configs"))
+    test.text_input(key="own_path").set_value(str(tmp_path / "nothing.csv")).run()
+    test.button(key="own_detect").click().run()
+    assert any("no bar file there" in str(error.value) for error in test.error)
+    test.text_input(key="own_path").set_value(str(bars)).run()
+    test.button(key="own_detect").click().run()
+    assert "3 symbols" in said(test)
+    assert "How sure" in next(frame.value for frame in test.dataframe if "Found" in frame.value)
+    test.button(key="own_write").click().run()
+    (written,) = (tmp_path / "configs").glob("*.yaml")
+    assert validate(RunConfig, yaml.safe_load(written.read_text()), "written").data.source.path == str(bars)  # type: ignore[union-attr]
+    assert own_bars.unused(written).name == f"{written.stem}-2.yaml"
+
+
+def test_browsing_shows_no_links_and_nothing_hidden(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.parquet", "notes.md", ".secret.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "out").symlink_to("/")
+    assert own_bars.entries(Folder(tmp_path.resolve())) == ["inside/", "a.parquet", "b.csv"]

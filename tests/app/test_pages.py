@@ -10,8 +10,10 @@ import pytest
 
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
-from fintrader.runs import RunFolder
+from fintrader.runs import Manifest, RunFolder
+from fintrader.stages import Stage
 from fintrader_app import artifacts, markets
+from fintrader_app.shell import strip_html
 from tests.app.conftest import PAGES, Open, box, healthy, said
 from tests.engines import fakes
 
@@ -224,3 +226,22 @@ def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Pa
     with (folder.root / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert "running" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
+
+
+def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say() -> None:
+    found = [Stage("data", "done", 2.0), Stage("<b>x", "running", 1.0, "<script>", 1, 4, "pods", 9.0)]
+    drawn = strip_html(found, alive=True)
+    assert "<script>" not in drawn
+    assert "&lt;script&gt;" in drawn
+    assert 'class="running"' in drawn
+    assert "25%, 9.0 s left" in drawn
+    assert "not begun" in strip_html([Stage("report", "waiting")], alive=False)
+
+
+def test_a_run_that_failed_says_why_on_its_pages(open_page: Open, site: Path) -> None:
+    manifest = Manifest.load(site / "runs" / "racing" / "manifest.json")
+    manifest.update(failure={"stage": "tournament", "sentence": "no capacity: name another device", "time": "now"})
+    for page in ("runs", "tournament"):
+        test = open_page(site, page, run="racing")
+        healthy(test)
+        assert any("no capacity" in str(error.value) for error in test.error), said(test)

@@ -1,0 +1,172 @@
+"""How long a run will take and how much memory, before it starts: from what earlier runs here took, or from constants.
+
+An estimate says what it rests on, and between which figures the truth will probably lie.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fintrader.config import validate
+from fintrader.data.sources.synthetic import SyntheticSettings
+from fintrader.data.sources.vendor import VendorSettings
+from fintrader.errors import ConfigError
+from fintrader.memory import HOST, available_memory
+from fintrader.pipeline.config import RunConfig, changed_results
+from fintrader.tournament.settings import TournamentSettings
+
+Sure = Literal["likely", "rough", "a guess"]
+FACTOR: Mapping[Sure, float] = {"likely": 1.4, "rough": 2.5, "a guess": 5.0}
+"""By which the truth may lie above or below."""
+STEPS_PER_SECOND = 50_000.0
+"""Env-steps of one pod on one core of a server of 2024, PPO on 8 symbols, its code compiled."""
+SYMBOLS = 8
+COMPILING_SECONDS = 25.0
+"""The first run on a machine compiles the environment's code."""
+MAIN_BYTES, POD_BYTES = 700 << 20, 450 << 20
+"""Of the command itself and of a pod, beside their market: mostly torch."""
+_ONLY_LENGTH = frozenset({"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"})
+_ONLY_LENGTH_GROUPS = ("backtest.", "walkforward.", "tournament.search.")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an earlier run on this machine took."""
+
+    name: str
+    config: RunConfig
+    race_seconds: float
+    """Of one search of all its pods: the quicker of tournament and null model, since the first may have compiled."""
+    other_seconds: float
+    """Of all other stages."""
+    market_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will probably take."""
+
+    tournament_seconds: float
+    null_seconds: float
+    """As long as the tournament again; 0 where it is left out."""
+    other_seconds: float
+    memory_bytes: int | None
+    """At its peak, on this machine; None where nobody knows how large the market will be."""
+    sure: Sure
+    why: str
+    """What it rests on."""
+    short_of: int | None = None
+    """Bytes that are free, where that is less than `memory_bytes`."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run."""
+        return self.tournament_seconds + self.null_seconds + self.other_seconds
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Seconds between which the truth will probably lie."""
+        return self.seconds / FACTOR[self.sure], self.seconds * FACTOR[self.sure]
+
+
+def record_of(name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None) -> Record | None:
+    """An earlier run as a record; None of one whose tournament has not finished, or of another version."""
+    took = {
+        stage: float(said["seconds"])
+        for stage, said in stages.items()
+        if isinstance(said, Mapping) and said.get("done") and isinstance(said.get("seconds"), int | float)
+    }
+    races = [took[stage] for stage in ("tournament", "null_model") if took.get(stage, 0.0) > 0]
+    if "tournament" not in took or not races:
+        return None
+    try:
+        settings = validate(RunConfig, dict(config), name)
+    except ConfigError:
+        return None
+    other = sum(seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model"))
+    return Record(name, settings, min(races), other, market)
+
+
+def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
+    """What a run of these settings will probably take, from the earlier run that is most like it."""
+    likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)
+    like = likely or next((one for one in records if _comparable(one.config, config)), None)
+    settings, compiling = config.tournament, 0.0
+    if settings.budget.seconds is not None:
+        race = math.ceil(settings.pods / _at_once(settings)) * settings.budget.seconds
+    elif like is not None:
+        race = like.race_seconds * _work(settings) / _work(like.config.tournament)
+    else:
+        race = _work(settings) / STEPS_PER_SECOND * max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS)
+        compiling = COMPILING_SECONDS
+    other = like.other_seconds if like is not None else 15.0
+    stored = like.market_bytes if like is not None and like.config.data == config.data else None
+    market = stored or _market_bytes(config)
+    pods = _at_once(settings)
+    needed = None if market is None else MAIN_BYTES + 2 * market + pods * (POD_BYTES + market)
+    free = available_memory(HOST)
+    sure: Sure
+    if likely is not None:
+        sure, why = "likely", f"the run {likely.name} took so long, and differs in length alone"
+    elif like is not None:
+        sure, why = (
+            "rough",
+            f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other settings",
+        )
+    else:
+        sure, why = "a guess", "no run of this kind has finished here; from another machine's speed"
+    return Estimate(
+        race + compiling,
+        race if config.backtest.null_model else 0.0,
+        other,
+        needed,
+        sure,
+        why,
+        free if needed is not None and free is not None and free < needed else None,
+    )
+
+
+def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:
+    return all(
+        field in _ONLY_LENGTH or field.startswith(_ONLY_LENGTH_GROUPS) for field in changed_results(before, now)
+    ) and (before.tournament.budget.env_steps is None) == (now.tournament.budget.env_steps is None)
+
+
+def _comparable(before: RunConfig, now: RunConfig) -> bool:
+    steps = before.tournament.budget.env_steps, now.tournament.budget.env_steps
+    return before.agent.algo == now.agent.algo and None not in steps
+
+
+def _at_once(settings: TournamentSettings) -> int:
+    """Pods that are at work at the same time."""
+    workers = settings.workers or os.cpu_count() or 1
+    return max(1, min(workers, settings.at_once or settings.pods, settings.pods))
+
+
+def _work(settings: TournamentSettings) -> float:
+    """Env-steps that follow one another: those of all pods over the pods that a core each works on."""
+    rounds = math.ceil(settings.pods / _at_once(settings))
+    crowded = max(1.0, _at_once(settings) / (os.cpu_count() or 1))
+    return rounds * crowded * float(settings.budget.env_steps or 1.0)
+
+
+def _shape(config: RunConfig) -> tuple[int | None, int | None]:
+    """Bars and symbols, where the settings alone say so."""
+    source = config.data.effective().source
+    if isinstance(source, SyntheticSettings):
+        return source.num_sessions * max(1, 390 // config.data.bar_minutes), source.num_symbols
+    named = config.data.universe.symbols or (source.symbols if isinstance(source, VendorSettings) else ())
+    return None, len(named) or None
+
+
+def _market_bytes(config: RunConfig) -> int | None:
+    """Of the market's tensors: three prices, the features, two flags."""
+    bars, symbols = _shape(config)
+    if bars is None or symbols is None:
+        return None
+    features = len(config.data.features.names) + len(config.data.features.extra) + len(config.data.features.extra_raw)
+    return bars * symbols * (3 * 8 + 4 * features + 2)

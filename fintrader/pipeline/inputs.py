@@ -1,0 +1,98 @@
+"""Whether what a run's settings name is there, asked before it starts: files, runs, devices, packages, rights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from fintrader.config import is_url
+from fintrader.data.settings import DataSettings
+from fintrader.data.sources.alpaca import AlpacaSettings
+from fintrader.data.sources.crypto import CcxtSettings
+from fintrader.data.sources.layout import FilesSettings
+from fintrader.data.sources.listing import files_of
+from fintrader.data.sources.planted_in import PlantedInSettings
+from fintrader.data.sources.yahoo import YahooSettings
+from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.run import changed_claim
+from fintrader.results.looks import Ledger, LedgerError
+
+_PACKAGES = {
+    YahooSettings: ("yfinance", "yahoo"),
+    AlpacaSettings: ("alpaca", "alpaca"),
+    CcxtSettings: ("ccxt", "crypto"),
+}
+_KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
+
+
+def missing_inputs(config: RunConfig) -> list[str]:
+    """One sentence for each thing that `fintrader run` would stop at for want of it; empty where nothing is missing.
+
+    Nothing is read but names, and nothing outside this machine is asked: what lies at a URL is taken for there.
+    """
+    return [*_environment(config), *_data(config.data.effective()), *_earlier(config), *_places(config)]
+
+
+def _environment(config: RunConfig) -> Iterator[str]:
+    try:
+        assert config.trading
+        config.resolved_device()
+    except ConfigError as error:
+        yield str(error)
+    if config.launcher == "ray" and find_spec("ray") is None:
+        yield "launcher: ray is not installed here; `pip install 'fintrader[ray]'`, or choose local"
+
+
+def _data(data: DataSettings) -> Iterator[str]:
+    source = data.source
+    if isinstance(source, FilesSettings) and not is_url(source.path):
+        files = source.files() if isinstance(source, PlantedInSettings) else source
+        try:
+            files_of(files)
+        except DataError as error:
+            yield f"data.source.path: {error}"
+    for kind, (package, extra) in _PACKAGES.items():
+        if isinstance(source, kind) and find_spec(package) is None:
+            yield f"data.source: {source.kind} needs {package}; `pip install 'fintrader[{extra}]'`"
+    if isinstance(source, AlpacaSettings) and not all(map(os.environ.get, _KEYS)):
+        yield f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of this app"
+    for field, path in named_files(data).items():
+        if path is not None and not is_url(path) and not Path(path).is_file():
+            yield f"data.{field}: {path}: no such file; give another path, or leave the setting out"
+
+
+def named_files(data: DataSettings) -> dict[str, str | None]:
+    """Setting -> the single file that it names, beside the bars themselves."""
+    return {
+        "universe.membership": data.universe.membership,
+        "universe.shares_outstanding": data.universe.shares_outstanding,
+        "benchmark.path": data.benchmark.path,
+        "adjust.path": data.adjust.path,
+        "features.normalisation": data.features.normalisation,
+        **{f"features.daily.{name}": path for name, path in data.features.daily.items()},
+    }
+
+
+def _earlier(config: RunConfig) -> Iterator[str]:
+    """The run to begin with, and the one that already has this name."""
+    address = config.from_run
+    if address is not None and not is_url(address) and not (Path(address) / "tournament.json").is_file():
+        yield f"from_run: {address}: no tournament lies there; give the folder of a run that has raced"
+    try:
+        changed_claim(config)
+    except RunError as error:
+        yield str(error)
+
+
+def _places(config: RunConfig) -> Iterator[str]:
+    for field, folder in (("runs_dir", config.runs_dir), ("cache", config.cache)):
+        there = next((one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()), None)
+        if there is None or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield f"{field}: {folder} cannot be written to; choose another folder"
+    try:
+        Ledger(config.runs_dir).lines()
+    except LedgerError as error:
+        yield str(error)

@@ -1,0 +1,130 @@
+"""What is said of a run before it starts: what is missing, how long it will take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fintrader.config import models_in, validate, without_secret
+from fintrader.data.settings import DataSettings
+from fintrader.pipeline import Record, RunConfig, estimate, missing_inputs, record_of
+from fintrader.pipeline.inputs import named_files
+from fintrader.runs import Manifest
+from tests.engines.runs import TINY, fintrader, write_config
+
+
+def config(tmp_path: Path, **changes: Any) -> RunConfig:
+    places = {"runs_dir": str(tmp_path / "runs"), "cache": str(tmp_path / "tensors")}
+    return validate(RunConfig, {**TINY, **places, **changes}, "settings")
+
+
+def test_nothing_is_missing_of_a_synthetic_market(tmp_path: Path) -> None:
+    assert missing_inputs(config(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data": {"source": {"kind": "files", "path": "none.csv"}}}, "data.source.path: none.csv"),
+        ({"data": {"benchmark": {"path": "ndx.csv"}}}, "data.benchmark.path: ndx.csv"),
+        ({"data": {"features": {"daily": {"vix": "vix.csv"}}}}, "data.features.daily.vix: vix.csv"),
+        ({"from_run": "elsewhere/run"}, "from_run: elsewhere/run"),
+        ({"data": {"source": {"kind": "alpaca", "start": "2024-01-02", "symbols": ["A"]}}}, "APCA_API_KEY_ID"),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], named: str
+) -> None:
+    for key in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    assert any(named in sentence for sentence in missing_inputs(config(tmp_path, **changes)))
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = missing_inputs(config(tmp_path, cache=str(tmp_path / "file" / "tensors")))
+    assert any(sentence.startswith("cache: ") for sentence in said)
+
+
+def test_another_run_of_that_name_is_told_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    before = config(tmp_path)
+    before.folder.config.write_text("seed: 1\n")
+    assert any("made with other settings" in sentence for sentence in missing_inputs(before))
+
+
+def test_every_file_that_data_settings_name_is_looked_for() -> None:
+    def paths(model: Any, before: str = "") -> set[str]:
+        found = set()
+        for name, field in model.model_fields.items():
+            if without_secret.__name__ in repr((field.annotation, field.metadata)):  # what makes it a `PathText`
+                found.add(before + name)
+            for below in models_in(field.annotation):
+                if before + name != "source":
+                    found |= paths(below, f"{before}{name}.")
+        return found
+
+    known = {name.removesuffix(".x") for name in named_files(DataSettings(features={"daily": {"x": "y"}}))}  # type: ignore[arg-type]
+    assert paths(DataSettings) - {"path", "store"} == known
+
+
+STAGES = {"tournament": 40.0, "null_model": 16.0, "data": 1.0, "backtest": 8.0}
+
+
+def record(config: RunConfig) -> Record:
+    found = record_of(
+        "earlier",
+        config.model_dump(mode="json"),
+        {name: {"done": True, "seconds": seconds} for name, seconds in STAGES.items()},
+        None,
+    )
+    assert found is not None
+    return found
+
+
+def race(**changes: Any) -> dict[str, Any]:
+    return {"tournament": {**TINY["tournament"], **changes}}
+
+
+def test_twice_the_steps_take_twice_the_time_and_the_null_model_is_counted(tmp_path: Path) -> None:
+    before = config(tmp_path)
+    longer = config(tmp_path, **race(budget={"env_steps": 2048}), backtest={"null_model": True})
+    found = estimate(longer, [record(before)])
+    assert (found.tournament_seconds, found.null_seconds, found.other_seconds) == (32.0, 32.0, 9.0)
+    assert found.sure == "likely"
+    assert found.span[0] < 73.0 < found.span[1]
+    assert estimate(before, [record(before)]).null_seconds == 0.0
+
+
+def test_it_says_how_sure_it_is(tmp_path: Path) -> None:
+    here = config(tmp_path)
+    other = record(config(tmp_path, env={**TINY["env"], "num_envs": 64}))
+    another = record(config(tmp_path, agent={"algo": "sac"}))
+    assert estimate(here, [another, other]).sure == "rough"
+    assert "earlier" in estimate(here, [other]).why
+    assert estimate(here, [another]).sure == "a guess"
+    timed = config(tmp_path, **race(budget={"seconds": 60.0}, pods=6, pool_size=2, workers=2))
+    assert estimate(timed, []).tournament_seconds == 180.0
+
+
+def test_a_run_that_has_not_raced_is_no_record(tmp_path: Path) -> None:
+    values = config(tmp_path).model_dump(mode="json")
+    assert record_of("r", values, {"tournament": {"done": False, "seconds": 3.0}}, None) is None
+    assert record_of("r", {"nothing": 1}, {"tournament": {"done": True, "seconds": 3.0}}, None) is None
+
+
+def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path: Path) -> None:
+    path = write_config(tmp_path, data={"source": {"kind": "files", "path": str(tmp_path / "none.csv")}})
+    done = fintrader("run", str(path))
+    assert done.status == 2
+    told = fintrader("status", str(tmp_path / "runs" / "tiny"))
+    assert told.status == 0, told.err
+    assert "tiny: failed; data failed → tournament" in told.out
+    assert "no bar file there" in told.out
+    path.write_text(path.read_text().replace("none.csv", "still-none.csv"))
+    again = fintrader("run", str(path))
+    assert "made with other settings" not in again.err
+    manifest = Manifest.load(tmp_path / "runs" / "tiny" / "manifest.json")
+    assert "still-none.csv" in manifest.values["failure"]["sentence"]
