@@ -44,7 +44,6 @@ MOST_ROWS, MOST_CANDLES = 2000, 900
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.vouched(stored)
     tables.judged(stored)
     main, others = pick_strategies(stored)
     context_line(stored, folder)
@@ -162,12 +161,12 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
         st.info(f"{sessions} sessions are too few for rolling figures.", icon=":material/hourglass_empty:")
         return
     window = st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
-    titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised"}
-    for kind, title in titles.items():
-        st.subheader(title, anchor=False)
+    for kind in ("sharpe", "volatility"):
         drawn = returns[shown].rename(columns=label)
         year = stored.sessions_a_year
         figure = figures.rolling_figure(drawn, kind, main=shown[0], window=window, sessions_a_year=year)
+        title = str(figure.layout.yaxis.title.text)
+        st.subheader(title[:1].upper() + title[1:], anchor=False)
         charts.show(figure, f"rolling_{kind}", height=270)
     if "benchmark" in returns and shown != ["benchmark"]:
         st.subheader("Beta to the index", anchor=False)

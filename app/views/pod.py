@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, score, statistic
+from fintrader.results.formatting import DASH, count, duration, score, shown
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.shell import choose, choose_several, guarded, human, page, pick_race, pick_run, plain
 from fintrader_app.tables import numbers, table
@@ -170,7 +170,7 @@ def validation(rows: pd.DataFrame) -> None:
     st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
     listed = []
     for key in dict.fromkeys(key for values in columns.values() for key in values):
-        each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
+        each = {pod: shown(key, values) for pod, values in columns.items()}
         listed.append({"Metric": tables.title_of(key), **each})
     table(listed, "pod_metrics", right=columns, height=360)
     tables.dashes(columns.values())
