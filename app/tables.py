@@ -102,8 +102,6 @@ def cards(stored: StoredBacktest, name: str) -> None:
                 height="stretch",
                 border=True,
             )
-    if short:
-        st.caption(f"Nothing of a year is shown {short}.")
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
     dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")

@@ -265,8 +265,11 @@ def price_chart(
     else:
         rows = market.rows(day)
         fills_shown = fills[local[fills.index].dt.strftime("%Y-%m-%d") == day]
-    length = rows.stop - rows.start
-    every = max(every, -(-length // MOST_CANDLES))
+    most = every * MOST_CANDLES
+    cut = rows.stop - rows.start > most
+    if cut:  # a candle is as many bars as was asked for; of a long window the end is drawn
+        rows = slice(rows.stop - most, rows.stop)
+        fills_shown = fills_shown[fills_shown["fill_time"] >= times[rows.start]]
     bars = market.candles(symbol, rows, every)
     if bars.empty:
         st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
@@ -277,6 +280,7 @@ def price_chart(
     st.caption(
         f"Candles of {every} traded bar(s), made from opens and closes of the market file."
         + (left_out if drawn < len(fills_shown) else "")
+        + (f" The last {count(most)} bars of the window; choose a session or longer candles for the rest." * cut)
     )
 
 

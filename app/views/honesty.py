@@ -101,7 +101,11 @@ def numbers(report: dict[str, Any]) -> None:
         ("p-value", chance(found.get("p_value")), NOTES["p_value"]),
         ("Level", ratio(evidence.get("level"), 4), NOTES["level"]),
         ("Information ratio", ratio(found.get("ratio")), NOTES["ratio"]),
-        ("Seen here", f"from {ratio(found.get('visible'))}", NOTES["visible"]),
+        (
+            "Seen here",
+            DASH if number(found.get("visible")) is None else f"from {ratio(found['visible'])}",
+            NOTES["visible"],
+        ),
         ("Timing, p", chance(part(evidence, "shift").get("p_value")), NOTES["shift"]),
         ("E-value", ratio(part(evidence, "e_value").get("last")), NOTES["e_value"]),
         ("Sessions", count(report.get("sessions")), "Of the held-out window"),

@@ -104,7 +104,7 @@ def test_a_pods_cards_and_curves_are_those_of_its_files(open_page: Open, templat
     }
     lines = [json.loads(line) for line in (demo / "pods" / pod / "metrics.jsonl").read_text().splitlines()]
     drawn = json.loads(test.get("plotly_chart")[0].proto.spec)["data"][0]["y"]
-    assert numbers(drawn) == [line["value_loss"] for line in lines]
+    assert numbers(drawn) == [line["entropy"] for line in lines]
 
 
 def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: Path) -> None:
