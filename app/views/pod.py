@@ -67,7 +67,7 @@ def looks(folder: Folder, names: list[str]) -> None:
         with place:
             st.subheader(title, anchor=False)
             charts.show(race.curve_figure(found, what), f"pod_validation_{what}")
-    st.caption("Looked at for the eye alone: nothing is chosen by these looks but by the last, the pod's score.")
+    st.caption("For the eye: unless the run stops pods early, only the last look counts, the pod's score.")
 
 
 def titled(pod: pd.Series[Any]) -> str:
