@@ -20,7 +20,7 @@ MAX_PODS = 20_000
 MAX_RANKS = 1_000
 MAX_EVENT_BYTES = 8 << 20
 
-READ = FileCache(summaries=4096, backtests=12, rows=32, learning=64, events=16, configs=64)
+READ = FileCache(summaries=4096, backtests=12, rows=32, learning=256, events=16, configs=64)
 """Everything that the app keeps of what it has read, shared by all its sessions."""
 
 
@@ -121,6 +121,25 @@ def learning(folder: Folder, pod: str) -> pd.DataFrame:
         return frame.apply(pd.to_numeric, errors="coerce") if len(frame) else frame
 
     return READ.get("learning", (folder.root, pod), folder.signature(*parts), read)
+
+
+def validation(folder: Folder, pod: str) -> pd.DataFrame:
+    """A pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`, `score`, `return`.
+
+    Empty where the pod has none: it has only begun, or an earlier version trained it.
+    """
+    parts = "pods", pod, "validation.jsonl"
+    columns = ["share", "env_steps", "fold", "score", "return"]
+
+    def read(_: Any) -> pd.DataFrame:
+        frame = pd.DataFrame.from_records(folder.jsonl(*parts)).reindex(columns=columns)
+        return frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["share", "env_steps"])
+
+    try:
+        state = folder.signature(*parts)
+    except NotThereError:
+        return pd.DataFrame(columns=columns)
+    return READ.get("learning", (folder.root, pod, "validation"), state, read)
 
 
 def events(folder: Folder) -> list[dict[str, Any]]:

@@ -85,7 +85,8 @@ class Market:
         frame = frame[traded].astype({"open": float, "close": float})
         frame["high"], frame["low"] = frame[["open", "close"]].max(axis=1), frame[["open", "close"]].min(axis=1)
         if every > 1 and len(frame):
-            group = frame["session"].to_numpy() * 10_000_000 + np.arange(len(frame)) // every
+            within = frame.groupby("session").cumcount().to_numpy() // every  # each session's first candle is whole
+            group = frame["session"].to_numpy() * 10_000_000 + within
             first = pd.Series(frame.index, index=frame.index).groupby(group).first()
             frame = frame.groupby(group).agg({"open": "first", "high": "max", "low": "min", "close": "last"})
             frame.index = pd.DatetimeIndex(first)

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import yaml
 
 from fintrader.errors import FintraderError
+from fintrader.results.figures import PALETTE
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
 from fintrader_app.charts import GAIN, LOSS, framed
@@ -109,6 +110,39 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                 hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
             )
     return framed(figure, y_title="validation score", x_title=f"{unit} since the start", hover="closest", height=330)
+
+
+def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
+    """`what` (`score` or `return`) of each pod's looks at the validation window, as `artifacts.validation` has them.
+
+    Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the score of all.
+    """
+    figure = go.Figure()
+    for position, (pod, rows) in enumerate(looks.items()):
+        colour = PALETTE[position % len(PALETTE)]
+        parts = rows[rows["fold"].notna()]
+        for _, fold in parts.groupby("fold"):
+            dots = {"size": 4, "color": colour}
+            figure.add_scatter(
+                x=fold["share"], y=fold[what], mode="lines+markers", marker=dots, opacity=0.25, showlegend=False,
+                line={"color": colour, "width": 1}, hoverinfo="skip",
+            )  # fmt: skip
+        whole = rows[rows["fold"].isna()]
+        mean = parts.groupby("share", as_index=False)[what].mean()
+        line = pd.concat([mean[~mean["share"].isin(whole["share"])], whole]).sort_values("share")
+        figure.add_scatter(
+            x=line["share"],
+            y=line[what],
+            mode="lines+markers",
+            name=label(pod),
+            line={"color": colour, "width": 2},
+            hovertemplate="%{y:" + (".2%" if what == "return" else ".3f") + "}<extra>" + label(pod) + "</extra>",
+        )
+    title = "return" if what == "return" else "validation score"
+    framed(figure, y_title=title, x_title="share of the pod's budget", height=320)
+    figure.update_layout(showlegend=True)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
+    return figure.update_yaxes(tickformat=".1%" if what == "return" else None)
 
 
 def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:

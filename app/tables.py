@@ -14,9 +14,12 @@ from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
     INTERVAL,
     active_cells,
+    count,
+    is_result,
     missing,
     number,
     short_window,
+    shown,
     standing,
     statistic,
 )
@@ -30,21 +33,24 @@ HEADLINE = (
     ("max_drawdown", "Max drawdown"),
     ("calmar", "Calmar"),
 )
-
-
-def vouched(stored: StoredBacktest, run: str = "") -> None:
-    """Says so where a backtest is not as it was written."""
-    if stored.changed:
-        st.error(plain(f"{run}: {stored.changed}" if run else stored.changed, 400), icon=":material/gpp_bad:")
+SHORT_HEADLINE = (
+    ("cumulative_return", "Return"),
+    ("max_drawdown", "Max drawdown"),
+    ("best_day", "Best day"),
+    ("worst_day", "Worst day"),
+    ("hit_rate_day", "Days with a gain"),
+    ("sessions", "Sessions"),
+)
+"""Of a window that is too short for figures of a year."""
 
 
 def judged(stored: StoredBacktest, run: str = "") -> None:
-    """The verdict, beside everything that is shown of a backtest."""
-    verdict = stored.honesty.get("verdict")
-    if not isinstance(verdict, str):
-        verdict = "Not assessed: `fintrader backtest` on the run writes what can be said of luck."
-    show = st.success if stored.honesty.get("likely_skill") is True and not stored.changed else st.warning
-    show(plain(f"{run}: {verdict}" if run else verdict, 900), icon=":material/balance:")
+    """The verdict that a page with a return opens with: what it is, why, and what would change it."""
+    verdict = stored.verdict
+    show = st.error if stored.changed else st.success if verdict.skill else st.warning
+    lines = [f"**{plain(f'{run}: {verdict.headline}' if run else verdict.headline)}**"]
+    lines += [f"**{question}.** {plain(said, 900)}" for question, said in verdict.sentences.items()]
+    show("\n\n".join(lines), icon=":material/gpp_bad:" if stored.changed else ":material/balance:")
 
 
 def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> None:
@@ -70,21 +76,27 @@ def title_of(key: str) -> str:
 
 
 def cards(stored: StoredBacktest, name: str) -> None:
-    """The headline numbers of one strategy, each with its difference from the index."""
+    """The headline numbers of one strategy, each with its difference from the index.
+
+    The difference is green or red only where the verdict says that it is unlikely to be luck.
+    """
     metrics, index = (stored.metrics.get(one, {}) for one in (name, "benchmark"))
+    coloured = stored.verdict.skill and is_result(name)
+    short = missing("annual_return", metrics)
     with st.container(horizontal=True, gap="small"):
-        for key, title in HEADLINE:
+        for key, title in SHORT_HEADLINE if short else HEADLINE:
             mine, other = number(metrics.get(key)), number(index.get(key))
             about, difference = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}.", None
-            if mine is not None and other is not None and name != "benchmark":
+            if mine is not None and other is not None and name != "benchmark" and key != "sessions":
                 difference = statistic(key, mine - other, signed=True)
                 about += " Below it: the difference from the index."
-            about += f" {why.capitalize()}: not computed." if (why := missing(key, metrics)) else ""
+            tone: Any = "off" if not coloured else "inverse" if key == "annual_volatility" else "normal"
             st.metric(
                 title,
-                statistic(key, mine),
+                count(mine) if key == "sessions" else shown(key, metrics),
                 difference,
-                delta_color="inverse" if key == "annual_volatility" else "normal",
+                delta_color=tone,
+                delta_arrow="auto" if coloured else "off",
                 help=about,
                 width="stretch",
                 height="stretch",
@@ -106,7 +118,7 @@ def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: s
     titles = [title for _, title in (*HEADLINE, *ACTIVE_COLUMNS)] + [INTERVAL]
     rows = []
     for name, values in metrics.items():
-        cells = [*(statistic(metric, values.get(metric)) for metric, _ in HEADLINE), *active_cells(values)]
+        cells = [*(shown(metric, values) for metric, _ in HEADLINE), *active_cells(values)]
         rows.append({"Strategy": human(name), **dict(zip(titles, cells, strict=True))})
     table(rows, key, right=titles, pinned="Strategy")
     dashes(metrics.values())
@@ -120,7 +132,7 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
     for name in dict.fromkeys(name for values in metrics.values() for name in values):
         known = BY_KEY.get(name)
         row = {"Metric": title_of(name)}
-        row |= {human(strategy): statistic(name, values.get(name)) for strategy, values in metrics.items()}
+        row |= {human(strategy): shown(name, values) for strategy, values in metrics.items()}
         rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
     dashes(metrics.values())

@@ -44,7 +44,6 @@ MOST_ROWS, MOST_CANDLES = 2000, 900
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.vouched(stored)
     tables.judged(stored)
     main, others = pick_strategies(stored)
     context_line(stored, folder)
@@ -162,12 +161,12 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
         st.info(f"{sessions} sessions are too few for rolling figures.", icon=":material/hourglass_empty:")
         return
     window = st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
-    titles = {"sharpe": "Sharpe ratio, annualised", "volatility": "Volatility, annualised"}
-    for kind, title in titles.items():
-        st.subheader(title, anchor=False)
+    for kind in ("sharpe", "volatility"):
         drawn = returns[shown].rename(columns=label)
         year = stored.sessions_a_year
         figure = figures.rolling_figure(drawn, kind, main=shown[0], window=window, sessions_a_year=year)
+        title = str(figure.layout.yaxis.title.text)
+        st.subheader(title[:1].upper() + title[1:], anchor=False)
         charts.show(figure, f"rolling_{kind}", height=270)
     if "benchmark" in returns and shown != ["benchmark"]:
         st.subheader("Beta to the index", anchor=False)
@@ -266,8 +265,11 @@ def price_chart(
     else:
         rows = market.rows(day)
         fills_shown = fills[local[fills.index].dt.strftime("%Y-%m-%d") == day]
-    length = rows.stop - rows.start
-    every = max(every, -(-length // MOST_CANDLES))
+    most = every * MOST_CANDLES
+    cut = rows.stop - rows.start > most
+    if cut:  # a candle is as many bars as was asked for; of a long window the end is drawn
+        rows = slice(rows.stop - most, rows.stop)
+        fills_shown = fills_shown[fills_shown["fill_time"] >= times[rows.start]]
     bars = market.candles(symbol, rows, every)
     if bars.empty:
         st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
@@ -278,6 +280,7 @@ def price_chart(
     st.caption(
         f"Candles of {every} traded bar(s), made from opens and closes of the market file."
         + (left_out if drawn < len(fills_shown) else "")
+        + (f" The last {count(most)} bars of the window; choose a session or longer candles for the rest." * cut)
     )
 
 

@@ -8,7 +8,7 @@ from fintrader.errors import FintraderError
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
-from fintrader.results.formatting import chance, count, number, statistic
+from fintrader.results.formatting import DASH, chance, count, number, shown, statistic
 from fintrader.results.looks import LEVEL, union_of_looks
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
@@ -40,10 +40,9 @@ def render(runs: RunsFolder) -> None:
     if len(lines) < 2:
         st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
         return
-    shown = {line: stored[line.partition(" / ")[0]] for line in lines}
-    overlay(shown)
+    chosen_lines = {line: stored[line.partition(" / ")[0]] for line in lines}
     with guarded():
-        chosen = {line.partition(" / ")[0]: backtest for line, backtest in shown.items()}
+        chosen = {line.partition(" / ")[0]: backtest for line, backtest in chosen_lines.items()}
         both = union_of_looks(chosen)
         looks = f"{count(both.looks)} different results looked at on their bars"
         st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
@@ -52,8 +51,9 @@ def render(runs: RunsFolder) -> None:
         if both.looks > 1:
             least = chance(LEVEL / both.looks)
             st.caption(f"Whoever picks one of {count(both.looks)} results is held to p {least} (Bonferroni).")
+    overlay(chosen_lines)
     with guarded():
-        differences(shown)
+        differences(chosen_lines)
 
 
 def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
@@ -62,7 +62,6 @@ def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
     for name in names:
         try:
             found[name] = artifacts.backtest(runs.run(name))
-            tables.vouched(found[name], name)
         except FintraderError as error:
             st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
     return found
@@ -72,11 +71,11 @@ def strategy_of(line: str) -> str:
     return line.partition(" / ")[2]
 
 
-def overlay(shown: dict[str, StoredBacktest]) -> None:
+def overlay(chosen: dict[str, StoredBacktest]) -> None:
     """Growth and drawdown of each strategy, from session closes."""
-    daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in shown.items()}
-    first = next(iter(shown.values()))
-    if not all(backtest.minutes.equals(first.minutes) for backtest in shown.values()):
+    daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()}
+    first = next(iter(chosen.values()))
+    if not all(backtest.minutes.equals(first.minutes) for backtest in chosen.values()):
         st.warning("These backtests cover different windows; their figures are not like for like.")
     st.subheader("Wealth, multiples of the start", anchor=False)
     charts.show(figures.growth_figure(daily), "compare_equity", height=400)
@@ -84,20 +83,20 @@ def overlay(shown: dict[str, StoredBacktest]) -> None:
     charts.show(figures.growth_figure(daily, drawdown=True), "compare_drawdown", height=280)
 
 
-def differences(shown: dict[str, StoredBacktest]) -> None:
+def differences(chosen: dict[str, StoredBacktest]) -> None:
     """Metrics side by side, and their differences from the first."""
     st.subheader("Metrics", anchor=False)
-    lines = list(shown)
+    lines = list(chosen)
     base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
-    values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in shown.items()}
+    values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in chosen.items()}
     rows = []
     for key in KEYS:
         row = {"Metric": tables.title_of(key)}
         zero = number(values[base].get(key))
         for line in lines:
             own = number(values[line].get(key))
-            text = statistic(key, own)
-            if line != base and own is not None and zero is not None:
+            text = shown(key, values[line])
+            if line != base and text != DASH and own is not None and zero is not None:
                 text += f"  ({statistic(key, own - zero, signed=True)})"
             row[line] = text
         rows.append(row)

@@ -19,8 +19,10 @@ from fintrader.results.formatting import (
     probability,
     ratio,
     score,
+    span,
     standing,
     statistic,
+    year_of,
 )
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, tables
@@ -54,9 +56,10 @@ KINDS = {
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
-    tables.vouched(stored)
+    tables.judged(stored)
     report = stored.honesty
-    verdict(report, stored)
+    if stands := standing(stored.metrics, stored.context):
+        st.markdown(plain(stands, 600))
     if report:
         numbers(report)
         left, right = st.columns(2)
@@ -89,24 +92,6 @@ def render(runs: RunsFolder) -> None:
     provenance(run, stored)
 
 
-def verdict(report: dict[str, Any], stored: StoredBacktest) -> None:
-    """The three sentences."""
-    sentence = report.get("verdict")
-    if not isinstance(sentence, str):
-        st.warning(
-            "This backtest was written without an assessment. `fintrader backtest` on the run writes one.",
-            icon=":material/balance:",
-        )
-        trials = stored.context.get("trials")
-        if number(trials) is not None:
-            st.markdown(f"Its result was chosen from **{count(trials)}** trials.")
-        return
-    show = st.success if report.get("likely_skill") is True and not stored.changed else st.warning
-    show(f"**{plain(sentence)}**", icon=":material/balance:")
-    if stands := standing(stored.metrics, stored.context):
-        st.markdown(plain(stands, 600))
-
-
 def numbers(report: dict[str, Any]) -> None:
     """The figures behind the sentence."""
     evidence = part(report, "evidence")
@@ -116,7 +101,11 @@ def numbers(report: dict[str, Any]) -> None:
         ("p-value", chance(found.get("p_value")), NOTES["p_value"]),
         ("Level", ratio(evidence.get("level"), 4), NOTES["level"]),
         ("Information ratio", ratio(found.get("ratio")), NOTES["ratio"]),
-        ("Seen here", f"from {ratio(found.get('visible'))}", NOTES["visible"]),
+        (
+            "Seen here",
+            DASH if number(found.get("visible")) is None else f"from {ratio(found['visible'])}",
+            NOTES["visible"],
+        ),
         ("Timing, p", chance(part(evidence, "shift").get("p_value")), NOTES["shift"]),
         ("E-value", ratio(part(evidence, "e_value").get("last")), NOTES["e_value"]),
         ("Sessions", count(report.get("sessions")), "Of the held-out window"),
@@ -183,11 +172,13 @@ def luck(report: dict[str, Any]) -> None:
 def rivals(report: dict[str, Any]) -> None:
     """Against what needed no search."""
     excess = part(report, "excess")
+    scale, over = span(report.get("sessions"), year_of(report))
     rows = []
     for name in excess:
         one = part(excess, name)
-        titles = {"excess": "Excess a year", "low": "Low", "high": "High"}
-        row = {"Against": human(name), **{title: percent(one.get(key), signed=True) for key, title in titles.items()}}
+        titles = {"excess": f"Excess {over}", "low": "Low", "high": "High"}
+        scaled = {key: None if (found := number(one.get(key))) is None else scale * found for key in titles}
+        row = {"Against": human(name), **{titles[key]: percent(value, signed=True) for key, value in scaled.items()}}
         rows.append(row | {"p, paired bootstrap": chance(one.get("p_value"))})
     if not rows:
         return

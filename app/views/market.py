@@ -178,14 +178,15 @@ def share_map(shares: np.ndarray[Any, Any], days: list[str], symbols: list[str],
     colours = [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]] if not binary else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
     height, across = min(900, 120 + 14 * max(8, assets)), [days[k] for k in starts]
     names = [label(symbol) for symbol in symbols]
-    return heatmap(shown.astype(float), across, names, ".1%", height, 10, zmin=0, colorscale=colours)
+    return heatmap(shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours)
 
 
 def heatmap(
-    cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, height: int, ticks: int, **look: Any
+    cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, height: int, ticks: int, unit: str, **look: Any
 ) -> go.Figure:
-    """Cells up to 1, the first row on top; `form` is how hovering writes one."""
-    bar = {"thickness": 10, "outlinewidth": 0} | ({"tickformat": ".0%"} if "%" in form else {})
+    """Cells up to 1, the first row on top; `form` is how hovering writes one, `unit` what the colours are."""
+    bar = {"thickness": 10, "outlinewidth": 0, "title": {"text": unit}}
+    bar |= {"tickformat": ".0%"} if "%" in form else {}
     hover = "%{y}, %{x}: %{z:" + form + "}<extra></extra>"
     figure = go.Figure(go.Heatmap(z=np.round(cells, 3), x=x, y=y, zmax=1, colorbar=bar, hovertemplate=hover, **look))
     charts.framed(figure, hover="closest", height=height)
@@ -266,7 +267,10 @@ def ties(market: Market) -> None:
         return
     names = [label(symbol) for symbol in symbols]
     height = min(860, 160 + 14 * max(14, len(symbols)))
-    charts.show(heatmap(matrix, names, names, ".2f", height, 40, zmin=-1, colorscale=figures.SCALE), "market_ties")
+    charts.show(
+        heatmap(matrix, names, names, ".2f", height, 40, "correlation", zmin=-1, colorscale=figures.SCALE),
+        "market_ties",
+    )
     total = len(market.symbols)
     left_out = f" The first {MOST_SYMBOLS} of {total} symbols." if total > MOST_SYMBOLS else ""
     st.caption(f"Close to close over all sessions; mean off the diagonal {np.nanmean(off):.2f}.{left_out}")

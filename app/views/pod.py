@@ -9,13 +9,14 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import DASH, count, duration, score, statistic
-from fintrader_app import artifacts, charts, tables
+from fintrader.results.formatting import DASH, count, duration, score, shown
+from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import choose, choose_several, guarded, human, page, pick_race, pick_run, plain
 from fintrader_app.tables import numbers, table
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
-FIRST = ("value_loss", "policy_loss", "entropy", "steps_per_second")
+FIRST = ("reward_mean", "entropy")
+LOOKED = {"return": "Return on the validation window", "score": "Score on the validation window"}
 MOST = 6
 REFRESH_SECONDS = 3
 
@@ -41,9 +42,11 @@ def render(runs: RunsFolder) -> None:
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
     def curves_of() -> None:
         with guarded():
+            looks(folder, [name, *others])
+        with guarded():
+            st.subheader("Learning curves", anchor=False)
             curves(folder, [name, *others])
 
-    st.subheader("Learning curves", anchor=False)
     curves_of()
     left, right = st.columns(2)
     with left, guarded():
@@ -52,6 +55,19 @@ def render(runs: RunsFolder) -> None:
     with right, guarded():
         st.subheader("Validation metrics", anchor=False)
         validation(by_name.loc[[name, *others]])
+
+
+def looks(folder: Folder, names: list[str]) -> None:
+    """What the validation window said while the pods trained."""
+    found = {name: rows for name in names if len(rows := artifacts.validation(folder, name))}
+    if not found:
+        st.info("No look at the validation window is stored for this pod yet.", icon=":material/hourglass_empty:")
+        return
+    for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
+        with place:
+            st.subheader(title, anchor=False)
+            charts.show(race.curve_figure(found, what), f"pod_validation_{what}")
+    st.caption("For the eye: unless the run stops pods early, only the last look counts, the pod's score.")
 
 
 def titled(pod: pd.Series[Any]) -> str:
@@ -170,7 +186,7 @@ def validation(rows: pd.DataFrame) -> None:
     st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
     listed = []
     for key in dict.fromkeys(key for values in columns.values() for key in values):
-        each = {pod: statistic(key, values.get(key)) for pod, values in columns.items()}
+        each = {pod: shown(key, values) for pod, values in columns.items()}
         listed.append({"Metric": tables.title_of(key), **each})
     table(listed, "pod_metrics", right=columns, height=360)
     tables.dashes(columns.values())

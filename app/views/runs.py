@@ -29,16 +29,16 @@ from fintrader_app.tables import board_table
 COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
     "name": st.column_config.TextColumn("Run", pinned=True),
-    "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
-    "took": st.column_config.TextColumn("Took", alignment="right"),
-    "trials": st.column_config.NumberColumn("Trials"),
-    "return": st.column_config.NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
     "verdict": st.column_config.TextColumn(
         "Verdict", help="Of the test window against the benchmark portfolio; the Honesty page has the whole of it"
     ),
+    "return": st.column_config.NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
     "index": st.column_config.NumberColumn("Index", format="percent", help="The benchmark over the same bars"),
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
+    "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
+    "took": st.column_config.TextColumn("Took", alignment="right"),
+    "trials": st.column_config.NumberColumn("Trials"),
 }
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
@@ -55,14 +55,14 @@ def table(found: list[Summary]) -> pd.DataFrame:
             {
                 "name": run.name,
                 "status": MARK[run.status],
-                "created": None if created is None else created.replace(tzinfo=None),
-                "trials": run.trials,
                 "verdict": verdict_words(run.verdict),
                 "return": number(headline.get("cumulative_return")),
                 "index": number(run.metrics.get("benchmark", {}).get("cumulative_return")),
                 "sharpe": number(headline.get("sharpe")),
                 "drawdown": number(headline.get("max_drawdown")),
+                "created": None if created is None else created.replace(tzinfo=None),
                 "took": duration(run.seconds),
+                "trials": run.trials,
             }
         )
     frame = pd.DataFrame(rows)
@@ -152,6 +152,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         if run.status not in ("broken", "failed"):
             st.info(sentence(waiting), icon=":material/hourglass_empty:")
     else:
+        tables.judged(stored)
         tables.cards(stored, stored.strategies[0])
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         left, right = st.columns(2)

@@ -17,6 +17,8 @@ from fintrader_app.tables import board_table, table
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
+MOST_CURVES = 8
+LOOKED = {"return": "Validation return while they train", "score": "Validation score while they train"}
 LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
 
 
@@ -68,6 +70,8 @@ def draw(run: Summary, folder: Folder, planned: int | None) -> None:
         with beside:
             if st.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
                 go("pod.py", pod=pod)
+    with guarded():
+        looks(folder, pods)
     st.subheader("Pods on the time line", anchor=False)
     time_line(pods, events, launched, version)
     lost_pods(events)
@@ -100,6 +104,21 @@ def numbers(pace: race.Pace, alive: bool) -> None:
     tables.numbers(cells)
     if pace.planned:
         st.progress(min(1.0, pace.done / pace.planned))
+
+
+def looks(folder: Folder, pods: pd.DataFrame) -> None:
+    """What the validation window says of the pods that train now, and said of the best."""
+    ranked = pods.sort_values("score", ascending=False, na_position="last")["pod"]
+    names = dict.fromkeys([*pods.loc[pods["state"] == "running", "pod"], *ranked])
+    found = {name: rows for name in list(names)[:MOST_CURVES] if len(rows := artifacts.validation(folder, name))}
+    if not found:
+        return
+    for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
+        with place:
+            st.subheader(title, anchor=False)
+            charts.show(race.curve_figure(found, what), f"race_validation_{what}")
+    if len(pods) > len(found):
+        st.caption(f"{count(len(found))} of {count(len(pods))} pods: those at work, then the best.")
 
 
 def time_line(

@@ -26,7 +26,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import finite
-from fintrader.results.formatting import count, is_baseline, main_strategy, p_equals, percent, ratio
+from fintrader.results.formatting import count, is_baseline, main_strategy, p_equals, percent, ratio, span
 from fintrader.results.history import rounding_apart
 from fintrader.results.looks import LEVEL
 
@@ -263,10 +263,9 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
 def _finding(report: Mapping[str, Any], rival: str) -> str:
     found, alpha = report["evidence"], report["evidence"]["alpha"]
     passes, ahead = alpha["p_value"] <= found["level"], found["active_return"] > 0
-    short = alpha["sessions"] < ev.FEW
-    scale, span = (alpha["sessions"] / report["sessions_a_year"], "in the window") if short else (1.0, "a year")
+    scale, over = span(alpha["sessions"], report["sessions_a_year"])
     active, excess = (percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"]))
-    where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {span}"
+    where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {over}"
     hedged = f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is hedged"
     trials = report["selection"]["trials"]
     chosen = (

@@ -12,7 +12,8 @@ from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures, periods
 from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_table, symbol_pnl, trips
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import DASH, count, percent, ratio, statistic, usd
+from fintrader.results.catalogue import fewest_sessions
+from fintrader.results.formatting import DASH, count, percent, ratio, span, statistic, usd
 
 MOST_SYMBOLS = 12
 """Rows of a table by symbol; of more, the others stand together in one."""
@@ -177,9 +178,9 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int) -> list[str]:
-    states = periods.regime_table(daily, index, main, year)
-    if states.empty:
-        parts = [note(f"Regimes need {periods.FEWEST_SESSIONS} sessions; this window has {len(daily)}.")]
+    states, least = periods.regime_table(daily, index, main, year), max(periods.FEWEST_SESSIONS, fewest_sessions(year))
+    if states.empty or len(daily) < least:
+        parts = [note(f"Regimes need {least} sessions; this window has {len(daily)}.")]
     else:
         rows = []
         for name, row in states.to_dict("index").items():
@@ -294,8 +295,9 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
             ("", [row["factor"].capitalize(), _ratio(row["beta"]), _ratio(row["t"]), row["about"]])
             for row in fit["betas"]
         ]
-        alpha = number(percent(fit["alpha"], signed=True))
-        rows.append(("main", ["Alpha a year", alpha, _ratio(fit["alpha_t"]), "what the factors leave"]))
+        scale, over = span(fit["sessions"], stored.sessions_a_year)
+        alpha = number(percent(scale * fit["alpha"], signed=True))
+        rows.append(("main", [f"Alpha {over}", alpha, _ratio(fit["alpha_t"]), "what the factors leave"]))
         about = f"{figures.title_of(name)}: {fit['sessions']} sessions, R² {ratio(fit['r_squared'])}"
         parts.append(f"<h3>{html.escape(about)}</h3>")
         parts.append(table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words"))

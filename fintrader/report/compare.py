@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fintrader.errors import BacktestError
 from fintrader.files import write_text
-from fintrader.report.html import verdict
 from fintrader.report.notices import market_notice
 from fintrader.report.page import Page, facts, metric, note, number, table
 from fintrader.results import figures
@@ -67,13 +66,12 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
         "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
         "against what env.benchmark names there, net of costs."
     )
+    page.section("What each is worth", _verdicts(runs), link="Verdicts")
     shorter = short_window(stored.metrics[main_strategy(stored.strategies)] for stored in runs.values())
     page.section("Runs", _runs_table(runs), note(f"{caption} {shorter}".strip()), link="Runs")
     daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
-    worth = [f"<p><b>{html.escape(name)}</b>: {html.escape(verdict(stored))}</p>" for name, stored in runs.items()]
-    page.section("What each is worth", *worth, link="Verdicts")
     for name, stored in runs.items():
         known = {key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT}
         page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
@@ -100,6 +98,15 @@ def stands_among(stored: StoredBacktest, looks: int) -> bool:
     alpha = (stored.honesty.get("evidence") or {}).get("alpha") or {}
     likely = stored.honesty.get("likely_skill") is True and not stored.changed
     return likely and alpha["p_value"] <= LEVEL / max(looks, 1)
+
+
+def _verdicts(runs: Mapping[str, StoredBacktest]) -> str:
+    rows = []
+    for name, stored in runs.items():
+        verdict = stored.verdict
+        cells = [name, verdict.headline, verdict.why, f"{verdict.sees} {verdict.change}".strip()]
+        rows.append(("main" if verdict.skill else "", [html.escape(cell) for cell in cells]))
+    return table(["Run", "Verdict", "Why", "What the window can see, and what would change it"], rows, css="left")
 
 
 def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:

@@ -45,13 +45,6 @@ _KIND_TITLES = {"cost_bps": "Cost, bps", "fill": "Fill", "delay_bars": "Delay, b
 _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
 
 
-def verdict(stored: StoredBacktest) -> str:
-    """What the result amounts to: the assessment's three sentences, unless somebody has changed the result since."""
-    return stored.changed or str(
-        stored.honesty.get("verdict") or "Not assessed: this backtest was written without an assessment."
-    )
-
-
 def summary(stored: StoredBacktest) -> str:
     """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
     name = main_strategy(stored.strategies)
@@ -73,13 +66,14 @@ def render_report(stored: StoredBacktest) -> str:
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
-    tone = "good" if stored.honesty.get("likely_skill") and not stored.changed else "doubt"
+    verdict = stored.verdict
+    tone = "good" if verdict.skill else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     told = (summary(stored), standing(stored.metrics, stored.context), planted_words(stored.context))
     lead = " ".join(part for part in told if part)
     if notice := market_notice(stored.context):
         page.notice(notice)
-    page.header(run, verdict(stored), lead, about, tone=tone)
+    page.header(run, verdict.headline, lead, about, tone=tone, sentences=verdict.sentences)
     told_first = {"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)}
     if limited := limits_words(stored.context):
         told_first["Limits"] = f"{limited}."

@@ -10,7 +10,18 @@ from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import DASH, chance, count, percent, probability, ratio, score, statistic
+from fintrader.results.formatting import (
+    DASH,
+    chance,
+    count,
+    percent,
+    probability,
+    ratio,
+    score,
+    span,
+    statistic,
+    year_of,
+)
 
 Row = tuple[str, str, str]
 """A question, the number, and what it means in words."""
@@ -29,7 +40,8 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
         days = stored.minutes[stored.ends]
         charts.append(page.chart("betting", figures.betting_figure(evidence["e_value"]["by_session"], days)))
     if found["excess"]:
-        charts.append(page.chart("excess", figures.excess_figure(found["excess"])))
+        scale, over = span(found["sessions"], year_of(found))
+        charts.append(page.chart("excess", figures.excess_figure(found["excess"], scale, over)))
     if found["random_portfolios"]:
         charts.append(page.chart("random", figures.random_portfolios_figure(found["random_portfolios"], returned)))
     page.section(
@@ -75,9 +87,10 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
     against = evidence["against"].replace("_", " ")
     add("Look at this window", count(evidence["look"]), f"of all looks' 5 % this one may spend {evidence['level']:.3g}")
     if (alpha := evidence["alpha"]) is not None:
-        band = f"{percent(alpha['low'], signed=True)} to {percent(alpha['high'], signed=True)}"
-        hedged = f"a year beyond a beta of {ratio(alpha['beta'])} to {against}; 95 %: {band}"
-        add("Alpha over the benchmark portfolio", percent(alpha["alpha"], signed=True), hedged)
+        scale, over = span(found["sessions"], year_of(found))
+        band = f"{percent(scale * alpha['low'], signed=True)} to {percent(scale * alpha['high'], signed=True)}"
+        hedged = f"{over} beyond a beta of {ratio(alpha['beta'])} to {against}; 95 %: {band}"
+        add("Alpha over the benchmark portfolio", percent(scale * alpha["alpha"], signed=True), hedged)
         add("p-value", chance(alpha["p_value"]), f"that alpha is not above 0: {alpha['method']}")
         seen = f"information ratio that {count(alpha['sessions'])} sessions show four times in five"
         add("Power", f"{ratio(alpha['visible'])} or more", f"{seen}; measured {ratio(alpha['ratio'])}")
@@ -158,13 +171,14 @@ def _null_model_rows(null_model: Mapping[str, Any] | None) -> list[Row]:
 def _rivals_table(found: Mapping[str, Any]) -> str:
     """Every baseline: the excess over it and its p-value."""
     rows = []
+    scale, over = span(found["sessions"], year_of(found))
     for name, row in found["excess"].items():
-        low, excess, high = (number(percent(row[key], signed=True)) for key in ("low", "excess", "high"))
+        low, excess, high = (number(percent(scale * row[key], signed=True)) for key in ("low", "excess", "high"))
         cells = [excess, f"{low} to {high}", chance(row["p_value"])]
         rows.append(("", [html.escape(figures.title_of(name)), *cells]))
     if not rows:
         return ""
-    head = ["Excess over", "A year", "95 % interval", "p, paired bootstrap"]
+    head = ["Excess over", over.capitalize(), "95 % interval", "p, paired bootstrap"]
     text = (
         "p-values: how often chance alone would show as large an excess, by resampling blocks of the same days of both."
     )

@@ -8,7 +8,7 @@ from typing import Any
 from fintrader.data.sources.planted_in import KIND as IN_REAL
 from fintrader.data.universe import describe
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import DASH, number, percent, ratio, statistic, usd
+from fintrader.results.formatting import DASH, missing, number, percent, ratio, statistic, usd
 
 _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any market."
 
@@ -73,7 +73,8 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     if returned is not None and not free:
         told += f"; before costs {percent(returned + share, signed=True)}, after costs {percent(returned, signed=True)}"
     even = statistic("break_even_cost_bps", own.get("break_even_cost_bps"))
-    told += f"; turnover {ratio(own.get('turnover'), 1)} × equity a year"
+    if not missing("turnover", own):
+        told += f"; turnover {ratio(own.get('turnover'), 1)} × equity a year"
     return told + ("." if even == DASH else f", nothing left at {even} a traded dollar.")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fintrader.results.figures.style import ON_DARK
-from fintrader.results.formatting import missing, statistic
+from fintrader.results.formatting import missing, shown
 
 
 @dataclass
@@ -30,11 +30,25 @@ class Page:
     _links: list[tuple[str, str]] = field(default_factory=list)
     _charts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def header(self, kicker: str, heading: str, lead: str, about: str, *, tone: str = "") -> None:
-        """The top of the page: the heading is the verdict."""
+    def header(
+        self,
+        kicker: str,
+        heading: str,
+        lead: str,
+        about: str,
+        *,
+        tone: str = "",
+        sentences: Mapping[str, str] | None = None,
+    ) -> None:
+        """The top of the page: the heading is the verdict, and below it what each of its `sentences` answers."""
+        answers = "".join(
+            f"<dt>{html.escape(question)}</dt><dd>{html.escape(said)}</dd>"
+            for question, said in (sentences or {}).items()
+        )
         parts = [
             f'<p class="kicker">{html.escape(kicker)}</p>',
             f'<h1 class="{tone}">{html.escape(heading)}</h1>',
+            f'<dl class="told verdict">{answers}</dl>' if answers else "",
             f'<p class="lead">{html.escape(lead)}</p>',
             f'<p class="about">{html.escape(about)}</p>',
         ]
@@ -134,13 +148,13 @@ def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], *, css
 
 def number(text: str) -> str:
     """A formatted number as HTML, losses in red."""
-    shown = html.escape(text)
-    return f'<span class="neg">{shown}</span>' if text.startswith("-") else shown
+    safe = html.escape(text)
+    return f'<span class="neg">{safe}</span>' if text.startswith("-") else safe
 
 
 def metric(key: str, values: Mapping[str, Any]) -> str:
     """A strategy's metric as HTML; a dash says why when somebody points at it."""
-    text, why = number(statistic(key, values.get(key))), missing(key, values)
+    text, why = number(shown(key, values)), missing(key, values)
     return f'<span title="{html.escape(why)}">{text}</span>' if why else text
 
 
@@ -177,6 +191,7 @@ h1 { margin: 0; font-size: 26px; line-height: 1.32; font-weight: 650; max-width:
 dl.told { display: grid; grid-template-columns: max-content 1fr; gap: 4px 18px; margin: 0 0 16px; font-size: 14px; }
 dl.told dt { color: var(--muted); }
 dl.told dd { margin: 0; }
+dl.verdict { margin: 12px 0; font-size: 16px; }
 pre { overflow-x: auto; background: var(--wash); padding: 12px; font-size: 12px; line-height: 1.45; }
 h1.doubt { border-left: 5px solid #d9730d; padding-left: 14px; }
 h1.good { border-left: 5px solid #448361; padding-left: 14px; }

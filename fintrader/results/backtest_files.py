@@ -31,7 +31,7 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import table_html, table_text, year_of
+from fintrader.results.formatting import Verdict, table_html, table_text, verdict_of, year_of
 
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
@@ -173,6 +173,11 @@ class StoredBacktest:
         except RunError:
             return None
         return name if isinstance(name, str) else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """What opens every page about it: the assessment's sentences, unless a file was changed since."""
+        return verdict_of({}, self.changed) if self.changed else verdict_of(self.honesty)
 
     @property
     def sessions_a_year(self) -> int:

@@ -32,6 +32,7 @@ COMPOUNDED = frozenset(
 """Metrics that compound growth to a year: None below a quarter of one."""
 
 
+_SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
 Compute = Callable[[Sample], float | None]
 
 
@@ -63,6 +64,15 @@ def fewest_sessions(sessions_a_year: int = m.TRADING_DAYS) -> int:
 def too_short(key: str, sessions: int, sessions_a_year: int = m.TRADING_DAYS) -> bool:
     """Whether a window of so many sessions is too short for this metric."""
     return key in COMPOUNDED and sessions < fewest_sessions(sessions_a_year)
+
+
+def of_a_year(key: str) -> bool:
+    """Whether a metric is a rate of a year: no page, table or terminal shows it below a quarter of one.
+
+    Ratios (Sharpe, information) are not among them: they have no unit, and their intervals say what they are worth.
+    """
+    known = BY_KEY.get(key)
+    return key in COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)
 
 
 def _plain(value: float | None) -> float | None:
@@ -133,7 +143,6 @@ def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
     return lambda s: compute(s.minute, s.bars_per_year)
 
 
-_SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
 _EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {

@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS
-from fintrader.results.catalogue import BY_KEY, fewest_sessions, too_short
+from fintrader.results.catalogue import BY_KEY, fewest_sessions, of_a_year
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -154,15 +154,35 @@ def year_of(values: Mapping[str, Any]) -> int:
 
 def missing(key: str, values: Mapping[str, Any]) -> str:
     """Why a strategy has a dash for this metric although it can be computed; empty where it has none."""
-    sessions = number(values.get("sessions"))
-    short = sessions is not None and too_short(key, int(sessions), year_of(values))
+    short = of_a_year(key) and is_short(values.get("sessions"), year_of(values))
     return f"under {fewest_sessions(year_of(values))} sessions" if short else ""
 
 
+def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
+    """Whether so many sessions are less than a quarter of a year: nothing of a year is said of them."""
+    found = number(sessions)
+    return found is not None and found < fewest_sessions(sessions_a_year)
+
+
+def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str]:
+    """What a yearly rate over so many sessions is multiplied by before it is shown, and the words that follow it.
+
+    `(1, "a year")`, and below a quarter of one `(sessions / sessions_a_year, "in the window")`.
+    """
+    found = number(sessions)
+    short = found is not None and is_short(found, sessions_a_year)
+    return (found / sessions_a_year, "in the window") if found is not None and short else (1.0, "a year")
+
+
+def shown(key: str, values: Mapping[str, Any], *, signed: bool = False) -> str:
+    """A strategy's metric as text; a dash where it is not known, or is one of a year and the window is `missing` it."""
+    return DASH if missing(key, values) else statistic(key, values.get(key), signed=signed)
+
+
 def short_window(metrics: Iterable[Mapping[str, Any]]) -> str:
-    """A line below a table of such metrics: why annual return and Calmar are dashes. Empty for windows long enough."""
+    """A line below a table of such metrics: why yearly figures are dashes. Empty for windows long enough."""
     why = next((why for values in metrics if (why := missing("annual_return", values))), "")
-    return f"Annual return and Calmar: {DASH} {why}, growth is not compounded to a year." if why else ""
+    return f"Figures of a year: {DASH} {why}; so few say nothing of a year." if why else ""
 
 
 def duration(seconds: Any) -> str:
@@ -221,6 +241,44 @@ def verdict_words(verdict: Any) -> str:
     return re.split("[:,]", verdict)[0] if isinstance(verdict, str) and verdict else DASH
 
 
+class Verdict(NamedTuple):
+    """What a result comes to, in the order in which a reader decides."""
+
+    headline: str
+    """As `Not distinguishable from luck`."""
+    why: str
+    """What was found, with its test; empty where there was nothing to test."""
+    sees: str
+    """What a window of this length can show at all."""
+    change: str
+    """What would change the verdict."""
+    skill: bool
+    """Whether it is unlikely to be luck, and nobody has changed the files since."""
+
+    @property
+    def sentences(self) -> dict[str, str]:
+        """What each sentence answers, and the sentence; without those that were not said."""
+        found = {"Why": self.why, "What this window can see": self.sees, "What would change it": self.change}
+        return {question: said for question, said in found.items() if said}
+
+
+def verdict_of(honesty: Mapping[str, Any], changed: str = "") -> Verdict:
+    """The verdict that opens every page with a return, out of `honesty.json`; `changed`: that the files are others now.
+
+    An assessment of an earlier version, whose sentences stand in one text, is told as it is.
+    """
+    if changed:
+        return Verdict("No verdict", changed, "", "", False)
+    told, text = honesty.get("sentences"), honesty.get("verdict")
+    said = [str(one) for one in told] if isinstance(told, list) else [text] if isinstance(text, str) and text else []
+    if not said:
+        again = "`fintrader backtest` on the run writes what can be said of luck."
+        return Verdict("Not assessed", "This backtest was written without an assessment.", "", again, False)
+    headline, _, why = said[0].partition(": ")
+    sees, change = (said[1] if len(said) > 1 else ""), " ".join(said[2:])
+    return Verdict(headline.rstrip("."), why[:1].upper() + why[1:], sees, change, honesty.get("likely_skill") is True)
+
+
 # --- strategies ------------------------------------------------------------------------------------------------
 
 
@@ -250,13 +308,13 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 def paper_cells(values: Mapping[str, Any]) -> list[str]:
     """A strategy's PAPER_COLUMNS as text."""
-    return [statistic(key, values.get(key)) for key, _ in PAPER_COLUMNS]
+    return [shown(key, values) for key, _ in PAPER_COLUMNS]
 
 
 def active_cells(values: Mapping[str, Any]) -> list[str]:
     """A strategy's ACTIVE_COLUMNS and the interval, as text."""
     band = interval(values.get("information_ratio_low"), values.get("information_ratio_high"))
-    return [*(statistic(key, values.get(key)) for key, _ in ACTIVE_COLUMNS), band]
+    return [*(shown(key, values) for key, _ in ACTIVE_COLUMNS), band]
 
 
 def active_headings(portfolio: Any) -> list[str]:
@@ -301,8 +359,8 @@ def plain_text(table: Table) -> str:
 
 def table_text(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
     """`metrics_table` and `active_table` as plain text, ours before the baselines."""
-    shown = {name: metrics[name] for name in in_order(metrics)}
-    return f"{plain_text(metrics_table(shown))}\n{plain_text(active_table(shown, portfolio))}"
+    rows = {name: metrics[name] for name in in_order(metrics)}
+    return f"{plain_text(metrics_table(rows))}\n{plain_text(active_table(rows, portfolio))}"
 
 
 def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
@@ -344,16 +402,15 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
         if theirs is not None:
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             said.append(f"{side} {rival} ({percent(theirs, signed=True)})")
-    shown = name.replace("_", " ").capitalize()
-    text = f"Net of costs, {shown} ({percent(returned, signed=True)}) is {' and '.join(said)}." if said else ""
+    title = name.replace("_", " ").capitalize()
+    text = f"Net of costs, {title} ({percent(returned, signed=True)}) is {' and '.join(said)}." if said else ""
     low, high = number(own.get("information_ratio_low")), number(own.get("information_ratio_high"))
     if low is not None and high is not None:
         worth = "more than the portfolio" if low > 0 else "less than the portfolio" if high < 0 else "within chance"
         active, sessions = number(own.get("active_return")), number(own.get("sessions"))
-        span = "a year"
-        if active is not None and sessions is not None and missing("annual_return", own):
-            active, span = active * sessions / year_of(own), "in the window"
-        text += f" Active return {percent(active, signed=True)} {span}, "
+        scale, over = span(sessions, year_of(own))
+        active = None if active is None else active * scale
+        text += f" Active return {percent(active, signed=True)} {over}, "
         text += f"information ratio {ratio(own.get('information_ratio'))}"
         text += f" ({INTERVAL} {interval(low, high)}): {worth}."
     left_out = context.get("left_out")

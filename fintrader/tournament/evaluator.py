@@ -11,22 +11,27 @@ policy did otherwise is its active return, and what the benchmark itself scores 
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.folds import stitch
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
+from fintrader.files import append_jsonl, read_jsonl
 from fintrader.progress import Progress
 from fintrader.results.catalogue import fewest_sessions, too_short
 from fintrader.tournament.settings import Metric
@@ -84,6 +89,62 @@ def evaluate(
     own, by_part = scored(returns)
     active = tuple((returns - benchmark).tolist())
     return Evaluation(own, by_part, dict(result.metrics), tuple(returns.tolist()), active, scored(benchmark)[0])
+
+
+def on_cpu(policy: ActorPolicy) -> ActorPolicy:
+    """The policy, or a copy where it lies elsewhere."""
+    elsewhere = any(parameter.device.type != "cpu" for parameter in policy.parameters())
+    return copy.deepcopy(policy).to("cpu") if elsewhere else policy
+
+
+class ValidationCurve:
+    """What a pod scores while it trains, for the eye: `validation.jsonl` in its folder. Nothing is chosen by it.
+
+    One line a look: `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the whole), `score` and
+    `return` of the validation window. Looks take `TIME` of the pod's time at most, so there may be fewer than `POINTS`.
+    """
+
+    POINTS, TIME = 8, 0.1
+    FILE = "validation.jsonl"
+
+    def __init__(
+        self, folder: Path, env: EnvSettings, settings: Mapping[str, Any], alive: Callable[[float, int], Progress]
+    ) -> None:
+        """`settings`: metric, windows and penalty of the pod's score; `alive(share, env_steps)` gives signs of life.
+
+        What an earlier attempt at the pod has looked at stands.
+        """
+        self.path, self.env, self.settings, self.alive = folder / self.FILE, env, settings, alive
+        self.seen = {(record.get("fold"), record.get("share")) for record in read_jsonl(self.path)}
+        self.next = -math.inf
+
+    def offer(
+        self, part: tuple[ActorPolicy, MarketTensors], share: float, env_steps: int, fold: int | None = None
+    ) -> None:
+        """Look if a further part of the budget has been used up, and there is time for it."""
+        mark = math.floor(share * self.POINTS) / self.POINTS
+        if not 0 < mark < 1 or (fold, mark) in self.seen or time.monotonic() < self.next:
+            return
+        began = time.monotonic()
+        try:
+            found = evaluate(
+                [(on_cpu(part[0]), part[1])], self.env, progress=self.alive(share, env_steps), **self.settings
+            )
+        except ConfigError:  # a fold by itself is shorter than the metric needs: only all of them are scored
+            self.next = math.inf
+            return
+        self.add(found, mark, env_steps, fold)
+        ended = time.monotonic()
+        self.next = ended + (ended - began) * (1 / self.TIME - 1)
+
+    def add(self, found: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
+        """Note a look."""
+        if (fold, share) in self.seen:
+            return
+        self.seen.add((fold, share))
+        returned = found.metrics.get("cumulative_return")
+        record = {"share": share, "env_steps": env_steps, "fold": fold, "score": found.score, "return": returned}
+        append_jsonl(self.path, record)
 
 
 def _joined(results: Sequence[BacktestResult]) -> BacktestResult:

@@ -28,6 +28,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive
+from fintrader.tournament.evaluator import ValidationCurve
 from fintrader.tournament.fusion.learners import Report, Single, State, agent_settings_of, env_settings_of
 from fintrader.tournament.spec import PodContext, PodSpec
 
@@ -109,6 +110,8 @@ class FoldLearners:
         self.training = [*(block.pieces for block in self.blocks), (whole,)]
         self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
         self.policies: list[ActorPolicy] = []
+        self.at_work: tuple[int, ActorPolicy, float]
+        """Number and policy of the learner that is training, and what all before it have used up of their budgets."""
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until each has used up `share` of its part of the `budget`."""
@@ -118,13 +121,14 @@ class FoldLearners:
         totals: list[TrainResult] = []
         policies = []
         for number in range(count):
+            learner = self._learner(number)
+            self.at_work = number, learner.policy, number * share
 
             def on_progress(progress: TrainProgress, number: int = number) -> None:
                 fraction = (number * share + progress.fraction) / count
                 before = sum(one.env_steps for one in totals)
                 report(replace(progress, fraction=fraction, env_steps=before + progress.env_steps))
 
-            learner = self._learner(number)
             totals.append(learner.advance(part, share, on_progress))
             policies.append(learner.policy)
         self.policies = policies
@@ -134,6 +138,13 @@ class FoldLearners:
             seconds=sum(one.seconds for one in totals),
             metrics=totals[-1].metrics,
         )
+
+    def show(self, curve: ValidationCurve, progress: TrainProgress) -> None:
+        """Let the curve look at the learner that is at work, on the block that it is scored on."""
+        number, policy, before = self.at_work
+        if number < len(self.blocks):  # the last one saw everything
+            share = progress.fraction * len(self.names) - before
+            curve.offer((policy, self.blocks[number].held_out), share, progress.env_steps, number)
 
     def _learner(self, number: int) -> Single:
         name = self.names[number]

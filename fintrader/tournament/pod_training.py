@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.data.tensors import MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.seeding import seed_everything
-from fintrader.tournament.evaluator import Evaluation, evaluate
+from fintrader.tournament.evaluator import Evaluation, ValidationCurve, evaluate, on_cpu
 from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
 from fintrader.tournament.fusion.learners import (
@@ -60,15 +60,23 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     split, looks = load_windows(context.market), Looks(context.folder / "looks.safetensors")
     stopped = False
 
+    alive = partial(_EvaluationProgress, context)
+    curve = ValidationCurve(context.folder, env_settings_of(spec), spec.evaluation, alive)
+
     def report(progress: TrainProgress) -> None:
         context.report(progress.fraction, progress.env_steps, f"{progress.steps_per_second:,.0f} steps/s")
+        if isinstance(learner, FoldLearners):
+            learner.show(curve, progress)
+        elif isinstance(learner, Single):
+            curve.offer((learner.policy, split.validation), progress.fraction, progress.env_steps)
 
     for share in sorted({*spec.rungs, *spec.looks, 1.0}):
         learned = learner.advance(Budget.model_validate(spec.budget), share, report)
         if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
             return _trained(spec, context, learner.state(), learned, looks.evaluations, share)
         if share not in looks.evaluations:
-            found = _evaluate(learner, split, spec, context, share, learned.env_steps)
+            found = _evaluate(_parts(learner, split), spec, context, share, learned.env_steps)
+            curve.add(found, share, learned.env_steps)
             looks.add(share, found, learner.state if spec.looks else dict, last=share == 1.0)
         score = looks.evaluations[share].score
         thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
@@ -155,25 +163,22 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     else:
         learner = Single(context.folder, CPU, maker(spec, context))
     learner.take(read_snapshot(context, str(trained.snapshot)))
-    final = _evaluate(learner, split, spec, context, 1.0, trained.env_steps)
+    final = _evaluate(_parts(learner, split), spec, context, 1.0, trained.env_steps)
     return _scored(spec, context, trained, final, learner.policy, split)
 
 
+def _parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
+    """Policies, each with the sessions that it is scored on."""
+    return learner.parts() if isinstance(learner, FoldLearners) else [(learner.policy, split.validation)]
+
+
 def _evaluate(
-    learner: Learner, split: Split, spec: PodSpec, context: PodContext, share: float, env_steps: int
+    parts: Sequence[tuple[ActorPolicy, MarketTensors]], spec: PodSpec, context: PodContext, share: float, env_steps: int
 ) -> Evaluation:
     """Score what was learned so far, with a sign of life every second or so."""
-    parts: list[tuple[ActorPolicy, MarketTensors]]
-    parts = learner.parts() if isinstance(learner, FoldLearners) else [(learner.policy, split.validation)]
     alive = _EvaluationProgress(context, share, env_steps)
-    here = [(_on_cpu(policy), window) for policy, window in parts]
+    here = [(on_cpu(policy), window) for policy, window in parts]
     return evaluate(here, env_settings_of(spec), progress=alive, **spec.evaluation)
-
-
-def _on_cpu(policy: ActorPolicy) -> ActorPolicy:
-    """The policy, or a copy where it lies elsewhere."""
-    elsewhere = any(parameter.device != CPU for parameter in policy.parameters())
-    return copy.deepcopy(policy).to(CPU) if elsewhere else policy
 
 
 def _scored(

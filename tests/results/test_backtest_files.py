@@ -110,7 +110,7 @@ def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], 
         said = read_backtest(tmp_path).changed
         assert said.startswith("This result was changed after it was written: "), path
         assert path.name in said
-        assert report.verdict(read_backtest(tmp_path)) == said
+        assert read_backtest(tmp_path).verdict.why == said
         path.write_bytes(data)
     (tmp_path / "seal.json").unlink()
     assert read_backtest(tmp_path).changed.startswith("Nothing vouches for this result: it has no seal.json")
@@ -146,8 +146,10 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     page = report.write_report(tmp_path / "report.html", stored).read_text()
     assert len(page) < 3 * 2**20
     assert "It was chosen from 80 trials." in page[page.index("<h1") : page.index("<h2")]
-    assert report.verdict(stored) == stored.honesty["verdict"]
-    assert "Not assessed" in report.verdict(StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}))
+    told = stored.verdict
+    assert f"{told.headline}: {told.why[0].lower()}{told.why[1:]}" == stored.honesty["verdict"]
+    assert told.headline in page
+    assert StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}).verdict.headline == "Not assessed"
     assert "Best returned" in report.summary(stored)
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))

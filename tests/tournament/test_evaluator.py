@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from fintrader import metrics
 from fintrader.backtesting import simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.envs import EnvSettings
+from fintrader.files import read_jsonl
+from fintrader.progress import SILENT, Progress
 from fintrader.tournament import evaluator
-from fintrader.tournament.evaluator import evaluate
+from fintrader.tournament.evaluator import ValidationCurve, evaluate
 from tests.factories import make_market
 
 ENV = EnvSettings(benchmark="equal_weight", cost_bps=10.0)
@@ -66,3 +70,51 @@ def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_noth
     assert mixed.returns[:4] == pytest.approx(tuple(alone[:4]))
     assert mixed.returns[4] < alone[4]  # it sells at the end of its block
     assert mixed.returns[5:] == pytest.approx((0.0,) * 5, abs=1e-12)
+
+
+def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(tmp_path: Path) -> None:
+    market = make_market(100, 3, session_bars=10)
+    policy, asked = _Idle(), []
+
+    def alive(share: float, env_steps: int) -> Progress:
+        asked.append((share, env_steps))
+        return SILENT
+
+    def curve() -> ValidationCurve:
+        made = ValidationCurve(tmp_path, ENV, {"metric": "return"}, alive)
+        made.TIME = 1.0  # no look has to wait for time to pass
+        return made
+
+    first = curve()
+    for percent in (5, 13, 14, 20, 26):
+        first.offer((policy, market), percent / 100, 10 * percent)
+    killed = curve()
+    for percent in (26, 40, 100):
+        killed.offer((policy, market), percent / 100, 10 * percent)
+    killed.offer((policy, market), 0.3, 300, fold=1)
+    assert asked == [(0.13, 130), (0.26, 260), (0.4, 400), (0.3, 300)]
+    killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
+    killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
+    rows = read_jsonl(tmp_path / "validation.jsonl")
+    assert [(row["share"], row["fold"]) for row in rows] == [
+        (0.125, None),
+        (0.25, None),
+        (0.375, None),
+        (0.25, 1),
+        (1.0, None),
+    ]
+    assert all(row["score"] == row["return"] == 0.0 for row in rows), "who holds cash earns nothing"
+
+
+def test_a_fold_too_short_for_its_metric_has_no_curve_and_stops_nobody(tmp_path: Path) -> None:
+    curve = ValidationCurve(tmp_path, ENV, {"metric": "calmar"}, lambda *_: SILENT)
+    for share in (0.2, 0.9):
+        curve.offer((_Idle(), make_market(100, 3, session_bars=10)), share, 1, fold=0)
+    assert read_jsonl(tmp_path / "validation.jsonl") == []
+
+
+class _Idle(torch.nn.Module):
+    """Holds cash."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(obs), 3)

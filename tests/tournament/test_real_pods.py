@@ -20,7 +20,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.cli import main
 from fintrader.envs import TradingEnv
-from fintrader.files import read_json
+from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.results.run import Run as open_run
 from fintrader.runs import RunFolder
@@ -60,6 +60,30 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
     assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)
     assert finished.trials == 4
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
+
+
+def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finished: TournamentResult) -> None:
+    for name, result in RunStore(finished.folder).results().items():
+        rows = read_jsonl(finished.folder.pod(name) / "validation.jsonl")
+        assert rows[-1] == {
+            "share": 1.0,
+            "fold": None,
+            "env_steps": result.env_steps,
+            "score": result.score,
+            "return": result.metrics["cumulative_return"],
+        }
+        assert len(rows) > 1, "and it was looked at while it trained"
+
+
+def test_looking_at_the_curve_changes_nothing(
+    finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
+    monkeypatch.setattr(bodies.ValidationCurve, "TIME", 1.0)
+    looked, _ = train_pod(tmp_path / "looked", spec)
+    monkeypatch.setattr(bodies.ValidationCurve, "offer", lambda *_: None)
+    blind, _ = train_pod(tmp_path / "blind", spec)
+    assert (looked.snapshot, looked.score, looked.returns) == (blind.snapshot, blind.score, blind.returns)
 
 
 def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None:

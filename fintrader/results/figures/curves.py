@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
 from fintrader.results.figures.style import MOST_LINES, PALETTE, ZERO, layout, lines, say_left_out, time_axis
+from fintrader.results.formatting import is_short
 
 Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""
@@ -121,7 +122,9 @@ def rolling_sessions(sessions: int) -> int | None:
 def rolling_figure(
     returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, sessions_a_year: int = TRADING_DAYS
 ) -> go.Figure:
-    """Rolling Sharpe ratio or volatility (annualised), or beta to the benchmark, of every strategy; full windows only.
+    """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows only.
+
+    Both are annualised; of less than a quarter of a year the volatility is that of a session.
 
     `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
     """
@@ -132,8 +135,9 @@ def rolling_figure(
             values = rolled.mean() / spread.where(spread > 1e-12) * math.sqrt(sessions_a_year)
             title, unit, level = "Sharpe ratio", "Sharpe ratio, annualised", 0
         case "volatility":
-            values = rolled.std() * math.sqrt(sessions_a_year)
-            title, unit, level = "Volatility", "volatility, annualised", 0
+            short = is_short(len(returns), sessions_a_year)
+            values = rolled.std() * math.sqrt(1 if short else sessions_a_year)
+            title, unit, level = "Volatility", "volatility of a session" if short else "volatility, annualised", 0
         case "beta":
             index = returns["benchmark"]
             variance = index.rolling(window).var()

@@ -104,15 +104,16 @@ def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
     return layout(figure, title, "splits", x_title, height=300, hovermode="closest", showlegend=False, bargap=0)
 
 
-def excess_figure(found: Mapping[str, Mapping[str, Any]]) -> go.Figure:
-    """Annualised excess over every baseline with its bootstrap interval. `found`: `excess`."""
+def excess_figure(found: Mapping[str, Mapping[str, Any]], scale: float = 1.0, over: str = "a year") -> go.Figure:
+    """Excess over every baseline with its bootstrap interval. `found`: `excess`; `scale`, `over`: `formatting.span`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(found.items()):
         marker = {"size": 11, "color": colour_of(name, position)}
-        hover = f"excess %{{x:+.1%}} a year, {p_equals(row['p_value'])}"
-        _point(figure, row["excess"], title_of(name), marker, hover, (row["low"], row["high"]))
+        hover = f"excess %{{x:+.1%}} {over}, {p_equals(row['p_value'])}"
+        ends = scale * row["low"], scale * row["high"]
+        _point(figure, scale * row["excess"], title_of(name), marker, hover, ends)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
-    title = "Excess return a year over each baseline, 95 % interval"
+    title = f"Excess return {over} over each baseline, 95 % interval"
     layout(figure, title, "", height=130 + 34 * len(found), hovermode="closest", showlegend=False)
     figure.update_xaxes(tickformat="+.0%")
     return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
