@@ -17,10 +17,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronised
-from fintrader.tournament.store import RunStore, aside
+from fintrader.tournament.store import POD_FILES, RunStore, aside
 
-POD_FILES = ("policy.safetensors", "metrics.jsonl")
-"""Of a pod's folder, what a store keeps beside spec and result."""
 _STATE = re.compile(r"(?P<pod>(?:[^/]+/)*pods/p\d+)/state(?:\.json|/.*)")
 
 
@@ -176,12 +174,8 @@ class MirroredStore(RunStore):
 
     def drop(self, result: PodResult, *, snapshot: bool) -> None:
         """In the object store first: what is only here is found again by `holds`."""
-        curve = self.run.pod(result.pod) / "metrics.jsonl"
-        digests = [
-            result.snapshot if snapshot else None,
-            result.policy,
-            file_sha256(curve) if curve.is_file() else None,
-        ]
+        curves = [path for path in self._told(result.pod)[1:] if path.is_file()]
+        digests = [result.snapshot if snapshot else None, result.policy, *map(file_sha256, curves)]
         for digest in filter(None, digests):
             self.mirror.discard(digest)
         super().drop(result, snapshot=snapshot)

@@ -31,6 +31,8 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
 
+POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
+"""Of a pod's folder, what there is beside spec and result: what an object store keeps, too, and what `drop` deletes."""
 _OF_A_RESULT = ("policy.safetensors", "failed.safetensors")
 """Of a pod's tensors, those that stay: what it came to, and what it broke down with."""
 
@@ -275,17 +277,20 @@ class RunStore:
 
     def holds(self, result: PodResult) -> bool:
         """Whether anything is left of a pod that `drop` deletes."""
-        paths = [self.policy_path(result.pod), self._pods / f"{result.pod}/metrics.jsonl"]
-        paths += [self.snapshot_path(result.snapshot)] if result.snapshot else []
-        return any(path.exists() for path in paths)
+        snapshot = [self.snapshot_path(result.snapshot)] if result.snapshot else []
+        return any(path.exists() for path in [*snapshot, *self._told(result.pod)])
 
     def drop(self, result: PodResult, *, snapshot: bool) -> None:
-        """Delete a pod's policy, learning curve and log, and its snapshot unless others have the same."""
+        """Delete a pod's policy, curves and log, and its snapshot unless others have the same."""
         if snapshot and result.snapshot:
             self.snapshot_path(result.snapshot).unlink(missing_ok=True)
-        for path in (self.policy_path(result.pod), self._pods / f"{result.pod}/metrics.jsonl"):
+        for path in self._told(result.pod):
             path.unlink(missing_ok=True)
         (self.run.root / "logs" / f"{result.pod}.log").unlink(missing_ok=True)
+
+    def _told(self, pod: str) -> list[Path]:
+        """A pod's policy and its curves."""
+        return [self._pods / pod / name for name in POD_FILES]
 
     def shed(self, pod: str) -> None:
         """Delete the state of a training whose result stands: checkpoints, replay buffers, learners' folders."""
