@@ -101,8 +101,8 @@ def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
 SLEEPER = """
 import sys, time, signal, fintrader.cli
 def run(arguments):
-    print("at work on", arguments[-1], flush=True)
     try:
+        print("at work on", arguments[-1], flush=True)
         time.sleep(3600)
     except KeyboardInterrupt:
         print("stored what there is", flush=True)

@@ -28,6 +28,7 @@ from fintrader.errors import (
     RunError,
 )
 from fintrader.report.backtests import Backtests
+from fintrader.results.formatting import verdict_of
 from fintrader.results.looks import Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
@@ -131,7 +132,9 @@ def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
 def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Path) -> None:
     path = tests.report(tmp_path / "deep" / "x.html", trials=8)
     text = path.read_text()
-    assert tests.honesty(trials=8).verdict in text
+    told = verdict_of(tests.honesty(trials=8))
+    assert told.headline == "Too short to tell"
+    assert 0 < text.index(told.headline) < text.index(told.why)
     assert "8 trials" in text
     assert text == tests.report(str(tmp_path / "y.html"), trials=8).read_text()
 

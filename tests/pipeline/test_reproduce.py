@@ -60,7 +60,11 @@ def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Pa
     assert record["market"]["build_version"] >= 7
     assert len(record["data_hash"]) == 64
     page = report.read_text()
-    assert page.index("Synthetic market with a planted signal") < page.index(stored.honesty["verdict"])
+    assert (
+        page.index("Synthetic market with a planted signal")
+        < page.index(stored.verdict.headline)
+        < page.index(stored.verdict.why)
+    )
 
 
 def test_the_command_runs_it_again_and_finds_every_metric_equal(report: Path, tmp_path: Path) -> None:
