@@ -13,7 +13,7 @@ from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import LimitSettings
-from fintrader.deploy.reconcile import filled_since
+from fintrader.deploy.reconcile import expected, filled_since
 from fintrader.errors import DeployError, FintraderError
 from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
@@ -44,7 +44,7 @@ class Status:
     decision: Entry | None = None
     """The newest."""
     held: Mapping[str, float] = field(default_factory=dict)
-    """Symbol -> shares: those of the newest decision, and what was filled since."""
+    """Symbol -> shares, as they are now by the journal."""
     cash_usd: float = 0.0
     """As `held`."""
     next_decision: int | None = None
@@ -124,12 +124,8 @@ def read(home: Path) -> Status:
         known = {int(e.body["bar"]): float(e.body["equity"]) for e in (*journal.entries("mark"), *decisions)}
         orders = journal.orders()
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
-        newest, held, cash = decisions[-1] if decisions else None, dict[str, float](), 0.0
-        if newest is not None:
-            held = {str(name): float(count) for name, count in newest.body["shares"].items()}
-            # The embedded broker's account has what earlier orders filled before the journal says so.
-            embedded = started is not None and started.body["broker"] == "simulated"
-            cash = float(newest.body["cash"]) + filled_since(journal, newest.seq, held, begun_since=embedded)[0]
+        newest = decisions[-1] if decisions else None
+        held, cash = _standing(journal, started, newest)
         news = sorted((e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq)
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
     if ended is not None:
@@ -148,7 +144,7 @@ def read(home: Path) -> Status:
         role=role,
         started={} if started is None else started.body,
         decision=newest,
-        held={name: count for name, count in held.items() if abs(count) > 1e-9},
+        held=held,
         cash_usd=cash,
         next_decision=following,
         beat=seen,
@@ -160,6 +156,19 @@ def read(home: Path) -> Status:
         requests=tuple(kind for _, kind in waiting(home)),
         report=report,
     )
+
+
+def _standing(journal: Journal, started: Entry | None, decision: Entry | None) -> tuple[dict[str, float], float]:
+    """Shares by symbol and cash, USD, as they are now."""
+    if started is not None and started.body["broker"] != "simulated":
+        known = expected(journal)
+        return dict(known.shares), known.cash_usd or 0.0
+    if decision is None:
+        return {}, 0.0
+    # The embedded broker's account has what earlier orders filled before the journal says so.
+    held = {str(name): float(count) for name, count in decision.body["shares"].items()}
+    cash = float(decision.body["cash"]) + filled_since(journal, decision.seq, held, begun_since=True)[0]
+    return {name: count for name, count in held.items() if abs(count) > 1e-9}, cash
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -195,9 +204,11 @@ def describe(status: Status) -> str:
     if status.decision is not None:
         body = status.decision.body
         lines.append(f"  decided {moment(int(body['bar']))} with {float(body['equity']):,.2f} USD")
-        lines.append(
-            f"  now {len(status.held)} positions, cash {status.cash_usd:,.2f} USD; orders: {_counted(status.counts)}"
+    if status.started:
+        cash = (
+            f"cash {status.cash_usd:,.2f} USD" if status.decision is not None or status.held else "nothing decided yet"
         )
+        lines.append(f"  now {len(status.held)} positions, {cash}; orders: {_counted(status.counts)}")
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
         lines.append(f"  next decision {moment(status.next_decision)}")

@@ -31,7 +31,7 @@ from fintrader.progress import reporter
 from fintrader.report.drift import write_drift
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.run import Run
-from fintrader.runs import Manifest, RunFolder, versions
+from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import Objects
 
@@ -166,11 +166,11 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
     if not manifest.done("tournament") and not folds:
         raise RunError(f"{where}: its tournament has not finished; run it to its end first")
     if folds:  # of a walk-forward the newest policy, tested on the newest window
-        market, source = MarketTensors.load(folds[-1].root / "market.safetensors").split().test, folds[-1]
+        market = MarketTensors.load(folds[-1].root / "market.safetensors").split().test
     else:
         with reporter():
-            market, source = MarketTensors.load(make_market(config, manifest)).split().test, folder
-    policy = _policy_file(run, source, settings.policy, where)
+            market = MarketTensors.load(make_market(config, manifest)).split().test
+    policy = run.policy_path(settings.policy, folds[-1] if folds else None)
     name = settings.name or f"{config.name}{settings.suffix}"
     last = session_date(market.meta["calendar"], int(market.minutes[-1]))
     companies = ReplayFeed(config.data.effective(), market.symbols, cache=config.cache, until=last).companies
@@ -184,17 +184,6 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
         about=_about(run, config, manifest, settings.policy) | {"companies": companies},
     )
     return bundle, market, config.cache
-
-
-def _policy_file(run: Run, source: RunFolder, asked: str, where: str) -> Path:
-    if asked == "ensemble":
-        path = source.ensemble / "policy.safetensors"
-    else:
-        pod = str(run.manifest["best"]) if asked == "best" and source is run.folder else asked
-        path = source.pod(pod) / "policy.safetensors"
-    if not path.is_file():
-        raise RunError(f"{path} does not exist; `fintrader status {where}` lists the pods that have ended")
-    return path
 
 
 def _about(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fintrader.errors import FintraderError, RunError
 from fintrader.files import file_sha256, read_json, read_jsonl, seal_of, unseal
 from fintrader.results.backtest_files import SEAL, StoredBacktest, broken_seal, read_backtest, read_seal
 from fintrader.results.folders import Folder
+from fintrader.results.leaderboard import dropped_pods
 from fintrader.results.looks import Ledger, Line, look_number, missing, stored_result
 from fintrader.results.run import WINDOWS
 from fintrader.runs import Manifest, RunFolder
@@ -153,7 +154,7 @@ def _pods(search: RunFolder) -> _Pods:
     results = {path.parent.name: path for path in sorted(search.pods.glob("p[0-9]*/result.json"))}
     proposed = {str(event.get("pod")) for event in events if event.get("event") in ("proposed", "adopted")}
     applied = {str(event.get("pod")): event for event in events if event.get("event") == "applied"}
-    dropped = {str(pod) for event in events if event.get("event") == "dropped" for pod in event["pods"]}
+    dropped = dropped_pods(events)
     problems += _gaps(sorted({*specs, *results, *proposed, *applied}))
     problems += _apart("have no spec.json: their folders were deleted", {*proposed, *applied, *results} - set(specs))
     problems += _apart("have no result.json: it was deleted", set(applied) - set(results))

@@ -19,7 +19,7 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metrics, read_backtest
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, is_locked
 from fintrader.results.formatting import main_strategy, moment, number, table_html, table_text, when, window_words
-from fintrader.results.leaderboard import lineage, read_leaderboard, read_pods
+from fintrader.results.leaderboard import dropped_pods, lineage, read_leaderboard, read_pods
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, stages_of
 
@@ -122,22 +122,28 @@ class Run:
         """
         if self._load_policy is None:
             raise RunError(f"{self.name} was opened for reading tables only; use `fintrader.open_run` to load policies")
-        home = self.folder.ensemble
+        return self._load_policy(self.policy_path(name))
+
+    def policy_path(self, name: str = "ensemble", search: RunFolder | None = None) -> Path:
+        """The file of a policy: of the run's tournament, or of another `search` inside it, as a fold's.
+
+        Raises RunError when it is not there.
+        """
+        home = search or self.folder
         if name == "best":
-            best = self.manifest["best"]
-            if not best:
+            rows = read_leaderboard(home.leaderboard, most=1) if search else [{"pod": self.manifest["best"]}]
+            if not rows or not rows[0]["pod"]:
                 raise RunError(
                     f"{self.name} has no best pod yet; `fintrader status {self.folder.root}` says how far it is"
                 )
-            name = str(best)
-        if name != "ensemble":
-            home = Path(Folder(self.folder.root.resolve()).path("pods", name))
-        path = home / "policy.safetensors"
-        if not path.is_file():
-            raise RunError(
-                f"{path} does not exist; `fintrader status {self.folder.root}` lists the pods that have ended"
-            )
-        return self._load_policy(path)
+            name = str(rows[0]["pod"])
+        within = ("ensemble",) if name == "ensemble" else ("pods", name)
+        path = Path(Folder(home.root.resolve()).path(*within)) / "policy.safetensors"
+        if path.is_file():
+            return path
+        if name in dropped_pods(read_jsonl(home.events)):
+            raise RunError(f"{path} was not kept (tournament.keep); choose a pod of the leaderboard")
+        raise RunError(f"{path} does not exist; `fintrader status {self.folder.root}` lists the pods that have ended")
 
     def plot(self, window: str | None = None) -> go.Figure:
         """The wealth of every strategy of a backtest, the result first."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -172,13 +172,13 @@ class MirroredStore(RunStore):
         if result.policy is not None:
             self._fetch_unless_whole(result.policy, self.policy_path(result.pod))
 
-    def drop(self, result: PodResult, *, snapshot: bool) -> None:
+    def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """In the object store first: what is only here is found again by `holds`."""
-        curves = [path for path in self._told(result.pod)[1:] if path.is_file()]
-        digests = [result.snapshot if snapshot else None, result.policy, *map(file_sha256, curves)]
-        for digest in filter(None, digests):
-            self.mirror.discard(digest)
-        super().drop(result, snapshot=snapshot)
+        curves = map(file_sha256, filter(Path.is_file, self._beside(result.pod)[1:]))
+        for digest in (result.snapshot, result.policy, *curves):
+            if digest is not None and digest not in shared:
+                self.mirror.discard(digest)
+        super().drop(result, shared)
 
     def _kept(self, digest: str, path: Path) -> bool:
         """Whether content is there. What is whole here and missing there is stored there."""

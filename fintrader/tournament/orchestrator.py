@@ -139,7 +139,7 @@ class Orchestrator:
         begun = resumed if made else {"event": "started", "seed": self.generator.seed}
         self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
         self._flush()
-        self.retention.resume(entry.result for entry in self.leaderboard.applied)
+        self.retention.resume(self.leaderboard, self.specs)
 
     def _whole_results(self) -> dict[str, PodResult]:
         """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again.
@@ -153,7 +153,7 @@ class Orchestrator:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)
                 if result.spec != self.store.spec_digest(spec.pod):
                     raise TournamentError("belongs to another spec")
-                if spec.pod in self.retention.dropped - again:
+                if spec.pod in self.retention.dropped and spec.pod not in again:
                     continue
                 if result.snapshot is not None and not self.store.intact(result.snapshot):
                     raise TournamentError("its snapshot is missing or damaged")
@@ -277,6 +277,7 @@ class Orchestrator:
         now = time.time()
         result = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
         self.pending.add(self.store.write_result(result))
+        self.store.shed(pod)
 
     def _count(self, pod: str, reason: str) -> tuple[int, int]:
         """One loss more of a pod: how many it has now, and how many of them count against `retries`."""

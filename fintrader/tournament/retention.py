@@ -7,9 +7,10 @@ is kept never comes back into it, so what the log calls dropped may be deleted a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fintrader.errors import StorageError
+from fintrader.results.leaderboard import dropped_pods
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -17,16 +18,6 @@ from fintrader.tournament.store import EventLog, RunStore
 
 EVERY = 64
 """Results between two times that it is asked what may go: the answer costs a look at every row that is kept."""
-
-
-def dropped_pods(events: Iterable[dict[str, object]]) -> set[str]:
-    """Pods of which only spec and result are left, by the events of the log."""
-    found: set[str] = set()
-    for event in events:
-        if event.get("event") == "dropped":
-            pods = event["pods"]
-            found |= set(pods) if isinstance(pods, list) else set()
-    return found
 
 
 class Retention:
@@ -49,25 +40,29 @@ class Retention:
         if gone:
             self.log.append({"event": "dropped", "pods": gone})  # durable before anything is deleted
             self.dropped |= set(gone)
-            self.delete([over[pod].result for pod in gone], {over[pod].result.snapshot for pod in kept if pod in over})
+            self._delete(gone, kept, over)
 
-    def resume(self, results: Iterable[PodResult]) -> None:
-        """Delete what was called dropped before a kill and is still there."""
-        everything = list(results)
-        still = [result for result in everything if result.pod in self.dropped and self.store.holds(result)]
-        self.delete(still, {result.snapshot for result in everything if result.pod not in self.dropped})
+    def resume(self, board: Leaderboard, specs: Sequence[PodSpec]) -> None:
+        """Delete what was called dropped before a kill and is still there, but for what somebody needs again."""
+        if self.dropped:
+            over = {entry.spec.pod: entry for entry in board.applied}
+            gone = self.dropped - self._kept(board, specs, over)
+            still = [pod for pod in over if pod in gone and self.store.holds(over[pod].result)]
+            self._delete(still, over.keys() - gone, over)
 
-    def delete(self, results: Iterable[PodResult], shared: Collection[str | None]) -> None:
-        """Delete all but spec and result of these; snapshots that others have, too (`shared`), stay."""
-        for result in results:
+    def _delete(self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, Entry]) -> None:
+        """Delete all but spec and result of these, and nothing that is of a pod that is kept, too: content is stored
+        once however many pods have it."""
+        shared = {digest for pod in kept if pod in over for digest in _contents(over[pod].result)}
+        for pod in pods:
             try:
-                self.store.drop(result, snapshot=result.snapshot not in shared)
+                self.store.drop(over[pod].result, shared)
             except (OSError, StorageError):  # no loss: the next start deletes it
                 return
 
     def _kept(self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]) -> set[str]:
-        """Rows, parents of pods that are not over, the newest two generations where there are generations, and where
-        `keep` asks for `lineage` all that these descend from."""
+        """Rows, pods that are not over and their parents, the newest two generations where there are generations, where
+        `keep` asks for `lineage` all that these descend from; and pods that failed: what they left says why."""
         waiting = [spec for spec in specs if spec.pod not in over]
         kept = {row.spec.pod for row in board.rows} | {spec.pod for spec in waiting}
         if self.settings.scheduler == "generational":
@@ -79,7 +74,11 @@ class Retention:
             while parent is not None and parent not in kept:
                 kept.add(parent)
                 parent = over[parent].spec.parent_here if self.settings.keep == "lineage" else None
-        return kept
+        return kept | {pod for pod, entry in over.items() if entry.result.status == "failed"}
+
+
+def _contents(result: PodResult) -> Iterable[str]:
+    return filter(None, (result.snapshot, result.policy))
 
 
 def needed_again(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:

@@ -20,7 +20,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -278,17 +278,17 @@ class RunStore:
     def holds(self, result: PodResult) -> bool:
         """Whether anything is left of a pod that `drop` deletes."""
         snapshot = [self.snapshot_path(result.snapshot)] if result.snapshot else []
-        return any(path.exists() for path in [*snapshot, *self._told(result.pod)])
+        return any(path.exists() for path in [*snapshot, *self._beside(result.pod)])
 
-    def drop(self, result: PodResult, *, snapshot: bool) -> None:
-        """Delete a pod's policy, curves and log, and its snapshot unless others have the same."""
-        if snapshot and result.snapshot:
+    def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
+        """Delete a pod's policy, curves and log, and its snapshot unless that is one of the contents that others have."""
+        if result.snapshot and result.snapshot not in shared:
             self.snapshot_path(result.snapshot).unlink(missing_ok=True)
-        for path in self._told(result.pod):
+        for path in self._beside(result.pod):
             path.unlink(missing_ok=True)
         (self.run.root / "logs" / f"{result.pod}.log").unlink(missing_ok=True)
 
-    def _told(self, pod: str) -> list[Path]:
+    def _beside(self, pod: str) -> list[Path]:
         """A pod's policy and its curves."""
         return [self._pods / pod / name for name in POD_FILES]
 

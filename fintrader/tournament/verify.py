@@ -25,7 +25,7 @@ from fintrader.agents import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import read_json
 from fintrader.results.audit import Check
-from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.results.leaderboard import dropped_pods, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
@@ -34,7 +34,6 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.retention import dropped_pods
 from fintrader.tournament.schedulers import scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec

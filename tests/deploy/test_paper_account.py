@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
 
 from fintrader.data.tensors import MarketTensors
-from fintrader.deploy import control
+from fintrader.deploy import control, status
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.feed import ReplayFeed
@@ -76,6 +76,9 @@ def test_a_deployment_trades_a_paper_account(tmp_path: Path) -> None:
         assert len(decided) == 5
         assert whole(server)
         assert dict(expected(journal).shares) == pytest.approx(whole(server))
+        told = status.read(tmp_path)
+        assert dict(told.held) == pytest.approx(whole(server))
+        assert told.cash_usd == pytest.approx(server.cash)
         assert server.least_cash >= 0
         known = journal.orders()
         assert {order["client_order_id"] for order in server.orders.values()} <= set(known)
@@ -92,6 +95,7 @@ def test_a_deployment_trades_a_paper_account(tmp_path: Path) -> None:
         control.ask(tmp_path, "flatten")
         journal = trade(tmp_path, bundle, market, server, 50)
         assert whole(server) == {}
+        assert status.read(tmp_path).held == {}
         assert [entry.kind for entry in journal.entries() if entry.kind == "halt"] == ["halt"]
         assert not any(e.body["orders"] for e in journal.entries("decision")[9:])
         journal.close()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fintrader.errors import RunError
 from fintrader.results.audit import _pods
+from fintrader.results.leaderboard import dropped_pods, read_leaderboard
+from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, working_copy
 from fintrader.tournament import retention
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run import TournamentResult
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import EventLog, RunStore
 from fintrader.tournament.verify import verify
-from tests.engines import stubs
-from tests.engines.chaos import events_of
+from tests.engines import chaos, stubs
+from tests.engines.chaos import DONE, Faults, events_of
+from tests.engines.races import settings
 from tests.tournament.conftest import Race
 
 MANY = {"pods": 40, "leaderboard_size": 4, "ensemble_size": 2, "fresh": 0.2}
@@ -97,20 +106,74 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
     """As one who had lost the run may have made a child that its heir knew nothing of."""
     run = race("a", keep="all", **MANY).folder
     store = RunStore(run)
-    specs = store.specs()
-    child = next(spec for spec in reversed(specs.values()) if spec.parent_here)
+    child = next(spec for spec in reversed(store.specs().values()) if spec.parent_here)
     parent, grown = str(child.parent_here), store.read_result(child.pod)
     store.result_path(child.pod).unlink()
     EventLog(run.events).append({"event": "dropped", "pods": [parent]})
-    store.drop(store.read_result(parent), snapshot=True)
-    ended = race("a", keep="all", **MANY).folder
+    store.drop(store.read_result(parent))
+
+    def dies(spec: PodSpec, context: PodContext) -> PodResult:
+        if spec.pod == child.pod:
+            raise KeyboardInterrupt
+        return stubs.body(spec, context)
+
+    with pytest.raises(KeyboardInterrupt):
+        race("a", keep="leaders", body=dies, **MANY)
+    assert store.has_result(parent)
+    ended = race("a", keep="leaders", **MANY).folder  # the next start leaves alone what is needed again
     assert store.read_result(child.pod).snapshot == grown.snapshot
-    assert store.intact(str(store.read_result(parent).snapshot))
     assert [event["pod"] for event in events_of(ended, "damaged")] == [parent]
+    race("a", keep="leaders", **MANY)
+    assert store.holds(store.read_result(parent)) == (parent in kept(ended))
+
+
+@pytest.mark.parametrize("stride", [83, pytest.param(11, marks=pytest.mark.slow)])
+def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: int) -> None:
+    how = {"pods": 10, "leaderboard_size": 2, "ensemble_size": 2, "workers": 2, "retries": 50, "keep": "leaders"}
+    wanted = settings(**how)
+    whole = RunFolder(tmp_path / "whole")
+    chaos.stub_race_of(whole, wanted)
+    struck = 0
+    for at in range(7, 5000, stride):
+        run = RunFolder(tmp_path / f"at-{at}")
+        faults = Faults("kill", at, tmp_path / f"at-{at}.mark")
+        strike = partial(_struck, run, wanted, faults)
+        os.waitpid(chaos.fork(strike), 0)
+        if not faults.mark.exists():
+            break
+        struck += 1
+        assert os.waitstatus_to_exitcode(os.waitpid(chaos.fork(partial(chaos.stub_race_of, run, wanted)), 0)[1]) == DONE
+        assert rows(run) == rows(whole)
+        assert kept(run) == kept(whole)
+        assert not events_of(run, "damaged")
+    assert struck >= 3
+
+
+def _struck(run: RunFolder, wanted: TournamentSettings, faults: Faults) -> None:
+    chaos.install(faults)
+    chaos.stub_race_of(run, wanted)
+
+
+def rows(run: RunFolder) -> list[tuple[object, ...]]:
+    return [(row["pod"], row["score"], row["snapshot"], row["policy"]) for row in read_leaderboard(run.leaderboard)]
+
+
+def test_what_others_have_too_stays(race: Race) -> None:
+    """Snapshots are stored by content, once however many pods have them."""
+
+    def twins(spec: PodSpec, context: PodContext) -> PodResult:
+        learned = stubs.body(spec, context)
+        same = open_store(context.run, context.mirror).put(b"snapshot of all")
+        return learned.model_copy(update={"snapshot": same})
+
+    run = race("a", keep="leaders", body=twins, **MANY).folder
+    store = RunStore(run)
+    assert len(events_of(run, "dropped")) > 1
+    assert store.intact(str(store.read_result("p0000").snapshot))
 
 
 def test_the_state_of_a_training_goes_with_its_result(race: Race) -> None:
-    def body(spec: stubs.PodSpec, context: stubs.PodContext) -> stubs.PodResult:
+    def body(spec: PodSpec, context: PodContext) -> PodResult:
         (context.folder / "state.safetensors").write_bytes(b"a replay buffer")
         (context.folder / "round-1" / "replica-0").mkdir(parents=True, exist_ok=True)
         (context.folder / "round-1" / "replica-0" / "state.safetensors").write_bytes(b"another")
@@ -122,7 +185,20 @@ def test_the_state_of_a_training_goes_with_its_result(race: Race) -> None:
     for pod in ("p0000", "p0002"):
         names = {path.name for path in run.pod(pod).iterdir()}
         assert names == {".lock", "metrics.jsonl", "policy.safetensors", "result.json", "spec.json"}
-    assert (run.pod("p0001") / "round-1" / "replica-0" / "state.safetensors").exists()
+    failed = {path.name for path in run.pod("p0001").iterdir()}
+    assert failed == {".lock", "result.json", "spec.json"}
+
+
+def test_what_a_failed_pod_left_stays(race: Race) -> None:
+    def body(spec: PodSpec, context: PodContext) -> PodResult:
+        if spec.pod == "p0003":
+            for name in ("metrics.jsonl", "failed.safetensors"):
+                (context.folder / name).write_bytes(b"what there was")
+            raise ValueError("it fails")
+        return stubs.body(spec, context)
+
+    run = race(body=body, retries=0, keep="leaders", **MANY).folder
+    assert {"metrics.jsonl", "failed.safetensors"} < {path.name for path in run.pod("p0003").iterdir()}
 
 
 def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_path: Path) -> None:
@@ -147,3 +223,12 @@ def test_an_audit_misses_nothing_that_was_dropped(race: Race) -> None:
     assert not _pods(run).problems
     shutil.rmtree(run.root / "snapshots")
     assert len(_pods(run).problems) == 4  # those of the leaderboard are missed
+
+
+def test_who_asks_for_a_policy_that_was_not_kept_is_told(race: Race) -> None:
+    run = race("a", keep="leaders", **MANY).folder
+    gone = next(iter(dropped_pods(events_of(run, "dropped"))))
+    with pytest.raises(RunError, match="was not kept"):
+        Run(run).policy_path(gone)
+    there = Run(run).policy_path("best", run)
+    assert there == run.root.resolve() / "pods" / str(rows(run)[0][0]) / "policy.safetensors"
