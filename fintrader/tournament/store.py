@@ -281,7 +281,7 @@ class RunStore:
         return any(path.exists() for path in [*snapshot, *self._beside(result.pod)])
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """Delete a pod's policy, curves and log, and its snapshot unless that is one of the contents that others have."""
+        """Delete a pod's policy, curves and log, and its snapshot unless others have that content, too."""
         if result.snapshot and result.snapshot not in shared:
             self.snapshot_path(result.snapshot).unlink(missing_ok=True)
         for path in self._beside(result.pod):
