@@ -161,6 +161,12 @@ def plain(text: Any, limit: int = 300) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
 
 
+def code(text: Any, limit: int = 300) -> str:
+    """Foreign text as a span of code, to be copied as it is; nothing in it can end the span."""
+    shown = "".join(char if char.isprintable() and char != "`" else " " for char in str(text))
+    return f"`{' '.join(shown.split())[:limit]}`"
+
+
 def label(text: Any, limit: int = 60) -> str:
     """Foreign text made safe for plotly, which reads a little HTML in names and hover texts."""
     shown = "".join(char if char.isprintable() else " " for char in str(text))

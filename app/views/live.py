@@ -16,7 +16,7 @@ from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import percent, usd
 from fintrader_app import charts
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
-from fintrader_app.shell import choose, guarded, page, plain
+from fintrader_app.shell import choose, code, guarded, page, plain
 from fintrader_app.tables import numbers, table
 
 REFRESH_SECONDS = 2
@@ -81,7 +81,7 @@ def head(status: Status) -> None:
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**")
     if status.why:
-        way_on = f"`fintrader resume {plain(status.name)}` goes on."
+        way_on = f"{code(f'fintrader resume {status.name}')} goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
     if status.state == "silent":
         st.error("Its loop stands still, though its process holds the lease: end it and start it again.")
@@ -103,8 +103,8 @@ def head(status: Status) -> None:
     if status.beat is not None and status.state in ("running", "silent"):
         cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
     numbers(cells.items())
-    name = plain(status.name)
-    st.caption(f"Nothing here trades: `fintrader halt {name}`, `resume`, `flatten` and `drift` do what they say.")
+    halt = code(f"fintrader halt {status.name}")
+    st.caption(f"Nothing here trades: {halt}, `resume`, `flatten` and `drift` do what they say.")
 
 
 def curves(status: Status) -> None:
@@ -122,7 +122,7 @@ def curves(status: Status) -> None:
     elif len(status.curve) > 1:
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: account_figure(status.curve), "live_account", version=version)
-        st.caption(f"The twin and the shortfall come with `fintrader drift {plain(status.name)}`.")
+        st.caption(f"The twin and the shortfall come with {code(f'fintrader drift {status.name}')}.")
     else:
         st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
 

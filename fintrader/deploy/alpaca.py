@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from fintrader.data.sources.alpaca import limit
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
@@ -256,7 +257,7 @@ class AlpacaBroker:
             raise DeployError(f"alpaca needs keys; set {' and '.join(self._variables)} in the environment")
         client = found(key, secret, raw_data=True, url_override=self.endpoint)
         client._retry = 0
-        _limit(client._session, limit_s)
+        limit(client._session, limit_s)
         return client
 
 
@@ -268,18 +269,6 @@ def _checked(endpoint: str, real_money: bool) -> str:
     if parts.hostname == _REAL_MONEY and not real_money:
         raise DeployError(f"{parts.hostname} trades real money; paper is {PAPER}")
     return endpoint.rstrip("/").removesuffix("/v2")
-
-
-def _limit(session: Any, limit_s: float) -> None:
-    """End each request of a session: a third of the time to connect, the rest for the server to say something."""
-    from requests.adapters import HTTPAdapter
-
-    class Limited(HTTPAdapter):
-        def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
-            return super().send(request, **{**how, "timeout": (0.3 * limit_s, 0.7 * limit_s)})
-
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, Limited(max_retries=0))
 
 
 def _told(text: str) -> tuple[int, str]:

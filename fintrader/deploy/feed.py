@@ -21,6 +21,8 @@ from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
 from fintrader.progress import Progress
 
+LIMIT_SECONDS = 10.0
+"""A live request ends after so long: the next bar is not far, and a halt waits for it."""
 _TRIES = 4
 """Requests for the bars before the first decision, a second or more apart."""
 
@@ -100,7 +102,8 @@ class AlpacaFeed:
     kind = "alpaca"
 
     def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
-        self._vendor, self.symbols, self._calendar = Alpaca(settings), list(symbols), calendar
+        prompt = settings.model_copy(update={"timeout_seconds": min(settings.timeout_seconds, LIMIT_SECONDS)})
+        self._vendor, self.symbols, self._calendar = Alpaca(prompt), list(symbols), calendar
         self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
 
     def history(self, first: int, stop: int) -> Bars:

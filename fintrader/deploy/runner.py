@@ -176,6 +176,7 @@ class Runner:
         self._pursue()
         try:
             self.recorder.receive(self.feed, now)
+            now = self.clock.now()  # a feed may take its time, and what is decided is decided now
             if self._is_due(bar):
                 self._decide(bar, now)
             elif self.clock.live and not self._ends_session(bar):

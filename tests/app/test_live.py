@@ -42,13 +42,13 @@ def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, market = frozen(tmp_path / "mine", settings(features={"names": ["return_1", "sma_26"]}))
-    run_live(tmp_path / "mine", bundle, market, bars=12).close()
-    control.ask(tmp_path / "mine", "halt")
-    run_live(tmp_path / "mine", bundle, market, bars=22).close()
+    bundle, market = frozen(tmp_path / "mine-paper", settings(features={"names": ["return_1", "sma_26"]}))
+    run_live(tmp_path / "mine-paper", bundle, market, bars=12).close()
+    control.ask(tmp_path / "mine-paper", "halt")
+    run_live(tmp_path / "mine-paper", bundle, market, bars=22).close()
     page = drawn(tmp_path, monkeypatch)
     assert "halted" in page.markdown[0].value
-    assert "fintrader resume mine" in page.error[0].value
+    assert "`fintrader resume mine-paper`" in page.error[0].value  # to be copied as it stands
 
 
 def test_damage_and_absence_are_sentences(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

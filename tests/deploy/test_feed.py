@@ -14,7 +14,7 @@ import pytest
 
 from fintrader.data.settings import read_settings
 from fintrader.data.sources.alpaca import AlpacaSettings
-from fintrader.deploy.feed import AlpacaFeed, ReplayFeed, open_live_feed
+from fintrader.deploy.feed import LIMIT_SECONDS, AlpacaFeed, ReplayFeed, open_live_feed
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from tests.data.tables import minute_table
 from tests.engines.alpaca_loopback import KEY, SECRET
@@ -144,3 +144,18 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.Monk
         assert minutes == ["14:15", "14:20", "14:25"]  # the bar of 14:30 is on its way
         there = server.bars.rows("AAA", now - 300, now, 5)
         assert [row["t"][11:16] for row in there] == ["14:30"]
+
+
+def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("APCA_API_KEY_ID", KEY), ("APCA_API_SECRET_KEY", SECRET)):
+        monkeypatch.setenv(name, value)
+    now = pd.Timestamp("2016-03-15 14:32:05", tz="UTC").timestamp()
+    with LoopbackMarket(now=lambda: now, faults={1: "hang"}, hang_s=3000) as server:
+        settings = AlpacaSettings(start=dt.date(2016, 1, 4), endpoint=server.endpoint, timeout_seconds=0.5)
+        feed = AlpacaFeed(settings, ["AAA"], "24/7")
+        since, at = int((now - 600) * 1e9), int(now * 1e9)
+        assert not len(feed.poll(since, at))  # given up, and asked again with the next bar
+        assert server.fired == ["hang"]
+        assert len(feed.poll(since, at)) == 10
+    slow = AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4), timeout_seconds=99.0), ["AAA"], "24/7")
+    assert slow._vendor.settings.timeout_seconds == LIMIT_SECONDS

@@ -42,6 +42,8 @@ class AlpacaSettings(VendorSettings):
     """Tickers per request."""
     endpoint: str | None = None
     """Another address of the data service (a proxy, a test)."""
+    timeout_seconds: float = Field(20.0, gt=0)
+    """A request that has said nothing for so long is given up and asked again."""
 
 
 class Alpaca:
@@ -137,6 +139,7 @@ class Alpaca:
             raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")
         client = found(key, secret, raw_data=True, url_override=self.settings.endpoint)
         client._retry = 0  # repetitions are ours: they double their wait and are counted
+        limit(client._session, self.settings.timeout_seconds)
         return client
 
     def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:
@@ -165,6 +168,18 @@ class Alpaca:
             origin="alpaca",
             **columns,
         )
+
+
+def limit(session: Any, limit_s: float) -> None:
+    """End each request of a session: a third of the time to connect, the rest for the server to say something."""
+    from requests.adapters import HTTPAdapter
+
+    class Limited(HTTPAdapter):
+        def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
+            return super().send(request, **{**how, "timeout": (0.3 * limit_s, 0.7 * limit_s)})
+
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, Limited(max_retries=0))
 
 
 def _action(kind: str, row: Mapping[str, Any]) -> Action:
