@@ -354,8 +354,8 @@ def _app(found: Named) -> str:
     waited = found.get("browser_first_page_s")
     browser = DASH if waited is None else f"{waited:.1f} s"
     return (
-        f"{found['runs']:,} runs: {found['cold_first_page_s']:.1f} s; {browser}; {found['rerun_ms']:.0f} ms; "
-        f"{found['largest_chart_bytes'] / 1e3:.0f} kB"
+        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['cold_first_page_s']:.1f} s; {browser}; "
+        f"{found['rerun_ms']:.0f} ms; {found['largest_chart_bytes'] / 1e3:.0f} kB"
     )
 
 
