@@ -6,6 +6,8 @@
 #
 # Neither holds a compiler, a package manager's cache, or anything of this folder that .dockerignore does not name.
 # The CUDA libraries come with torch's own wheels; the host brings the driver and the NVIDIA container toolkit.
+# The base by digest, for the same bytes in every build (a tag may be moved): docker prints it when it pulls the tag.
+#   docker build --build-arg PYTHON=3.11.13-slim-bookworm@sha256:... --target cpu -t REGISTRY/fintrader:cpu .
 ARG PYTHON=3.11.13-slim-bookworm
 
 # --- everything but the wheels of torch and the packages: shared by both --------------------------------------------

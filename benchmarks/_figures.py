@@ -228,7 +228,7 @@ def kelly(records: Records) -> str:
 
 def factored(records: Records) -> str:
     """How many times as fast a policy is on factored observations as the same one on flat ones."""
-    found = records["factored_policy"]
+    found = records["env"]["factored_policy"]
     inference = found["inference"]
     rows = [
         [f"rollouts of {found['accounts']:,} accounts, decisions alone", times(inference["factored_times_flat"])],
@@ -238,7 +238,27 @@ def factored(records: Records) -> str:
         what = f"training, {one['rows']:,} different rows in {found['minibatch_samples']:,} samples"
         rows.append([what, times(one["factored_times_flat"])])
     head = ["", "times as fast as the same policy on flat observations"]
-    return f"{table(head, rows)}\n\n{sentence(records, 'factored_policy')}"
+    return f"{table(head, rows)}\n\n{sentence(records, 'env')}"
+
+
+def many_pods(records: Records) -> str:
+    """What a tournament costs that has had many pods, by how many and by the size of its leaderboard."""
+    record = records["rows"]
+    rows = [
+        [
+            f"{case['rows']:,}",
+            f"{case['leaderboard_size']:,}",
+            f"{case['resume_seconds_median']:.2g} s",
+            f"{case['propose_ms_p50']:.2f} ms ({case['propose_ms_p99']:.2f})",
+            f"{case['cpu_ms_per_pod']:.1f} ms",
+            f"{case['disk_mb_keep_all']:,.0f} MB",
+            f"{case['disk_mb_keep_lineage']:,.0f} MB" if "disk_mb_keep_lineage" in case else DASH,
+        ]
+        for case in record["cases"]
+    ]
+    head = ["finished pods", "rows of the leaderboard", "resume, median", "making the next pod, median (p99)"]
+    head += ["orchestrator's CPU a pod", "disk, `keep: all`", f"disk {record['more']} pods later, `keep: lineage`"]
+    return f"{table(head, rows)}\n\n{sentence(records, 'rows')}"
 
 
 class Block(NamedTuple):
@@ -255,7 +275,8 @@ BLOCKS: dict[str, Block] = {
     "real_bars": Block(real_bars, ("real",)),
     "tournament": Block(tournament, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
-    "factored": Block(factored, ("factored_policy",)),
+    "factored": Block(factored, ("env",)),
+    "many_pods": Block(many_pods, ("rows",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }
 

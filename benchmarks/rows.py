@@ -164,7 +164,7 @@ def main() -> None:
         figures = [measure(home, rows, size, options.more, options.repeats) for rows, size in cases]
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    finish("rows", {"cases": figures}, seed=0, save=options.save)
+    finish("rows", {"more": options.more, "cases": figures}, seed=0, save=options.save)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,12 @@ def cell(text: str) -> str:
     return "`".join(parts).replace("|", "\\|")
 
 
+def commit_of(stored: dict[str, Any]) -> str:
+    """The commit that was measured, and whether the tree was otherwise."""
+    commit, _, changes = str(stored.get("commit", "?")).partition("+")
+    return f"commit {commit[:12]}{' with local changes' if changes else ''}"
+
+
 def optimum_table(*_: Any) -> str:
     """What each algorithm reached of the known optimum, from the benchmark's own record."""
     path = RESULTS / "known_optimum.json"
@@ -41,7 +47,7 @@ def optimum_table(*_: Any) -> str:
     machine = stored.get("machine", {})
     seeds = f"{stored.get('seeds', 1)} seed{'' if stored.get('seeds', 1) == 1 else 's'}"
     where = f"Measured with {seeds} on one thread of {machine.get('cpu', 'an unnamed machine')}"
-    where += f", commit {stored.get('commit', '?')[:12]}."
+    where += f", {commit_of(stored)}."
     head = ("algorithm", "reward", "share at 5 s", "at 20 s", "at 60 s", "trade rate / optimal")
     return table(head, rows) + "\n\n" + where
 
@@ -66,7 +72,7 @@ def scaling_table(which: str, *_: Any) -> str:
     machine = stored["machine"]
     if which == "paper":
         return found
-    return f"{found}\n\n{machine['cores']} cores of {machine['cpu']}, commit {stored['commit'][:12]}."
+    return f"{found}\n\n{machine['cores']} cores of {machine['cpu']}, {commit_of(stored)}."
 
 
 _CONVENTIONS = {
@@ -97,7 +103,7 @@ def engines_table(which: str, *_: Any) -> str:
         head = ["bars", "engine", "fill", "equal fills", at_most, "of all commissions, USD"]
     else:
         head = ["bars", "what is done otherwise", at_most, "at the end, USD", "bps of equity"]
-    return f"{table(head, rows)}\n\nCommit {stored['commit'][:12]}."
+    return f"{table(head, rows)}\n\nMeasured at {commit_of(stored)}."
 
 
 def calibration_table(which: str, *_: Any) -> str:
@@ -114,7 +120,7 @@ def calibration_table(which: str, *_: Any) -> str:
         rows.append([f"{row['sessions']:,}", str(row["trials"]), *skill, f"**{shares[0]}**", *shares[1:]])
     skilled = [] if which == "size" else ["true ratio"]
     found = table(["sessions", "trials", *skilled, "the verdict's test", "shifts in time", "betting"], rows)
-    return f"{found}\n\n{stored['repeats']} repeats each, commit {stored['commit'][:12]}."
+    return f"{found}\n\n{stored['repeats']} repeats each, {commit_of(stored)}."
 
 
 def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:

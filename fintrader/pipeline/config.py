@@ -22,8 +22,8 @@ from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.reproducible import Reproducible
 from fintrader.tournament.launchers import LauncherFactory
-from fintrader.tournament.launchers.ray.cluster import RaySettings
 from fintrader.tournament.launchers.ray.launcher import on_ray
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.settings import TournamentSettings
 
 Window = Literal["train", "validation", "test"]

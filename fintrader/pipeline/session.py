@@ -16,7 +16,8 @@ from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold, is_held
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
-from fintrader.storage.objects import Objects, Waiting, outages
+from fintrader.storage.objects import Objects
+from fintrader.storage.outages import Waiting, outages
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.prometheus import Endpoint

@@ -13,14 +13,12 @@ import errno
 import fcntl
 import hashlib
 import io
-import math
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
@@ -36,7 +34,7 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.files import atomic_file, publish, unseal, write_bytes
-from fintrader.progress import Progress
+from fintrader.storage.outages import under_way
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,45 +44,9 @@ PARALLEL = 16
 """Requests under way at once."""
 PATIENCE_SECONDS = 30.0
 """How long a store that does not answer is tried again, beyond what its own client does."""
-SAID_SECONDS = 60.0
-"""Between two outages; one that goes on is one."""
 _OFFLINE_WORDS = ("connect", "timeout", "timed out", "closed", "slowdown", "serviceunavailable", "requestlimit")
 _OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, getattr(errno, "EREMOTEIO", errno.EIO)}
 _memory = threading.Lock()
-
-
-@dataclass(eq=False)
-class _Outage:
-    seconds: float
-    waiting: Callable[[StorageError], None]
-
-
-_outages: list[_Outage] = []
-
-
-@contextlib.contextmanager
-def outages(seconds: float, waiting: Callable[[StorageError], None] = lambda problem: None) -> Iterator[None]:
-    """Until the end of the block this process waits so long for a store that does not answer, and calls `waiting` with
-    the problem before every further try."""
-    outage = _Outage(seconds, waiting)
-    _outages.append(outage)
-    try:
-        yield
-    finally:
-        _outages.remove(outage)
-
-
-class Waiting:
-    """Says once an outage, and no more than once a minute, that the store is waited for."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress, self._said = progress, -math.inf
-
-    def __call__(self, problem: StorageError) -> None:
-        now = time.monotonic()
-        if now - self._said > SAID_SECONDS:
-            self.progress.event({"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}")
-        self._said = now
 
 
 class Objects:
@@ -361,7 +323,7 @@ class Objects:
                 problem = self._problem(name, error)
                 if not isinstance(problem, StorageOfflineError) or time.monotonic() + pause > began + self._patient():
                     raise problem from None
-            for outage in tuple(_outages):
+            for outage in under_way():
                 outage.waiting(problem)
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
@@ -370,7 +332,7 @@ class Objects:
         """Seconds for which to try again, as it is now: who leaves `outages` waits no longer."""
         if self.patience is not None:
             return self.patience
-        return max((outage.seconds for outage in _outages), default=PATIENCE_SECONDS)
+        return max((outage.seconds for outage in under_way()), default=PATIENCE_SECONDS)
 
     def _problem(self, name: str, error: Exception) -> StorageError:
         """The typed error to raise. A client's own text may quote the request, so only its kind is shown."""

@@ -29,7 +29,7 @@ from fintrader import logs, reproducible
 from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
 from fintrader.files import file_sha256
-from fintrader.storage.objects import outages
+from fintrader.storage.outages import outages
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.process import Channel, location_of
 from fintrader.tournament.spec import BODY, Body, Fenced, Message, PodContext, PodResult, PodSpec, Reason, TrainedPod

@@ -30,7 +30,7 @@ from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.objects import Waiting, outages
+from fintrader.storage.outages import Waiting, outages
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks

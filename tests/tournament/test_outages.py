@@ -15,6 +15,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage import lease, objects
 from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects
+from fintrader.storage.outages import outages as sit_out
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
@@ -117,7 +118,7 @@ def test_whoever_leaves_waits_no_longer(away: Path, tmp_path: Path) -> None:
             problems.append(str(error))
 
     asking = threading.Thread(target=ask)
-    with objects.outages(3600.0):
+    with sit_out(3600.0):
         asking.start()
         time.sleep(0.5)
         assert asking.is_alive()

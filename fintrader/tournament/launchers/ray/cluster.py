@@ -1,4 +1,4 @@
-"""A Ray cluster as the launcher sees it: its settings, a connection that was let in, and the nodes as they are now."""
+"""A Ray cluster as the launcher sees it: a connection that was let in, and the nodes as they are now."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from pydantic import Field, field_validator
-
 from fintrader import reproducible
-from fintrader.config import SECRET_NAME, Settings, without_secret
 from fintrader.errors import ConfigError, TournamentError
+from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
 """A head that is silent for so long is gone. (Ray itself ends this process, silently, after a minute.)"""
@@ -30,76 +28,6 @@ REFRESH_SECONDS = 1.0
 PROBE_SECONDS = 60.0
 CLOSE_SECONDS = 10.0
 Resources = Mapping[str, float]
-
-
-class RaySettings(Settings):
-    """Only read with `launcher: ray`. None of it alters a result, so a resumed run may change any of it."""
-
-    address: str = "auto"
-    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine belongs to; `local`: a
-    cluster of this machine alone, on loopback, that ends with the command."""
-    gpus: float | None = Field(None, ge=0)
-    """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a cluster that has
-    GPUs when the run starts (and `device` is not `cpu`), else 0."""
-    cpus: float = Field(1.0, gt=0)
-    """CPUs of a pod."""
-    nodes: int = Field(1, ge=1)
-    """Nodes that a pod spans; its CPUs, GPUs and further resources are taken on each of them. Its
-    `tournament.replicas` learn on all of them."""
-    resources: dict[str, float] = Field(default_factory=dict)
-    """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
-    evaluators: bool = True
-    """Score trained pods in tasks of their own, so that no GPU waits for the validation window."""
-    evaluator_cpus: float = Field(1.0, gt=0)
-    """CPUs of an evaluator."""
-    evaluator_resources: dict[str, float] = Field(default_factory=dict)
-    """Further resources of an evaluator."""
-    wait_seconds: float = Field(120.0, ge=0)
-    """How long to wait for a node that can hold a pod before giving up, at the start and when all have vanished."""
-    drain_seconds: float = Field(15.0, ge=0)
-    """A pod on a node that is about to go is moved so long before the node's deadline."""
-    runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have fintrader installed."""
-    allow_insecure: bool = False
-    """Use a cluster that lets anybody in. One on loopback is used without this."""
-
-    @field_validator("runtime_env")
-    @classmethod
-    def _no_secrets(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
-        secret = sorted(name for name in runtime_env.get("env_vars") or () if SECRET_NAME.search(name))
-        if secret:
-            raise ValueError(
-                f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets belong into the nodes' "
-                "own environment (a Kubernetes secret, an instance's role)"
-            )
-        for text in _texts(runtime_env):
-            without_secret(text)
-        return runtime_env
-
-    @field_validator("gpus")
-    @classmethod
-    def _whole(cls, gpus: float | None) -> float | None:
-        if gpus is not None and gpus > 1 and gpus != int(gpus):
-            raise ValueError("a pod takes a part of one GPU or a whole number of them")
-        return gpus
-
-    @field_validator("address")
-    @classmethod
-    def _reachable(cls, address: str) -> str:
-        if "://" in address:
-            raise ValueError("give HOST:PORT, and run the command on a node of the cluster (`ray job submit`)")
-        if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
-            raise ValueError("expected auto, local or HOST:PORT")
-        return address
-
-
-def _texts(values: Any) -> Iterator[str]:
-    """Every text in plain values, however deep."""
-    if isinstance(values, str):
-        yield values
-    elif isinstance(values, Mapping | list | tuple):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _texts(value)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.tournament.launchers import START_SECONDS, LauncherFactory, PodFailure, PodProgress
-from fintrader.tournament.launchers.ray.cluster import Cluster, Node, RaySettings, Resources, fits, groups, remote
+from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups, remote
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.launchers.ray.tasks import Stream, Streams, cause_of, run_task
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
