@@ -140,10 +140,12 @@ def file_sha256(path: Path) -> str:
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
-    """Append one line. A kill can cut the last line short; `read_jsonl` drops such a tail."""
+    """Append one line. A kill can cut a line short: `read_jsonl` drops it, and the next one begins anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
-    with path.open("ab") as file:
+    with path.open("ab+") as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            line = b"\n" + line
         file.write(line)
 
 

@@ -104,7 +104,7 @@ class ValidationCurve:
     `return` of the validation window. Looks take `TIME` of the pod's time at most, so there may be fewer than `POINTS`.
     """
 
-    POINTS, TIME = 8, 0.1
+    POINTS, TIME = 8, 0.05
     FILE = "validation.jsonl"
 
     def __init__(
@@ -115,7 +115,7 @@ class ValidationCurve:
         What an earlier attempt at the pod has looked at stands.
         """
         self.path, self.env, self.settings, self.alive = folder / self.FILE, env, settings, alive
-        self.seen = {(record.get("fold"), record.get("share")) for record in read_jsonl(self.path)}
+        self.seen = {(str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)}
         self.next = -math.inf
 
     def offer(
@@ -123,7 +123,7 @@ class ValidationCurve:
     ) -> None:
         """Look if a further part of the budget has been used up, and there is time for it."""
         mark = math.floor(share * self.POINTS) / self.POINTS
-        if not 0 < mark < 1 or (fold, mark) in self.seen or time.monotonic() < self.next:
+        if not 0 < mark < 1 or (str(fold), str(mark)) in self.seen or time.monotonic() < self.next:
             return
         began = time.monotonic()
         try:
@@ -139,9 +139,9 @@ class ValidationCurve:
 
     def add(self, found: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
         """Note a look."""
-        if (fold, share) in self.seen:
+        if (str(fold), str(share)) in self.seen:
             return
-        self.seen.add((fold, share))
+        self.seen.add((str(fold), str(share)))
         returned = found.metrics.get("cumulative_return")
         record = {"share": share, "env_steps": env_steps, "fold": fold, "score": found.score, "return": returned}
         append_jsonl(self.path, record)

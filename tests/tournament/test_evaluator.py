@@ -88,6 +88,8 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
     first = curve()
     for percent in (5, 13, 14, 20, 26):
         first.offer((policy, market), percent / 100, 10 * percent)
+    with (tmp_path / "validation.jsonl").open("a") as file:  # what somebody else wrote there harms nobody
+        file.write('{"share": [0.375], "fold": {}}\n[]\n{"sha')
     killed = curve()
     for percent in (26, 40, 100):
         killed.offer((policy, market), percent / 100, 10 * percent)
@@ -96,6 +98,7 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
     killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
     killed.add(evaluate([(policy, market)], ENV, metric="return"), 1.0, 1000)
     rows = read_jsonl(tmp_path / "validation.jsonl")
+    assert rows.pop(2)["share"] == [0.375]
     assert [(row["share"], row["fold"]) for row in rows] == [
         (0.125, None),
         (0.25, None),
