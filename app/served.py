@@ -1,13 +1,20 @@
-"""What the server runs: the app, with headers that keep other sites from showing it inside their own pages."""
+"""What the server runs: the app, with headers that keep other sites from showing it inside their own pages.
+
+It reads the runs and imports what pages draw with as it starts, while the browser still fetches its scripts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
+
+from fintrader.errors import FintraderError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,4 +44,18 @@ class Unframed:
         await self.app(scope, receive, send_with_headers)
 
 
-app = st.App(Path(__file__).with_name("streamlit_app.py"), middleware=[Middleware(Unframed)])
+def prepare() -> None:
+    """Do once what the first page would otherwise wait for. What is wrong with the runs the page itself will say."""
+    from fintrader_app import artifacts, charts, shell, tables  # noqa: F401
+
+    with contextlib.suppress(FintraderError, OSError):
+        artifacts.summaries(shell.runs_folder())
+
+
+@contextlib.asynccontextmanager
+async def prepared(_: st.App) -> AsyncIterator[None]:
+    threading.Thread(target=prepare, daemon=True).start()
+    yield
+
+
+app = st.App(Path(__file__).with_name("streamlit_app.py"), middleware=[Middleware(Unframed)], lifespan=prepared)

@@ -90,6 +90,7 @@ STATUS = {
     "broken": (":material/broken_image:", "red"),
 }
 REFRESH_SECONDS = 2
+WAIT_SECONDS = 0.5
 
 
 def runs_folder() -> RunsFolder:
@@ -116,6 +117,28 @@ def page(title: str, render: Callable[[RunsFolder], None]) -> None:
     with guarded():
         st.title(title, anchor=False)
         render(runs_folder())
+
+
+def afterwards(key: str) -> bool:
+    """Whether to draw what is heavy: on a session's first run it waits until what stands above is in the browser.
+
+    Drawing libraries and tables keep a browser busy for a second or two, in which it would show nothing at all.
+    """
+    ready = f"{key}_ready"
+    if st.session_state.get(ready):
+        return True
+    st.session_state[ready] = False
+
+    @st.fragment(run_every=WAIT_SECONDS)
+    def wait() -> None:
+        if ready in asked:
+            st.session_state[ready] = True
+            st.rerun()
+        asked.add(ready)
+
+    asked: set[str] = set()
+    wait()
+    return False
 
 
 @contextlib.contextmanager

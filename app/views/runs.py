@@ -13,6 +13,7 @@ from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
 from fintrader_app.shell import (
     STATUS,
+    afterwards,
     go,
     guarded,
     label,
@@ -101,8 +102,9 @@ def render(runs: RunsFolder) -> None:
     name = picked[0] if picked else st.session_state[linked("run", list(by_name))]
     remember("run", name)
     actions(by_name[name], picked)
-    with guarded():
-        preview(runs, by_name[name])
+    if afterwards("preview"):
+        with guarded():
+            preview(runs, by_name[name])
 
 
 def filtered(found: list[Summary]) -> list[Summary]:
@@ -170,10 +172,10 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
         st.code(without_secrets(run.command), language="bash")
-    with guarded():
-        config = folder.text("config.yaml")
-        with st.expander("Settings", icon=":material/settings:"):
-            st.code(without_secrets(config), language="yaml")
+    settings = st.expander("Settings", icon=":material/settings:", key="preview_settings", on_change="rerun")
+    if settings.open:
+        with settings, guarded():
+            st.code(without_secrets(folder.text("config.yaml")), language="yaml")
 
 
 def leaders(folder: Folder) -> None:

@@ -54,6 +54,8 @@ def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
         monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
         monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
         test = AppTest.from_file(str(SCRIPT), default_timeout=RENDER_SECONDS)
+        test.session_state["preview_ready"] = True  # as a browser finds it half a second later
+        test.session_state["preview_settings"] = True  # unfolded
         for key, value in query.items():
             test.query_params[key] = value
         if page == "new_run":  # its address is not its file's name, which is known once a script has run
