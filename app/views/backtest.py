@@ -7,6 +7,7 @@ import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
+from fintrader.results.explanation import METHOD, read_explanation
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
@@ -33,6 +34,7 @@ TABS = {
     "calendar": "Calendar",
     "weights": "Weights",
     "trades": "Trades",
+    "decisions": "Decisions",
     "metrics": "All metrics",
 }
 REPORT_LIMIT = 16 << 20
@@ -62,6 +64,8 @@ def render(runs: RunsFolder) -> None:
                 weights(stored, main)
             case "trades":
                 trades(stored, run, main)
+            case "decisions":
+                decisions(stored)
             case "metrics":
                 metrics = {name: stored.metrics.get(name, {}) for name in shown}
                 tables.full_table(metrics, "backtest_metrics")
@@ -243,6 +247,35 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         f"{usd(shown['cost_usd'].sum())} costs"
     )
     trade_table(shown)
+
+
+def decisions(stored: StoredBacktest) -> None:
+    found = read_explanation(stored.explanation)
+    if found is None:
+        st.info(
+            "Nobody looked at what moves this policy's decisions: an earlier version wrote this backtest, or it sees "
+            "observations in parts. `fintrader backtest` on the run writes it again.",
+            icon=":material/psychology:",
+        )
+        return
+    st.subheader(f"What moved the decisions: {human(found.strategy)}", anchor=False)
+    st.caption(plain(found.sentence(), 400))
+    charts.show(figures.importance_figure(found), "decisions_importance")
+    zone = figures.timezone_of(stored.context)
+    when = [f"{time:%Y-%m-%d %H:%M}" for time in found.times.tz_convert(zone)]
+    st.subheader("One decision", anchor=False)
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    with left:
+        chosen = choose(f"Decided at the close of the bar of ({zone})", when, "decision")
+    k = when.index(chosen)
+    most = found.moved[k].argmax()
+    with right:
+        st.caption(
+            f"Moved most by {plain(human(found.inputs[most]))}: without it {percent(found.moved[k, most])} of the "
+            "account would have stood elsewhere. In brackets the weight aimed at; blue raised it, red lowered it."
+        )
+    charts.show(figures.decision_figure(found, k), "decisions_one")
+    st.caption(METHOD)
 
 
 def price_chart(

@@ -23,6 +23,8 @@ from fintrader.progress import SILENT, Progress
 
 Decide = Callable[[BacktestAccount], "Action | Holdings | None"]
 """What a strategy does at a decision: an action `[1, N]` or `[N]`, the holdings it wants, or None to order nothing."""
+Watch = Callable[[BacktestAccount], None]
+"""Looks at an account that stands at a decision; changes nothing."""
 Due = Callable[[int], int]
 """The first bar after a bar at which a strategy wants to be asked (again)."""
 REPORT_BARS = 100
@@ -48,16 +50,28 @@ def simulate(
     name: str = "policy",
     progress: Progress | None = None,
     note: str = "",
+    watch: Watch | None = None,
 ) -> BacktestResult:
     """Trade the whole of `market` (a window of it, usually) with `policy`, decisions, fills and costs as `settings`.
 
     The account is to the last bit the one that `TradingEnv` would step; the policy is bound to the window's rows where
     it can be, and its actions agree to float32 rounding. `note` is kept beside the result; without one, a policy on
-    other symbols than it was trained on says so there. Raises BacktestError for a window of fewer than two bars and for
-    an output that cannot be traded.
+    other symbols than it was trained on says so there. `watch` is shown the account at each decision. Raises
+    BacktestError for a window of fewer than two bars and for an output that cannot be traded.
     """
     account = open_account(market, settings, name)
-    return trade(ask(policy, account, name), account, name=name, progress=progress, note=note or origin(policy))
+    decide = ask(policy, account, name)
+    if watch is not None:
+        decide = _watched(decide, watch)
+    return trade(decide, account, name=name, progress=progress, note=note or origin(policy))
+
+
+def _watched(decide: Decide, watch: Watch) -> Decide:
+    def seen(account: BacktestAccount) -> Action | Holdings | None:
+        watch(account)
+        return decide(account)
+
+    return seen
 
 
 def origin(policy: object) -> str:

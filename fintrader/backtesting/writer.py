@@ -10,6 +10,7 @@
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
     analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
+    explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody looked
     sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
     seal.json          SHA-256 of the files above, so that a change is seen when it is opened; who draws a report or
                        notes a look seals again (`backtest_files.make_seal`)
@@ -39,7 +40,8 @@ from fintrader.results.backtest_files import PRICE_COLUMNS, SEAL, StoredBacktest
 from fintrader.results.history import gross_exposure
 
 TABLES = ("equity", "positions", "prices", "trades")
-FILES = (*(f"{name}.parquet" for name in TABLES), "context.json", "honesty.json", "sensitivity.json", "analysis.json")
+RECORDS = ("context", "honesty", "sensitivity", "analysis", "explanation")
+FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
 """All but metrics.json and the seal, which come last."""
 
 
@@ -49,6 +51,7 @@ def tabulate(
     honesty: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
     analysis: Mapping[str, Any] | None = None,
+    explanation: Mapping[str, Any] | None = None,
 ) -> StoredBacktest:
     """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
     if not results:
@@ -72,6 +75,7 @@ def tabulate(
         "sensitivity": [dict(row) for row in sensitivity],
         "changed": "",
         "analysis": dict(analysis or {}),
+        "explanation": dict(explanation or {}),
     }
     return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
 
@@ -150,6 +154,7 @@ def write_backtest(
     *,
     context: Mapping[str, Any] | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
+    explanation: Mapping[str, Any] | None = None,
     **evidence: Any,
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
@@ -162,17 +167,15 @@ def write_backtest(
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials, look = context.get("trials"), int(context.get("looks") or 1)
     honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, look=look, **evidence)
-    stored = tabulate(results, context, honesty, sensitivity, analyse(results, evidence.get("market")))
+    stored = tabulate(results, context, honesty, sensitivity, analyse(results, evidence.get("market")), explanation)
     folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
     for name in TABLES:
         table: pd.DataFrame = getattr(stored, name)
         write_bytes(folder / f"{name}.parquet", table.to_parquet(engine="pyarrow", compression="zstd", index=False))
-    write_json(folder / "context.json", stored.context)
-    write_json(folder / "honesty.json", stored.honesty)
-    write_json(folder / "sensitivity.json", stored.sensitivity)
-    write_json(folder / "analysis.json", stored.analysis)
+    for name in RECORDS:
+        write_json(folder / f"{name}.json", getattr(stored, name))
     last = dump_json(stored.metrics).encode()
     hashes = {name: file_sha256(folder / name) for name in FILES} | {"metrics.json": hashlib.sha256(last).hexdigest()}
     write_bytes(folder / SEAL, make_seal(hashes))

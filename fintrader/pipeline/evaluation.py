@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fintrader.agents.policy import PolicyModule, load_policy
 from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
+from fintrader.backtesting.explain import Explainer, explanation
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.null_models import information_free
@@ -64,7 +65,7 @@ def evaluate_chosen(
 
     with reporter() as progress:
         best = str(manifest.values["best"])
-        results, beside = _simulate_chosen(config, folder, windows, window, shuffled, best, progress)
+        results, beside, moved = _simulate_chosen(config, folder, windows, window, shuffled, best, progress)
         free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
         results = measured_against(results, beside.portfolio)
@@ -76,7 +77,7 @@ def evaluate_chosen(
     if planted:
         context["planted"] = planted
     look = _look(config, manifest, window, results, [market], "backtest" if repeat is None else "re-backtest", context)
-    _write(config, manifest, look, results, [folder], context, free, config.tournament.metric, [market], rows)
+    _write(config, manifest, look, results, [folder], context, free, config.tournament.metric, [market], rows, [moved])
 
 
 def check_window(config: RunConfig) -> None:
@@ -102,7 +103,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
-    folds, tests, policies = [], list[MarketTensors](), []
+    folds, tests, policies, moved = [], list[MarketTensors](), [], []
     left_out: dict[str, str] = {}
     with reporter() as progress:
         for folder in folders:
@@ -110,7 +111,10 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             free_path = folder.root / "information_free.safetensors"
             shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
-            results, beside = _simulate_chosen(config, folder, windows, "test", shuffled, best, progress)
+            results, beside, watched = _simulate_chosen(
+                config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
+            )
+            moved.append(watched)
             left_out |= {name: f"fold {len(tests) + 1}: {why}" for name, why in beside.left_out.items()}
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
@@ -129,7 +133,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     context["within_limits"] = limited
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
     look = _look(config, manifest, "test", whole, tests, "walkforward" if repeat is None else "re-backtest", context)
-    _write(config, manifest, look, whole, folders, context, free, metric, tests, rows)
+    _write(config, manifest, look, whole, folders, context, free, metric, tests, rows, moved)
 
 
 def _within_limits(
@@ -196,6 +200,7 @@ def _write(
     metric: str,
     markets: Sequence[MarketTensors],
     rows: Sequence[Mapping[str, Any]],
+    moved: Sequence[Explainer],
 ) -> None:
     """The files of a backtest, its report and its tear sheet, sealed; the look at its window is counted before.
 
@@ -222,6 +227,7 @@ def _write(
         window=look.window,
         caveats=caveats(config, context),
         sensitivity=rows,
+        explanation=explanation("ensemble", moved),
         seed=config.seed,
     )
     with manifest.stage("report"):
@@ -279,8 +285,10 @@ def _simulate_chosen(
     shuffled: Callable[[], MarketTensors],
     best: str,
     progress: Progress,
-) -> tuple[dict[str, BacktestResult], Yardsticks]:
-    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one of its `windows`.
+    share: float = 1.0,
+) -> tuple[dict[str, BacktestResult], Yardsticks, Explainer]:
+    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one of its `windows`;
+    and what moved a `share` of the decisions that are looked at, the ensemble's.
 
     With them `null_model`: what the same search made of the features of `shuffled()`, where there was one.
     """
@@ -290,15 +298,19 @@ def _simulate_chosen(
     traded = {"ensemble": (_policy(folder.root), market), "best": (folder.pod(best) / "policy.safetensors", market)}
     if config.backtest.null_model and _policy(folder.null_model).is_file():
         traded["null_model"] = _policy(folder.null_model), shuffled()
+    policies = {name: load_policy(path) for name, (path, _) in traded.items()}
+    moved = Explainer(policies["ensemble"], market, env, share=share)
     results = {
-        name: simulate(load_policy(path), bars, env, name=name, progress=progress)
-        for name, (path, bars) in traded.items()
+        name: simulate(
+            policies[name], bars, env, name=name, progress=progress, watch=moved.look if name == "ensemble" else None
+        )
+        for name, (_, bars) in traded.items()
     }
     # Nothing may be judged on what it was fitted to, or chosen on.
     train = None if window == "train" else windows.train
     validation = windows.validation if window == "test" else None
     beside = yardsticks(market, env, train=train, validation=validation, every=True, progress=progress)
-    return beside.beside(results), beside
+    return beside.beside(results), beside, moved
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:

@@ -18,6 +18,7 @@ from fintrader.report.provenance import data_section, provenance_section
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
+from fintrader.results.explanation import METHOD, read_explanation
 from fintrader.results.formatting import (
     PAPER_COLUMNS,
     active_cells,
@@ -85,6 +86,7 @@ def render_report(stored: StoredBacktest) -> str:
     luck_section(page, stored, main)
     _returns(page, stored, main)
     _trading(page, stored, main)
+    _decisions(page, stored)
     allocator_sections(page, stored, main)
     _sensitivity(page, stored, main)
     page.section("Every number", _all_metrics(stored), link="Metrics")
@@ -214,6 +216,14 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
             key = f"trades-{len(parts)}"
             parts.append(page.chart(key, figures.trades_figure(closes, trades, symbol=str(symbol))))
     page.section("Positions and trades", *parts, link="Trading")
+
+
+def _decisions(page: Page, stored: StoredBacktest) -> None:
+    found = read_explanation(stored.explanation)
+    if found is None:
+        return
+    parts = [note(found.sentence()), page.chart("importance", figures.importance_figure(found)), note(METHOD)]
+    page.section(f"What moved the decisions of {figures.title_of(found.strategy).lower()}", *parts, link="Decisions")
 
 
 def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:

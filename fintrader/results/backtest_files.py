@@ -102,6 +102,8 @@ class StoredBacktest:
     """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty where all is well."""
     analysis: dict[str, Any]
     """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at hand."""
+    explanation: dict[str, Any]
+    """What moved some decisions (`explain.explanation`); empty where nobody looked."""
 
     def __init__(
         self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any], folder: Path | None = None
@@ -204,7 +206,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
     except NotThereError:
         raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
     others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json", SEAL]
-    others += ["analysis.json"]
+    others += ["analysis.json", "explanation.json"]
     found: list[Signature | None] = [whole]
     for name in others:
         try:
@@ -395,4 +397,5 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "sensitivity": _sensitivity,
     "changed": _changed,
     "analysis": lambda folder: _record(folder, "analysis.json"),
+    "explanation": lambda folder: _record(folder, "explanation.json"),
 }

@@ -15,6 +15,7 @@ from fintrader.results.figures.curves import (
     rolling_figure,
     rolling_sessions,
 )
+from fintrader.results.figures.explanation import decision_figure, importance_figure
 from fintrader.results.figures.luck import (
     BINS,
     MOST_BARS,
@@ -66,6 +67,7 @@ __all__ = [
     "capital_figure",
     "colour_of",
     "cost_figure",
+    "decision_figure",
     "deepest_drawdowns",
     "distribution_figure",
     "drawdown_figure",
@@ -74,6 +76,7 @@ __all__ = [
     "exposure_figure",
     "first_order_cost_figure",
     "growth_figure",
+    "importance_figure",
     "intraday_figure",
     "intraday_returns",
     "monthly_figure",

@@ -1,0 +1,70 @@
+"""Charts of what moved a strategy's decisions."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fintrader.results.explanation import Explanation
+from fintrader.results.figures.returns import SCALE
+from fintrader.results.figures.style import colour_of, layout, title_of
+
+MOST_INPUTS = 15
+"""Bars of the importance chart; of more inputs the rest stand together in one."""
+MOST_COLUMNS = 10
+"""Inputs told of one decision."""
+
+
+def importance_figure(found: Explanation) -> go.Figure:
+    """Share of the account that each input moved, at the mean of the decisions looked at."""
+    ranked = found.importance()
+    shown = ranked if len(ranked) <= MOST_INPUTS else ranked[: MOST_INPUTS - 1]
+    figure = go.Figure(
+        go.Bar(
+            x=shown.to_numpy()[::-1],
+            y=[title_of(str(name)) for name in shown.index][::-1],
+            orientation="h",
+            marker_color=colour_of(found.strategy, 0),
+            hovertemplate="%{y}: %{x:.2%} of the account<extra></extra>",
+        )
+    )
+    size = 110 + 22 * len(shown)
+    layout(figure, "", "", "share of the account moved, mean", height=size, hovermode="closest", showlegend=False)
+    figure.update_xaxes(tickformat=".1~%", rangemode="tozero", showgrid=True)
+    figure.update_yaxes(automargin=True, showgrid=False)
+    left = len(ranked) - len(shown)
+    if left:
+        note = f"{left} more inputs moved {ranked.iloc[len(shown)]:.2%} of the account at most each."
+        figure.update_layout(meta={"note": note})
+    return figure
+
+
+def decision_figure(found: Explanation, k: int) -> go.Figure:
+    """Of decision `k`: by how many points of weight each input raised (blue) or lowered (red) each symbol."""
+    table = found.raised[k]
+    order = np.argsort(-np.abs(table.to_numpy()).sum(axis=0), kind="stable")[:MOST_COLUMNS]
+    points = 100.0 * table.to_numpy()[:, order]
+    reach = float(np.abs(points).max()) if points.size else 0.0
+    names = [title_of(found.inputs[column]) for column in order]
+    rows = [f"{symbol} ({weight:.1%})" for symbol, weight in found.weights[k].items()]
+    figure = go.Figure(
+        go.Heatmap(
+            x=names,
+            y=rows,
+            z=points,
+            colorscale=SCALE,
+            zmid=0,
+            zmin=-(reach or 1.0),
+            zmax=reach or 1.0,
+            texttemplate="%{z:.1f}",
+            textfont={"size": 11},
+            colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": "points", "side": "right"}},
+            xgap=2,
+            ygap=2,
+            hovertemplate="%{x} moved %{y} by %{z:.2f} points of weight<extra></extra>",
+        )
+    )
+    layout(figure, "What moved this decision", "", height=190 + 34 * len(rows), hovermode="closest")
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(tickangle=-35, automargin=True)
+    return figure

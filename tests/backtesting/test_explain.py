@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fintrader.agents import NetworkSettings
+from fintrader.agents.policy import ActorPolicy
+from fintrader.backtesting import simulate
+from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.explain import MOST_DECISIONS, OWN, SYMBOLS, Explainer, explanation
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.errors import FintraderError
+from fintrader.results.explanation import read_explanation
+from tests.factories import make_market
+
+SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
+
+
+def explained(policy: Callable[[Tensor], Tensor], market: MarketTensors, settings: EnvSettings = SETTINGS) -> dict:
+    explainer = Explainer(policy, market, settings)
+    simulate(policy, market, settings, watch=explainer.look)
+    return explanation("policy", [explainer])
+
+
+def layout_of(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
+    return BacktestAccount(market, settings).layout
+
+
+@pytest.mark.parametrize("lookback", [1, 4])
+@pytest.mark.parametrize("source", ["x1", "context", OWN, "nothing"])
+def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
+    market = make_market(80, 5, 3)
+    settings = SETTINGS.model_copy(update={"lookback": lookback})
+    layout = layout_of(market, settings)
+    name = {"x1": market.feature_names[1], "context": market.context_names[-1]}.get(source, source)
+
+    def policy(obs: Tensor) -> Tensor:
+        parts = layout.split(obs)
+        older = parts["history"][..., 0, :] if lookback > 1 else None
+        if source == "x1":
+            seen = parts["features"][..., 1] if older is None else older[..., 1 : 3 * 5 : 3]
+        elif source == "context":
+            seen = (parts["context"] if older is None else older[..., -layout.num_context :])[..., -1:]
+        elif source == OWN:
+            seen = 1.0 - parts["holdings"]
+        else:
+            seen = torch.zeros(1)
+        return torch.tanh(seen.expand(*obs.shape[:-1], 5) * torch.linspace(0.5, 1.0, 5)) * 0.5
+
+    found = read_explanation(explained(policy, market, settings))
+    assert found is not None
+    importance = found.importance()
+    assert set(importance.index) == {*market.feature_names, *market.context_names, OWN}
+    moving = set(importance[importance > 0].index)
+    assert moving == ({name} if source != "nothing" else set())
+    assert ("No input" in found.sentence()) == (source == "nothing")
+
+
+@pytest.mark.parametrize(("kind", "lookback"), [("per_asset", 1), ("market_once", 1), ("market_once", 3), ("mlp", 1)])
+def test_it_is_what_a_market_without_the_feature_would_have_made(kind: str, lookback: int) -> None:
+    """The slow way: a whole market whose feature stands at its mean, and the first decision in it."""
+    market = make_market(60, 5, 3)
+    settings = SETTINGS.model_copy(update={"lookback": lookback})
+    torch.manual_seed(3)
+    policy = ActorPolicy(layout_of(market, settings), NetworkSettings(kind=kind), head()).eval()  # type: ignore[arg-type]
+    stored = explained(policy, market, settings)
+    first = stored["looks"][0]
+    aimed = weights(policy, market, settings)
+    for k, name in enumerate(market.feature_names):
+        features = market.features.clone()
+        features[..., k] = features[..., k][market.tradable].mean()
+        other = weights(policy, replace(market, features=features), settings)
+        gap = aimed - other
+        assert first["moved"][k] == pytest.approx(0.5 * (np.abs(gap).sum() + abs(gap.sum())), abs=2e-5), name
+        for symbol, raised in zip(first["symbols"], first["raised"], strict=True):
+            assert raised[k] == pytest.approx(gap[market.symbols.index(symbol)], abs=2e-5)
+    assert max(first["moved"]) > 1e-3
+
+
+def head():
+    from fintrader.agents import ActionHeadSettings
+
+    return ActionHeadSettings()
+
+
+def weights(policy: ActorPolicy, market: MarketTensors, settings: EnvSettings) -> np.ndarray:
+    account = BacktestAccount(market, settings)
+    with torch.no_grad():
+        action = policy(account.observe())
+    return account.holdings(action, exact=True) * account.prices / account.equity
+
+
+def test_watching_changes_nothing_and_few_decisions_are_looked_at() -> None:
+    market = make_market(150, 4, 2)
+    torch.manual_seed(0)
+    policy = ActorPolicy(layout_of(market, SETTINGS), NetworkSettings(), head()).eval()
+    explainer = Explainer(policy, market, SETTINGS)
+    watched = simulate(policy, market, SETTINGS, watch=explainer.look)
+    np.testing.assert_array_equal(watched.equity, simulate(policy, market, SETTINGS).equity)
+    assert len(explainer.looks) == MOST_DECISIONS
+    assert len(explainer.bars) == 149
+    half = [Explainer(policy, market, SETTINGS, share=0.5) for _ in range(2)]
+    for one in half:
+        simulate(policy, market, SETTINGS, watch=one.look)
+    stored = explanation("policy", half)
+    assert (stored["decisions"], len(stored["looks"])) == (298, MOST_DECISIONS)
+    assert all(len(look["symbols"]) == min(SYMBOLS, 4) for look in stored["looks"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"looks": []},
+        {"looks": [{}]},
+        {"inputs": 3},
+        {"decisions": "many"},
+        {"looks": [{"time": "yesterday", "moved": [1.0], "symbols": [], "weights": [], "raised": []}]},
+        {"looks": [{"time": "2020-01-02T15:00:00Z", "moved": [1.0, 2.0], "symbols": [], "weights": [], "raised": []}]},
+    ],
+)
+def test_damage_is_a_typed_error(change: dict) -> None:
+    look = {"time": "2020-01-02T15:00:00Z", "moved": [0.5], "symbols": ["A"], "weights": [0.1], "raised": [[0.2]]}
+    good = {"strategy": "ensemble", "inputs": ["x"], "decisions": 7, "looks": [look]}
+    found = read_explanation(good)
+    assert found is not None
+    assert found.importance().to_dict() == {"x": 0.5}
+    assert read_explanation({}) is None
+    with pytest.raises(FintraderError, match=r"explanation\.json is damaged"):
+        read_explanation(good | change)
