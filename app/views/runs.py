@@ -175,6 +175,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     settings = st.expander("Settings", icon=":material/settings:", key="preview_settings", on_change="rerun")
     if settings.open:
         with settings, guarded():
+            tables.changed_settings(artifacts.config(folder), "preview_changed")
             st.code(without_secrets(folder.text("config.yaml")), language="yaml")
 
 

@@ -75,7 +75,8 @@ def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
 def drawn(pods: pd.DataFrame) -> pd.DataFrame:
     """The pods that importance is computed from: begun from fresh weights, and with a score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
-    return pods.loc[(pods["origin"] == "fresh") & np.isfinite(scores.to_numpy(float))]
+    fresh: pd.DataFrame = pods.loc[(pods["origin"] == "fresh") & np.isfinite(scores.to_numpy(float))]
+    return fresh
 
 
 def importance(pods: pd.DataFrame) -> Importance:
