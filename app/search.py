@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import streamlit as st
 from numpy.typing import NDArray
 
 from fintrader.errors import FintraderError
 from fintrader.results.figures import PALETTE
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import chance, count, percent
-from fintrader.results.importance import ALGORITHM, Importance, settings_of
+from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
 from fintrader_app import artifacts
 from fintrader_app.charts import framed
 from fintrader_app.race import GREY, MANY, ORIGINS
@@ -69,6 +71,14 @@ def varied(pods: pd.DataFrame) -> list[str]:
     rows = settings_of(pods)
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
     return [name for name in shared if any(row[name] != rows[0][name] for row in rows)]
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def judged(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
+    """Importance, and the settings to draw, the most important ones first; once for each `version` of the pods."""
+    found, names = importance(_pods), varied(scored(_pods))
+    first = [one.setting for one in found.shares if one.setting in names]
+    return found, [*first, *(name for name in names if name not in first)]
 
 
 def importance_figure(found: Importance) -> go.Figure:

@@ -10,7 +10,7 @@ import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, score, short_count
-from fintrader.results.importance import ALGORITHM, importance, settings_of
+from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.artifacts import summary
@@ -173,12 +173,10 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
     if len(algos) > 1:
         algo = choose("Pods of", [EVERY, *algos], "algo")
         pods, version = pods if algo == EVERY else pods[pods[ALGORITHM] == algo], (*version, algo)
-    found, names = importance(pods), search.varied(search.scored(pods))
+    found, names = search.judged(version, pods)
     if not names:
         st.info(found.why or "The searched settings are the same in all pods.", icon=":material/tune:")
         return
-    first = [one.setting for one in found.shares if one.setting in names]
-    names = [*first, *(name for name in names if name not in first)]
     left, right = st.columns([3, 2])
     with left:
         st.caption("Importance")

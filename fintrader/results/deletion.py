@@ -99,6 +99,8 @@ def _remove(grave: Path) -> None:
 
 def _deletable(runs: RunsFolder, name: str) -> Folder:
     folder = runs.run(name)
+    if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
+        raise RunError(f"{folder.root} is a part of a run, which goes as a whole or not at all")
     if not _is_run(folder):
         raise RunError(f"{folder.root} does not look like a run's folder; remove it by hand if it is to go")
     check_writable(folder)
@@ -109,10 +111,14 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
 
 def _is_run(folder: Folder) -> bool:
     """By its manifest or, of one that lost it, by the lock that runs have: no other folder is taken for one."""
-    with suppress(RunError):
-        if str(folder.json("manifest.json").get("format")).startswith("fintrader-run-"):
-            return True
-    return folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS)
+    return _has_manifest(folder) or (folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS))
+
+
+def _has_manifest(folder: Folder) -> bool:
+    try:
+        return str(folder.json("manifest.json").get("format")).startswith("fintrader-run-")
+    except RunError:
+        return False
 
 
 def _keep_looks(folder: Folder, ledger: Ledger) -> None:

@@ -162,6 +162,16 @@ def test_nothing_but_a_run_of_the_folder_is_deleted(runs: RunsFolder, site: Path
     assert sorted(site.rglob("*")) == before
 
 
+def test_a_part_of_a_run_is_not_deleted(runs: RunsFolder) -> None:
+    fold = runs.root / "demo" / "folds" / "00"
+    fold.mkdir(parents=True)
+    for name in (".lock", "tournament.json"):
+        (fold / name).write_text("{}")
+    with pytest.raises(RunError, match="part of a run"):
+        delete_run(RunsFolder.at(fold.parent), "00")
+    assert fold.is_dir()
+
+
 def test_a_link_inside_a_run_is_removed_and_not_followed(runs: RunsFolder, site: Path) -> None:
     (site / "keep").mkdir()
     (site / "keep" / "file").write_text("x")
