@@ -110,10 +110,12 @@ def importance_figure(found: Importance) -> go.Figure:
 
 
 def importance_words(found: Importance) -> str:
-    """What the bars were made from and what they mean."""
+    """What the bars were made from and what they mean; of names that somebody gave, so not yet safe to show."""
     said = f"From {count(found.pods)} pods that began from fresh weights, children left out. "
     said += f"Where nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20 tournaments: grey "
-    return said + "bars are no more than that. A setting may matter and not show; none is tested together with another."
+    said += "bars are no more than that. A setting may matter and not show; none is tested together with another."
+    left_out = ", ".join(name_of(name) for name in found.constant)
+    return said + (f" Not tested, the same in all these pods or not in all of them: {left_out}." if left_out else "")
 
 
 def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:

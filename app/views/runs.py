@@ -79,8 +79,9 @@ def table(found: list[Summary]) -> pd.DataFrame:
 
 
 def render(runs: RunsFolder) -> None:
-    if told := st.session_state.pop("runs_told", None):
-        st.success(told, icon=":material/check:")
+    with st.container():  # there with or without a word in it, so that what stands below stays where it is
+        if told := st.session_state.pop("runs_told", None):
+            st.success(told, icon=":material/check:")
     found = summaries(runs)
     if not found:
         st.info(
@@ -172,7 +173,7 @@ def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) 
         title = f"Compare {len(picked)}" if several else "Compare"
         if st.button(title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"):
             go("compare.py", runs=",".join(picked))
-        with st.popover("Notes, delete", icon=":material/edit_note:"), guarded():
+        with st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"), guarded():
             keeping.notes(runs, run, tags)
             keeping.deletion(runs, run)
 

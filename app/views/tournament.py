@@ -184,7 +184,7 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
             st.info(found.why, icon=":material/tune:")
         else:
             charts.show(lambda: search.importance_figure(found), "search_importance", version=version)
-            st.caption(search.importance_words(found))
+            st.caption(plain(search.importance_words(found), 900))
     with right:
         name = choose("Score over", names, "slice", format_func=search.name_of)
         show = partial(search.slice_figure, pods, name, log=name in logs)

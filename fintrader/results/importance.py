@@ -88,7 +88,7 @@ def importance(pods: pd.DataFrame) -> Importance:
     if size < MIN_PODS:
         return Importance(
             pods=size,
-            why=f"Importance takes {MIN_PODS} scored pods that began from fresh weights; here there are {count(size)}. "
+            why=f"Importance takes {MIN_PODS} scored pods that began from fresh weights (here: {count(size)}). "
             "(A child takes its parent's networks along with its settings: its score speaks for both.)",
         )
     ranks = pd.to_numeric(fresh["score"]).rank().to_numpy(float)
