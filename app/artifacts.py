@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -56,6 +56,11 @@ def backtest(folder: Folder) -> StoredBacktest:
     """The run's backtest. Raises NotThereError before it is whole, DamagedFileError when a file of it is not."""
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
+
+
+def backtest_version(folder: Folder) -> Hashable:
+    """What changes when the run's backtest does; no two runs have the same."""
+    return folder.root, backtest_state(Folder(folder.path("backtest")))
 
 
 def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ ICON = (  # drawn here: a named icon would be fetched from somebody's server
 )
 STYLE = """<style>
 .stMainBlockContainer {padding: 4.2rem 2rem 3rem; max-width: 1560px;}
+.stElementContainer, .stElementContainer[data-stale] {opacity: 1 !important; transition: none !important;}
 .stMainBlockContainer h1 {font-size: 1.7rem; padding: 0;}
 .stMainBlockContainer h3 {font-size: 1.1rem; padding: .4rem 0 0;}
 [data-testid="stMetricValue"] {font-size: 1.45rem; font-variant-numeric: tabular-nums;}

@@ -44,7 +44,13 @@ _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown fields, docstrings below fields are their help text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
 
     def __init__(self, **values: Any) -> None:
         """Raises ConfigError, one line, naming the field and what to do."""
@@ -289,6 +295,8 @@ def check_url(url: str) -> str:
         raise ConfigError(f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs")
     check_place(url)
     parts = urlsplit(url)
+    if parts.scheme in ("http", "https", "ftp"):
+        raise ConfigError(f"store: {parts.scheme}:// can be read at best; a store is written to, like s3://bucket/runs")
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
             f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials and options belong "

@@ -79,6 +79,7 @@ def test_nothing_near_the_closed_form_is_better() -> None:
     assert half / best == pytest.approx(0.964, abs=0.01)
 
 
+@pytest.mark.slow
 def test_analytic_gradients_come_near_the_optimum() -> None:
     env = QuadraticMarket(256, realised=True, seed=0)
     settings = agent_settings("apg", SETTINGS["apg"])
@@ -155,6 +156,7 @@ def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("scheduler", ["submission", "generational"])
+@pytest.mark.slow
 def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path: Path, scheduler: str) -> None:
     if scheduler == "submission":
         asked = settings(80, 16, order="submission", pool_size=16)

@@ -46,6 +46,16 @@ def test_the_settings_of_the_packages_say_it_in_the_same_words():
         PPO(pipeline=True)
     with pytest.raises(ConfigError, match=r"^EnvSettings: cost_bps: input should be greater than or equal to 0"):
         EnvSettings(cost_bps=-1)
+    with pytest.raises(
+        ConfigError, match=r"^PPO: network\.hidden\.1: input should be greater than or equal to 1, got -1"
+    ):
+        PPO(network={"hidden": [64, -1]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_no_setting_is_endless(value: float):
+    with pytest.raises(ConfigError, match=r"^PPO: learning_rate: input should be a finite number"):
+        PPO(learning_rate=value)
 
 
 def test_yaml_goes_there_and_back(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -197,11 +198,13 @@ def preview(runs: RunsFolder, run: Summary) -> None:
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
+            version = artifacts.backtest_version(folder)
             equity = stored.curve()[drawn].rename(columns=label)
-            charts.show(figures.equity_figure(equity), "preview_equity", height=300)
+            charts.show(partial(figures.equity_figure, equity), "preview_equity", height=300, version=version)
         with right:
             st.caption("Drawdown, from session closes")
-            charts.show(figures.drawdown_figure(equity, session=stored.session), "preview_drawdown", height=300)
+            drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
+            charts.show(drawdown, "preview_drawdown", height=300, version=version)
         metrics = {name: stored.metrics.get(name, {}) for name in stored.strategies}
         tables.paper_table(metrics, "preview_table", stored.portfolio)
     with guarded():

@@ -22,7 +22,7 @@ plain further inputs.
 from __future__ import annotations
 
 import itertools
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -61,7 +61,7 @@ class NetworkSettings(Settings):
     """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a row of numbers;
     `auto`: on markets `market_once` where latents are target weights and `per_asset` where they are orders, whose size
     depends on what is held; `mlp` elsewhere."""
-    hidden: tuple[int, ...] = Field(default=(32, 32), min_length=1)
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(default=(32, 32), min_length=1)
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""

@@ -40,7 +40,10 @@ def init(argv: list[str]) -> None:
     found = detect(bars, preset=options.preset, calendar=options.calendar)
     print(describe_detection(found))
     write_config(found, path, force=force)
-    print(f"\n{path} is written; `fintrader run {path}` goes from these bars to a backtest")
+    runs = f"`fintrader run {path}` goes from these bars to a backtest"
+    if found.waivers:
+        runs = f"correct the bars, or take the # from waive in it where they are right; then {runs}"
+    print(f"\n{path} is written; {runs}")
 
 
 def detect(argv: list[str]) -> None:

@@ -32,9 +32,9 @@ class Action(Settings):
     symbol: Ticker
     day: dt.date
     """First day on which it trades after the action (the ex-date)."""
-    split: float = Field(1.0, gt=0, allow_inf_nan=False)
+    split: float = Field(1.0, gt=0)
     """New shares for one old one: 4 for a 4-for-1 split, 0.1 for a 1-for-10 reverse split."""
-    dividend_usd: float = Field(0.0, ge=0, allow_inf_nan=False)
+    dividend_usd: float = Field(0.0, ge=0)
     """Cash paid per old share."""
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from fintrader.config import Settings
 from fintrader.deploy.limits import LimitSettings
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0)]
 
 
 class AlertSettings(Settings):
@@ -38,7 +38,7 @@ class PaperSettings(Settings):
     """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
     role: Literal["champion", "challenger"] = "champion"
     """A `challenger` trades the embedded broker beside a champion, whatever `broker` says: it never sends an order."""
-    speed: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    speed: Annotated[float, Field(ge=0.0)] = 0.0
     """A replay runs so many times as fast as time; 0: as fast as it can."""
     other_feed: bool = False
     """Trade bars of another source than those the policy was trained on."""

@@ -33,7 +33,7 @@ class TraderSettings(Settings):
 
     num_traders: Annotated[int, Field(ge=1)] = 2
     """K: traders in one market."""
-    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 10.0
+    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0)] = 10.0
     """kappa: basis points the price moves per million USD of everybody's net orders."""
     impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Most the price moves, as a share of it."""

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from fintrader.config import Settings
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
 
 MOST_CASH_USD = float(1 << 32)
 """More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines would differ."""

@@ -41,6 +41,8 @@ def audit(folder: RunFolder, content_of: Callable[[Path], str]) -> list[Check]:
 
     Raises RunError when the folder holds no run, or one without results.
     """
+    if not folder.manifest.is_file():
+        raise RunError(f"{folder.root}: no run lies here (it would hold manifest.json); give the folder of a run")
     manifest = Manifest.load(folder.manifest).values
     searches = _searches(folder)
     if not searches or not manifest.get("stages", {}).get("tournament", {}).get("done"):

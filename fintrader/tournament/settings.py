@@ -89,7 +89,7 @@ class TournamentSettings(Settings):
     """Share of pods that start from scratch once parents exist."""
     founders: int = Field(2, ge=1)
     """Results on the leaderboard before anyone becomes a parent."""
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, gt=0)
     """Of the softmax over ranks that picks a parent: small favours the best, large favours nobody."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""

@@ -61,6 +61,7 @@ def test_an_environment_that_peeks_is_caught(how: str) -> None:
     assert not report.clean
 
 
+@pytest.mark.slow
 def test_the_four_that_a_few_random_cuts_let_pass(tmp_path: Path) -> None:
     path = lab.write_bars(tmp_path, sessions=10)
     hidden = (lab.every_97th_bar, lab.memoised, lab.next_night)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.data.build import make_market
 from fintrader.data.detect import Detection, describe_detection, detect
@@ -246,6 +247,17 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
         text = text.replace(line, line.replace("  # ", "  ", 1))
     make_market(validate(DataSettings, yaml.safe_load(text)["data"], "test"))
     assert "a build stops at" in describe_detection(found)
+
+
+def test_what_to_do_next_depends_on_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for change, first in (
+        (scaled, "correct the bars, or take the # from waive"),
+        (pd.DataFrame.copy, "`fintrader run"),
+    ):
+        path = write_csv(tmp_path, change(minute_table(2, 10)))
+        main(["init", str(path), "--out", str(tmp_path / "x.yaml"), "--force"])
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.partition(" is written; ")[2].startswith(first)
 
 
 def test_sound_bars_come_without_waivers(bars: pd.DataFrame, tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
 
 
-@pytest.mark.parametrize("command", ["build", "quality", "dry-run", "gc", "compare", "--help", "quality --help"])
+SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in ("build", "dry-run", "compare", "quality --help")]
+
+
+@pytest.mark.parametrize("command", ["quality", "gc", "--help", *SLOW])
 def test_commands_that_look_at_bars_import_no_torch(config: Path, tmp_path: Path, command: str) -> None:
     words = command.split()
     given = [str(config)] * (2 if command == "compare" else 1)

@@ -66,6 +66,7 @@ def test_the_interval_of_the_annual_return_begins_there_too(
     assert set(intervals(enough["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "annual_return", "max_drawdown"}
 
 
+@pytest.mark.slow
 def test_terminal_notebook_report_and_comparison_say_why(
     short: dict[str, BacktestResult], enough: dict[str, BacktestResult], tmp_path: Path
 ) -> None:

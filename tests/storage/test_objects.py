@@ -84,7 +84,9 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
         assert all(pool.map(lambda n: store.get_file("one", tmp_path / f"{n}", digest), range(64)))
 
 
-@pytest.mark.parametrize("url", ["runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"])
+@pytest.mark.parametrize(
+    "url", ["runs", "https://a.test/runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"]
+)
 def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_url(url)

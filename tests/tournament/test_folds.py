@@ -112,6 +112,7 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
         assert all(torch.equal(first[name], state[f"{learner}.{name}"]) for name in inherited)
 
 
+@pytest.mark.slow
 def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_path: Path) -> None:
     spec = first_spec(**KFOLD, early_stopping="best_validation")
     whole, _ = train_pod(tmp_path / "whole", spec)

@@ -260,6 +260,7 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
     assert len(chaos.acknowledged(run)) == 4
 
 
+@pytest.mark.slow
 def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
