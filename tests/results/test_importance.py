@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.results.importance import MIN_PODS, importance, levels, settings_of
+from fintrader.results.importance import MIN_PODS, importance, levels, settings_of, shares
 
 
 def race(size: int, seed: int = 0, planted: str = "", noise: float = 1.0, **more: Any) -> pd.DataFrame:
@@ -90,6 +90,12 @@ def test_the_algorithm_is_a_setting_where_several_race() -> None:
     pods["score"] = pods["score"] + 4.0 * (pods["algo"] == "sac")
     found = importance(pods)
     assert [one.setting for one in found.shares if one.important] == ["algo"]
+
+
+def test_the_share_by_hand() -> None:
+    ranks = np.arange(1.0, 13.0)  # between two halves 2 * 6 * 3**2 = 108 of 143, less what chance makes of two levels
+    codes = np.repeat([0, 1], 6)
+    assert shares((ranks - ranks.mean())[None], codes)[0] == pytest.approx(1 - 35 / 143 * 11 / 10)
 
 
 def test_levels_are_of_equal_counts_values_and_rare_ones_together() -> None:
