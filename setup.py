@@ -10,5 +10,10 @@ setup(
         "fintrader.configs",
     ],
     package_dir={"fintrader_app": "app", "fintrader.configs": "configs"},
-    package_data={"fintrader": ["py.typed"], "fintrader.data": ["tables/*.csv"], "fintrader.configs": ["*.yaml"]},
+    package_data={
+        "fintrader": ["py.typed"],
+        "fintrader.data": ["tables/*.csv"],
+        "fintrader.results": ["defaults.json"],
+        "fintrader.configs": ["*.yaml"],
+    },
 )

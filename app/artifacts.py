@@ -25,8 +25,8 @@ READ = FileCache(summaries=4096, backtests=12, rows=32, learning=256, events=16,
 
 
 def summaries(runs: RunsFolder) -> list[Summary]:
-    """All runs, the newest first."""
-    return stored_runs.summaries(runs, READ)
+    """All runs, the newest first, archived ones behind the others."""
+    return sorted(stored_runs.summaries(runs, READ), key=lambda run: run.notes.archived)
 
 
 def summary(runs: RunsFolder, name: str) -> Summary:

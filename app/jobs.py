@@ -130,6 +130,15 @@ def kill(job: Job) -> bool:
     return True
 
 
+def forget(runs: RunsFolder, name: str) -> None:
+    """Remove what is written down of a run's process, settings and output. Raises RunError while it is alive."""
+    with contextlib.suppress(NotThereError):
+        if job(runs, name).alive:
+            raise RunError(f"{name} is at work; stop it on the New run page first")
+    for ending in ("json", "yaml", "log"):
+        runs.path(PLACE, f"{name}.{ending}").unlink(missing_ok=True)
+
+
 def why_ended(runs: RunsFolder, name: str) -> str | None:
     """The sentence with which a job's last attempt gave up; None where it did not, or said nothing."""
     try:

@@ -12,6 +12,7 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
+    DASH,
     INTERVAL,
     active_cells,
     count,
@@ -23,7 +24,8 @@ from fintrader.results.formatting import (
     standing,
     statistic,
 )
-from fintrader_app.shell import human, plain
+from fintrader.results.settings import Setting, changed, differing, text_of
+from fintrader_app.shell import human, is_secret, plain, without_secrets
 
 HEADLINE = (
     ("cumulative_return", "Return"),
@@ -42,6 +44,8 @@ SHORT_HEADLINE = (
     ("sessions", "Sessions"),
 )
 """Of a window that is too short for figures of a year."""
+MOST_ROWS = 20
+"""Of settings; more are scrolled."""
 
 
 def judged(stored: StoredBacktest, run: str = "") -> None:
@@ -166,3 +170,47 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         frame[str(name)] = hyper[name]
     height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
     st.dataframe(frame, hide_index=True, width="stretch", height=height, key=key, column_config=config, placeholder="–")
+
+
+# --- settings --------------------------------------------------------------------------------------------------
+
+CHANGED = "●"
+"""Stands before a value that is not this version's default."""
+
+
+def told(name: str, setting: Setting | None, *, marked: bool = True) -> str:
+    """A setting's value, nobody's secrets in it."""
+    if setting is None:
+        return DASH
+    mark = f"{CHANGED} " if marked and setting.changed else "" if setting.known or not marked else "? "
+    return mark + ("(hidden)" if is_secret(name) else without_secrets(text_of(setting.value)))
+
+
+def changed_settings(config: Mapping[str, Any], key: str) -> None:
+    """The settings of a run that are not this version's defaults, each beside its default."""
+    rows = [
+        {
+            "Setting": name,
+            "Value": told(name, one, marked=False),
+            "Default": told(name, Setting(one.default), marked=False) if one.known else "unknown to this version",
+        }
+        for name, one in changed(config).items()
+    ]
+    st.caption(f"{count(len(rows))} settings are not as this version has them by default; the rest are")
+    if rows:
+        table(rows, key, pinned="Setting", height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS)
+
+
+def differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
+    """The settings in which runs differ, side by side."""
+    rows = differing(configs)
+    if not rows:
+        st.info("These runs have the same settings.", icon=":material/equal:")
+        return
+    strange = any(one is not None and not one.known for row in rows.values() for one in row.values())
+    st.caption(
+        f"{CHANGED} not this version's default · {DASH} the run's algorithm, source or version has no such setting"
+        + " · ? unknown to this version" * strange
+    )
+    listed = [{"Setting": name, **{run: told(name, one) for run, one in row.items()}} for name, row in rows.items()]
+    table(listed, key, pinned="Setting", height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS)

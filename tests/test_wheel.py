@@ -59,7 +59,8 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel: Path) -> Non
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"fintrader", "fintrader_app"}
-    assert {"fintrader/configs/quickstart.yaml", "fintrader/py.typed", "fintrader_app/views/backtest.py"} <= set(names)
+    files = {"fintrader/configs/quickstart.yaml", "fintrader/py.typed", "fintrader/results/defaults.json"}
+    assert {*files, "fintrader_app/views/backtest.py"} <= set(names)
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fintrader").rglob("*.py")}
     assert sources <= set(names), "a package is missing"
 

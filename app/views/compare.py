@@ -54,6 +54,9 @@ def render(runs: RunsFolder) -> None:
     overlay(chosen_lines)
     with guarded():
         differences(chosen_lines)
+    if len(chosen) > 1:
+        with guarded():
+            settings(runs, list(chosen))
 
 
 def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
@@ -104,6 +107,19 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
     config["Metric"] = st.column_config.TextColumn(pinned=True)
     table(rows, "compare_table", height="content", column_config=config)
     tables.dashes(values.values())
+
+
+def settings(runs: RunsFolder, names: list[str]) -> None:
+    """In what the runs were made differently."""
+    st.subheader("Settings that differ", anchor=False)
+    found = {}
+    for name in names:
+        try:
+            found[name] = artifacts.config(runs.run(name))
+        except FintraderError as error:
+            st.error(f"{plain(name)}: {plain(error)}", icon=":material/error:")
+    if len(found) > 1:
+        tables.differing_settings(found, "compare_settings")
 
 
 page("Compare", render)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import duration, moment, number, verdict_words
+from fintrader.results.formatting import count, duration, moment, number, verdict_words
 from fintrader.results.run import Summary
-from fintrader_app import artifacts, charts, tables
+from fintrader_app import artifacts, charts, keeping, tables
 from fintrader_app.artifacts import summaries
 from fintrader_app.shell import (
     STATUS,
@@ -42,6 +43,8 @@ COLUMNS = {
     "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
     "took": st.column_config.TextColumn("Took", alignment="right"),
     "trials": st.column_config.NumberColumn("Trials"),
+    "tags": st.column_config.ListColumn("Tags"),
+    "note": st.column_config.TextColumn("Note"),
 }
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
@@ -66,14 +69,20 @@ def table(found: list[Summary]) -> pd.DataFrame:
                 "created": None if created is None else created.replace(tzinfo=None),
                 "took": duration(run.seconds),
                 "trials": run.trials,
+                "tags": list(run.notes.tags),
+                "note": run.notes.note,
             }
         )
     frame = pd.DataFrame(rows)
+    frame = frame.drop(columns=[name for name in ("tags", "note") if not frame[name].map(len).any()])
     frame["trials"] = frame["trials"].astype("Int64")
     return frame
 
 
 def render(runs: RunsFolder) -> None:
+    with st.container():  # there with or without a word in it, so that what stands below stays where it is
+        if told := st.session_state.pop("runs_told", None):
+            st.success(told, icon=":material/check:")
     found = summaries(runs)
     if not found:
         st.info(
@@ -97,24 +106,25 @@ def render(runs: RunsFolder) -> None:
         column_config=COLUMNS,
         on_select="rerun",
         selection_mode="multi-row",
-        key="runs_table",
+        key=f"runs_table_{hash(tuple(by_name))}",  # of other rows, a choice by number would be another run
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
     name = picked[0] if picked else st.session_state[linked("run", list(by_name))]
     remember("run", name)
-    actions(by_name[name], picked)
+    actions(runs, by_name[name], picked, sorted({tag for run in found for tag in run.notes.tags}))
     if afterwards("preview"):
         with guarded():
             preview(runs, by_name[name])
 
 
 def filtered(found: list[Summary]) -> list[Summary]:
-    """The filter line: text and status."""
+    """The filter line: text, status and, where runs have them, tags; archived runs only if asked for."""
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
-        words = st.text_input("Filter", placeholder="part of a name", key="runs_filter", label_visibility="collapsed")
-    counts = {status: sum(run.status == status for run in found) for status in STATUS}
+        words = st.text_input("Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed")
+    visible = [run for run in found if st.session_state.get("runs_archived") or not run.notes.archived]
+    counts = {status: sum(run.status == status for run in visible) for status in STATUS}
     present = [status for status in STATUS if counts[status]]
     with right:
         states = st.pills(
@@ -125,11 +135,32 @@ def filtered(found: list[Summary]) -> list[Summary]:
             key="runs_states",
             label_visibility="collapsed",
         )
+    tags, archived = own_words(found)
     words = words.strip().lower()
-    return [run for run in found if words in run.name.lower() and (not states or run.status in states)]
+    return [
+        run
+        for run in found
+        if words in f"{run.name} {run.notes.note}".lower()
+        and (not states or run.status in states)
+        and set(tags) <= set(run.notes.tags)
+        and (archived or not run.notes.archived or run.name == st.query_params.get("run"))
+    ]
 
 
-def actions(run: Summary, picked: list[str]) -> None:
+def own_words(found: list[Summary]) -> tuple[list[str], bool]:
+    """The tags that are asked for, and whether archived runs are."""
+    known = sorted({tag for run in found for tag in run.notes.tags})
+    aside = sum(run.notes.archived for run in found)
+    if not known and not aside:
+        return [], False
+    how: dict[str, Any] = {"selection_mode": "multi", "label_visibility": "collapsed", "format_func": plain}
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        tags = st.pills("Tags", known, key="runs_tags", **how) if known else []
+        archived = st.toggle(f"Archived {count(aside)}", key="runs_archived") if aside else False
+    return tags, archived
+
+
+def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
     """Where to go from here."""
     done, several = bool(run.metrics), 2 <= len(picked) <= 8
     with st.container(horizontal=True, gap="small"):
@@ -143,11 +174,16 @@ def actions(run: Summary, picked: list[str]) -> None:
         title = f"Compare {len(picked)}" if several else "Compare"
         if st.button(title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"):
             go("compare.py", runs=",".join(picked))
+        with st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"), guarded():
+            keeping.notes(runs, run, tags)
+            keeping.deletion(runs, run)
 
 
 def preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
     st.subheader(plain(run.name), anchor=False)
+    if run.notes.note or run.notes.tags:
+        st.markdown(" ".join([*(f":gray-badge[{plain(tag)}]" for tag in run.notes.tags), plain(run.notes.note, 1_000)]))
     stage_strip(runs, run)
     folder = runs.run(run.name)
     try:
@@ -179,7 +215,8 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     settings = st.expander("Settings", icon=":material/settings:", key="preview_settings", on_change="rerun")
     if settings.open:
         with settings, guarded():
-            st.code(without_secrets(folder.text("config.yaml")), language="yaml")
+            tables.changed_settings(artifacts.config(folder), "preview_changed")
+            st.code(without_secrets(folder.text("config.yaml")), language="yaml", height=420)
 
 
 def leaders(folder: Folder) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, score, short_count
+from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
-from fintrader_app import artifacts, charts, race, tables
+from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.artifacts import summary
 from fintrader_app.shell import choose, go, guarded, human, is_secret, page, pick_race, pick_run, plain, without_secrets
 from fintrader_app.tables import board_table, table
@@ -19,13 +21,14 @@ REFRESH_SECONDS = 2
 MOST_EVENTS = 200
 MOST_CURVES = 8
 LOOKED = {"return": "Validation return while they train", "score": "Validation score while they train"}
+EVERY = "all algorithms"
 LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
 
 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     place = pick_race(folder)
-    planned = race.planned_pods(folder)
+    planned, logs = race.planned_pods(folder), search.drawn_in_log(folder)
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
@@ -34,12 +37,12 @@ def render(runs: RunsFolder) -> None:
             now = summary(runs, run.name)
             if live and now.status != "running":
                 st.rerun()  # the whole page once more: status, and no more refreshing
-            draw(now, place, planned)
+            draw(now, place, planned, logs)
 
     race_of()
 
 
-def draw(run: Summary, folder: Folder, planned: int | None) -> None:
+def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]) -> None:
     """Everything below the header."""
     pods = artifacts.race(folder)
     version = (str(folder.root), *artifacts.board_version(folder))
@@ -82,6 +85,8 @@ def draw(run: Summary, folder: Folder, planned: int | None) -> None:
     with right:
         st.subheader("Drift of the searched settings", anchor=False)
         drift(pods, version)
+    with guarded():
+        searched(pods, logs, version)
     with st.expander(f"Event log ({count(len(events))} events)", icon=":material/history:"):
         event_table(events)
 
@@ -157,6 +162,35 @@ def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
         charts.show(lambda: race.drift_figure(pods, values[name], name), "race_drift", version=(*version, name))
     else:
         st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
+
+
+def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
+    """Which settings went with the score: importance, slices, parallel coordinates; of all algorithms, or of one."""
+    if not any(settings_of(pods)):
+        return
+    st.subheader("Settings and score", anchor=False)
+    algos = sorted(pods[ALGORITHM].dropna().unique())
+    if len(algos) > 1:
+        algo = choose("Pods of", [EVERY, *algos], "algo")
+        pods, version = pods if algo == EVERY else pods[pods[ALGORITHM] == algo], (*version, algo)
+    found, names = search.judged(version, pods)
+    if not names:
+        st.info(found.why or "The searched settings are the same in all pods.", icon=":material/tune:")
+        return
+    left, right = st.columns([3, 2])
+    with left:
+        st.caption("Importance")
+        if found.why:
+            st.info(found.why, icon=":material/tune:")
+        else:
+            charts.show(lambda: search.importance_figure(found), "search_importance", version=version)
+            st.caption(plain(search.importance_words(found), 900))
+    with right:
+        name = choose("Score over", names, "slice", format_func=search.name_of)
+        show = partial(search.slice_figure, pods, name, log=name in logs)
+        charts.show(show, "search_slice", version=(*version, name))
+    st.caption("Parallel coordinates: a line a pod, across its settings to its score; drag along an axis to pick some")
+    charts.show(lambda: search.parallel_figure(pods, names, logs), "search_parallel", version=version)
 
 
 def event_table(events: list[dict[str, object]]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, deployments, help, own_bars, start
+from fintrader.cli import commands, deployments, help, own_bars, runs, start
 from fintrader.cli.options import HELP, positional
 from fintrader.errors import ConfigError, FintraderError
 
@@ -174,6 +174,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scale": commands.scale,
     "replay": commands.replay,
     "tournament rebuild": commands.rebuild,
+    "runs note": runs.note,
+    "runs delete": runs.delete,
     "export onnx": deployments.export_onnx,
     "export tensorboard": commands.export_tensorboard,
     "app": start.app,

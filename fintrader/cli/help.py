@@ -51,6 +51,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("steer and mend", (
         ("scale, verify", "RUN: pods at work at once; recount its tournaments"),
         ("replay, tournament rebuild", "RUN: race it again; its database again"),
+        ("runs note, runs delete", "RUN: a note, tags, put aside; what deletion loses, and deletion"),
         ("bench, completion", "NAME: a benchmark; SHELL: what completes on Tab"),
     )),
 )  # fmt: skip
@@ -73,6 +74,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "app": ("fintrader.cli.start:AppSettings",),
     "scale": ("fintrader.cli.commands:ScaleOptions",),
     "looks": ("fintrader.cli.commands:LooksOptions",),
+    "runs note": ("fintrader.cli.runs:NoteOptions",),
     "replay": ("fintrader.cli.commands:ReplayOptions",),
     "reproduce": ("fintrader.cli.commands:ReproduceOptions",),
     "export tensorboard": ("fintrader.cli.commands:ExportOptions",),

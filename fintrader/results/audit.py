@@ -15,14 +15,11 @@ from typing import Any
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import file_sha256, read_json, read_jsonl, seal_of, unseal
 from fintrader.results.backtest_files import SEAL, StoredBacktest, broken_seal, read_backtest, read_seal
-from fintrader.results.folders import Folder
+from fintrader.results.folders import COPY, Folder
 from fintrader.results.leaderboard import dropped_pods
 from fintrader.results.looks import Ledger, Line, look_number, missing, stored_result
 from fintrader.results.run import WINDOWS
 from fintrader.runs import Manifest, RunFolder
-
-COPY = ".store.json"
-"""Marks a run's folder as a copy of one in a store: snapshots and policies may lie there alone."""
 
 
 @dataclass(frozen=True)

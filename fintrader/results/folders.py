@@ -26,6 +26,8 @@ from fintrader.runs import RunFolder
 
 T = TypeVar("T")
 
+COPY = ".store.json"
+"""Marks a run's folder as a copy of one in a store: snapshots and policies may lie there alone."""
 MAX_JSON_BYTES = 32 << 20
 MAX_TEXT_BYTES = 1 << 20
 MAX_LOG_BYTES = 64 << 20

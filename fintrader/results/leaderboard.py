@@ -28,8 +28,8 @@ _LEADERBOARD = (
     "FROM leaderboard ORDER BY rank"
 )
 _RACE = (
-    "p.pod, p.idx, p.origin, p.parent, p.generation, p.state, p.reason, p.device, p.hyper, e.score, e.env_steps, "
-    "e.started, e.finished"
+    "p.pod, p.idx, p.origin, p.parent, p.generation, p.algo, p.state, p.reason, p.device, p.hyper, e.score, "
+    "e.env_steps, e.started, e.finished"
 )
 _RESULT = (
     "p.pod, p.idx, p.origin, p.parent, p.parent_snapshot, p.generation, p.seen, p.seed, p.algo, p.agent, p.hyper, "

@@ -20,6 +20,8 @@ from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metri
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, is_locked
 from fintrader.results.formatting import main_strategy, moment, number, table_html, table_text, when, window_words
 from fintrader.results.leaderboard import dropped_pods, lineage, read_leaderboard, read_pods
+from fintrader.results.notes import FILE as NOTES
+from fintrader.results.notes import Notes, read_notes
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, stages_of
 
@@ -233,6 +235,8 @@ class Summary:
     """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
     verdict: str | None = None
     """What the held-out window says, in sentences; None before the backtest."""
+    notes: Notes = field(default_factory=Notes)
+    """What its owner says of it; nothing where the file is damaged."""
 
     @property
     def seconds(self) -> float | None:
@@ -258,6 +262,16 @@ def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
 
 def summary(folder: Folder, cache: FileCache) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError."""
+    found = _summary(folder, cache)
+    try:
+        state = folder.signature(NOTES)
+        notes = cache.get("summaries", (folder.root, NOTES), state, lambda _: read_notes(folder))
+    except FintraderError:
+        return found
+    return replace(found, notes=notes)
+
+
+def _summary(folder: Folder, cache: FileCache) -> Summary:
     name = folder.root.name
     try:
         manifest = folder.signature("manifest.json")

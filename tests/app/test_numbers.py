@@ -121,7 +121,7 @@ def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: P
 def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_page: Open, template: Path) -> None:
     lines = ("demo / ensemble", "second / best")
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
-    table = test.dataframe[-1].value.set_index("Metric")
+    table = table_with(test, "Metric").set_index("Metric")
     one, two = metrics_of(template, "demo")["ensemble"], metrics_of(template, "second")["best"]
     keys = {tables.title_of(key): key for key in one}
     assert len(table) == 15

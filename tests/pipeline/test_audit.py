@@ -242,6 +242,24 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_pat
     assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
 
 
+def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_path: Path) -> None:
+    assert fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status == 0
+    assert audit(run).status == 0, audit(run).out
+    before = Ledger(run.parent).path.read_bytes()
+    assert fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).status == 0
+    assert fintrader("runs", "delete", str(run), "--yes").status == 0
+    assert Ledger(run.parent).path.read_bytes() == before
+    assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0
+
+
+def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "elsewhere" / "one")
+    assert fintrader("runs", "delete", str(tmp_path / "elsewhere" / "one"), "--yes").status == 0
+    (line,) = Ledger(tmp_path / "elsewhere").looks()
+    original = Ledger(run.parent).looks()[0].look
+    assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)
+
+
 @pytest.mark.slow
 def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     def again(cost: str) -> int:

@@ -1,0 +1,203 @@
+"""A tournament's search in pictures: what the score went with, the score over one setting, and all settings at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+from numpy.typing import NDArray
+
+from fintrader.errors import FintraderError
+from fintrader.results.figures import PALETTE
+from fintrader.results.folders import Folder
+from fintrader.results.formatting import chance, count, percent
+from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
+from fintrader_app import artifacts
+from fintrader_app.charts import framed
+from fintrader_app.race import GREY, MANY, ORIGINS
+from fintrader_app.shell import human, label
+
+MOST_LINES = 500
+MOST_AXES = 8
+
+
+def drawn_in_log(folder: Folder) -> frozenset[str]:
+    """The settings that the run's configuration has drawn uniformly in their logarithm."""
+    try:
+        ranges = artifacts.part(artifacts.part(artifacts.config(folder), "tournament"), "search")
+    except FintraderError:
+        return frozenset()
+    return frozenset(name for name, space in ranges.items() if isinstance(space, dict) and space.get("log") is True)
+
+
+def name_of(setting: str) -> str:
+    """A searched setting as readers see it."""
+    return "Algorithm" if setting == ALGORITHM else human(setting)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting's values as places on an axis."""
+
+    places: NDArray[np.float64]
+    log: bool = False
+    """Numbers that lie on a logarithmic axis; `places` are the numbers themselves."""
+    labels: tuple[str, ...] = ()
+    """Of values that are no numbers: what stands at 0, 1, 2 ..."""
+
+
+def axis_of(values: list[Any], log: bool = False) -> Axis:
+    """Numbers as they are, anything else by its place among the different ones."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        numbers = np.array(values, dtype=float)
+        return Axis(numbers, log=log and bool((numbers > 0).all()))
+    labels = tuple(sorted({str(value) for value in values}))
+    return Axis(np.array([labels.index(str(value)) for value in values], dtype=float), labels=labels)
+
+
+def scored(pods: pd.DataFrame) -> pd.DataFrame:
+    """The pods that have a score."""
+    return pods[np.isfinite(pd.to_numeric(pods["score"], errors="coerce").to_numpy(float))]
+
+
+def varied(pods: pd.DataFrame) -> list[str]:
+    """Settings that all these pods have and that are not the same in all."""
+    rows = settings_of(pods)
+    shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
+    return [name for name in shared if any(row[name] != rows[0][name] for row in rows)]
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def judged(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
+    """Importance, and the settings to draw, the most important ones first; once for each `version` of the pods."""
+    found, names = importance(_pods), varied(scored(_pods))
+    first = [one.setting for one in found.shares if one.setting in names]
+    return found, [*first, *(name for name in names if name not in first)]
+
+
+def importance_figure(found: Importance) -> go.Figure:
+    """A bar a setting, the largest on top; grey below the line that luck draws."""
+    shares = found.shares[::-1]
+    figure = go.Figure()
+    figure.add_bar(
+        x=[max(0.0, one.share) for one in shares],
+        y=[label(name_of(one.setting), 30) for one in shares],
+        orientation="h",
+        marker={"color": [PALETTE[0] if one.important else GREY for one in shares]},
+        customdata=[chance(one.p_value) for one in shares],
+        hovertemplate="%{y}: %{x:.1%} of the variance, p %{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    words = {
+        "text": "luck reaches up to here",
+        "yref": "paper",
+        "y": 1.0,
+        "yanchor": "bottom",
+        "xanchor": "right",
+        "showarrow": False,
+    }
+    figure.add_vline(x=found.luck, line={"color": "#b42318", "dash": "dot", "width": 1.5})
+    figure.add_annotation(x=found.luck, **words)
+    framed(figure, x_title="share of the scores' variance", hover="closest", height=110 + 30 * max(3, len(shares)))
+    figure.update_xaxes(tickformat=".2~%", range=[0, 1.08 * max(found.luck, shares[-1].share)])
+    return figure.update_layout(bargap=0.35)
+
+
+def importance_words(found: Importance) -> str:
+    """What the bars were made from and what they mean; of names that somebody gave, so not yet safe to show."""
+    said = f"From {count(found.pods)} pods that began from fresh weights, children left out. "
+    said += f"Where nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20 tournaments: grey "
+    said += "bars are no more than that. A setting may matter and not show; none is tested together with another."
+    left_out = ", ".join(name_of(name) for name in found.constant)
+    return said + (f" Not tested, the same in all these pods or not in all of them: {left_out}." if left_out else "")
+
+
+def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
+    """The score of each pod over one of its settings."""
+    shown = scored(pods)
+    axis = axis_of([row[name] for row in settings_of(shown)], log)
+    apart = 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5) if axis.labels else 0.0  # equal names beside each other
+    figure = go.Figure()
+    for origin, colour in ORIGINS.items():
+        rows = (shown["origin"] == origin).to_numpy()
+        if not rows.any():
+            continue
+        said = [label(row[name]) for row in settings_of(shown[rows])] if axis.labels else axis.places[rows]
+        line = {"width": 1, "color": colour}
+        fill = colour if origin == "fresh" else "rgba(0,0,0,0)"
+        figure.add_scatter(
+            x=(axis.places + apart)[rows],
+            y=shown.loc[rows, "score"],
+            mode="markers",
+            name=human(origin),
+            marker={"size": 8 if len(shown) <= MANY else 4, "color": fill, "line": line},
+            customdata=list(zip([label(pod) for pod in shown.loc[rows, "pod"]], said, strict=True)),
+            hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
+        )
+    framed(figure, y_title="validation score", x_title=label(name_of(name)), hover="closest", height=300)
+    if axis.labels:
+        return figure.update_xaxes(tickvals=list(range(len(axis.labels))), ticktext=[label(one) for one in axis.labels])
+    if axis.log:
+        figure.update_xaxes(type="log", tickformat="~g", dtick="D2" if decades(axis.places) < 2.5 else 1)
+    return figure
+
+
+def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
+    """Each pod as a line across its settings to its score; of many pods some from the best to the worst."""
+    ordered = scored(pods).sort_values("score", kind="stable")
+    shown = ordered.iloc[np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))]
+    rows = settings_of(shown)
+    axes = [_dimension(name, axis_of([row[name] for row in rows], name in logs)) for name in names[:MOST_AXES]]
+    scores = shown["score"].to_numpy(float)
+    figure = go.Figure().add_parcoords(
+        dimensions=[*axes, {"label": "score", "values": scores}],
+        line={
+            "color": scores,
+            "colorscale": "Viridis",
+            "showscale": True,
+            "colorbar": {"title": {"text": "score"}, "thickness": 10, "outlinewidth": 0},
+        },
+        labelfont={"size": 12},
+        labelangle=-20,
+        domain={"x": [0.02, 1], "y": [0, 0.84]},
+        tickfont={"size": 11},
+        rangefont={"size": 1, "color": "rgba(0,0,0,0)"},
+    )
+    note = [f"{count(len(shown))} of {count(len(ordered))} pods, from the best to the worst."] * (
+        len(shown) < len(ordered)
+    )
+    note += [f"{MOST_AXES} of {len(names)} settings, the most important ones."] * (len(names) > MOST_AXES)
+    if note:
+        figure.layout.meta = {"note": " ".join(note)}
+    return figure.update_layout(height=360)
+
+
+def _dimension(name: str, axis: Axis) -> dict[str, Any]:
+    title = label(name_of(name), 24)
+    if axis.labels:
+        ticks, texts = list(range(len(axis.labels))), [label(one, 16) for one in axis.labels]
+        range_of = [-0.2, len(ticks) - 0.8]
+        return {"label": title, "values": axis.places, "tickvals": ticks, "ticktext": texts, "range": range_of}
+    if not axis.log:
+        return {"label": title, "values": axis.places}
+    low, high = float(np.log10(axis.places.min())), float(np.log10(axis.places.max()))
+    steps = (1, 2, 5) if high - low < 2.5 else (1,)
+    whole = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [place for e in whole for k in steps if low <= (place := e + math.log10(k)) <= high] or [low, high]
+    return {
+        "label": title,
+        "values": np.log10(axis.places),
+        "tickvals": ticks,
+        "ticktext": [f"{10**t:.3g}" for t in ticks],
+    }
+
+
+def decades(places: NDArray[np.float64]) -> float:
+    """How many powers of ten positive numbers span."""
+    return float(np.log10(places.max() / places.min()))

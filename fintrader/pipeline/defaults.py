@@ -1,0 +1,53 @@
+"""Every setting's default as a table, for readers of runs that must not load the models.
+
+    python -m fintrader.pipeline.defaults     # writes fintrader/results/defaults.json anew
+
+A test compares the table with the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from fintrader.config import bare, flat, models_in
+from fintrader.files import write_json
+from fintrader.pipeline.config import CHOICES, RunConfig
+from fintrader.results.settings import DEFAULTS
+from fintrader.tournament.generator import get, has
+
+
+def table() -> dict[str, Any]:
+    """`settings`: dotted name -> default of a run that says nothing; `choices`: place of a union -> member -> the same
+    of what stands there; `mappings`: settings with anybody's names below (`tournament.search`) -> their entries."""
+    settings = flat(whole := RunConfig().model_dump(mode="json"))
+    choices = {
+        place: {name: dict(_defaults(model, place.rpartition(".")[0])) for name, model in members.items()}
+        for place, members in CHOICES.items()
+        if place in settings
+    }
+    mappings = {name: get(whole, name) for name in _mappings(RunConfig) if has(whole, name)}
+    return {"settings": settings, "choices": choices, "mappings": mappings}
+
+
+def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():  # one that is required has nothing for a default
+        value = None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
+        yield from flat(value, f"{place}.{name}.").items()
+
+
+def _mappings(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        origin = get_origin(bare(field.annotation)[0])
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            yield f"{before}{name}"
+        else:
+            for below in models_in(field.annotation):
+                yield from _mappings(below, f"{before}{name}.")
+
+
+if __name__ == "__main__":
+    write_json(DEFAULTS, table())

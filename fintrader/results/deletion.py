@@ -1,0 +1,135 @@
+"""Deleting a run: out of every list at once, by one rename, then from the disk; its looks go on counting.
+
+    runs/.deleted-<name>-<ns>     a run that is being deleted
+
+Whatever is killed between the two leaves such a folder, which no list shows and the next deletion removes. The ledger
+of looks is no part of a run's folder: what was looked at stays looked at, and a result that came here from another runs
+folder, whose look this ledger does not have, is noted before it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fintrader.errors import RunError
+from fintrader.files import sync_folder
+from fintrader.results.backtest_files import read_backtest
+from fintrader.results.folders import Folder, RunsFolder, is_locked
+from fintrader.results.formatting import count
+from fintrader.results.looks import Ledger, LedgerError, note_shown
+from fintrader.results.notes import check_writable
+from fintrader.runs import RunFolder
+
+TOMBSTONE = ".deleted-"
+_MARKS = ("manifest.json", "config.yaml", "tournament.json")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What goes with a run."""
+
+    files: int
+    size: int
+    """Bytes."""
+    pods: int
+    looks: int
+    """Lines of the ledger with a result of this run's name, which stay."""
+
+    @property
+    def sentence(self) -> str:
+        told = f"{count(self.files)} files ({self.size / 1e6:,.1f} MB) go for good"
+        told += f", the networks, curves and results of {count(self.pods)} pods among them" if self.pods else ""
+        stays = (
+            f"its {count(self.looks)} looks on the ledger, which go on counting,"
+            if self.looks
+            else "the ledger of looks,"
+        )
+        return f"{told}. What stays: {stays} built markets, and deployments that were made from it."
+
+
+def loss_of(runs: RunsFolder, name: str) -> Loss:
+    """What deleting a run would lose. Raises RunError when it cannot be deleted (see `delete_run`)."""
+    folder = _deletable(runs, name)
+    files = size = 0
+    for above, _, names in os.walk(folder.root):
+        files += len(names)
+        for one in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(above, one)).st_size
+    looks = [line for line in Ledger(runs.root).looks() if line.look.run == name]
+    return Loss(files, size, len(folder.folders("pods")), len(looks))
+
+
+def delete_run(runs: RunsFolder, name: str) -> None:
+    """Delete a run for good, and what earlier deletions left behind.
+
+    Raises UnsafePathError for a name that leads out of the runs folder or to a link, and RunError for what is no run,
+    is at work, is a copy of a run in a store or may not be changed, and while the ledger of looks is broken.
+    """
+    sweep(runs)
+    folder = _deletable(runs, name)
+    with RunFolder(folder.root).lock():
+        _keep_looks(folder, Ledger(runs.root))
+        grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
+        try:
+            os.rename(folder.root, grave)
+            sync_folder(runs.root)
+        except OSError as error:
+            raise RunError(f"{name} cannot be deleted ({error.strerror}); {runs.root} must be writable") from None
+        _remove(grave)
+
+
+def sweep(runs: RunsFolder) -> None:
+    """Remove what killed deletions left."""
+    for name in runs.folders():
+        if name.startswith(TOMBSTONE):
+            _remove(runs.path(name))
+
+
+def _remove(grave: Path) -> None:
+    shutil.rmtree(grave, ignore_errors=True)  # another deletion may be at it
+    if grave.exists():
+        raise RunError(f"the run is in no list any more, but {grave} could not be removed whole; remove it by hand")
+
+
+def _deletable(runs: RunsFolder, name: str) -> Folder:
+    folder = runs.run(name)
+    if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
+        raise RunError(f"{folder.root} is a part of a run, which goes as a whole or not at all")
+    if not _is_run(folder):
+        raise RunError(f"{folder.root} does not look like a run's folder; remove it by hand if it is to go")
+    check_writable(folder)
+    if is_locked(folder):
+        raise RunError(f"{name} is at work; wait for its end or stop it first")
+    return folder
+
+
+def _is_run(folder: Folder) -> bool:
+    """By its manifest or, of one that lost it, by the lock that runs have: no other folder is taken for one."""
+    return _has_manifest(folder) or (folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS))
+
+
+def _has_manifest(folder: Folder) -> bool:
+    try:
+        return str(folder.json("manifest.json").get("format")).startswith("fintrader-run-")
+    except RunError:
+        return False
+
+
+def _keep_looks(folder: Folder, ledger: Ledger) -> None:
+    """See that the ledger has the look of every stored result. Raises LedgerError for a broken one."""
+    ledger.lines()
+    for inside in ((), ("validation",), ("train",)):
+        try:
+            home = folder.path("backtest", *inside)
+            if (home / "metrics.json").is_file():
+                note_shown(read_backtest(home), f"delete {folder.root.name}")
+        except LedgerError:
+            raise
+        except RunError:
+            continue  # a damaged result is none that anybody can go by

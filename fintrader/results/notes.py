@@ -1,0 +1,75 @@
+"""What its owner says of a run: a note, tags, and whether it is put aside.
+
+    runs/<name>/notes.json
+
+A file of its own: no hash, seal or audit covers it, and a run is the same run with it or without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from fintrader.errors import RunError
+from fintrader.files import write_json
+from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
+
+FILE = "notes.json"
+MOST_CHARACTERS, MOST_TAGS, MOST_IN_A_TAG = 4_000, 12, 30
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What stands in the file; a run without one has none of it."""
+
+    note: str = ""
+    tags: tuple[str, ...] = ()
+    archived: bool = False
+    """Put aside: lists leave it out unless asked."""
+
+
+def read_notes(folder: Folder) -> Notes:
+    """The notes of a run. Raises DamagedFileError."""
+    try:
+        values = folder.json(FILE, limit=1 << 16)
+    except NotThereError:
+        return Notes()
+    note, tags, archived = values.get("note", ""), values.get("tags", []), values.get("archived", False)
+    if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
+        raise DamagedFileError(f"{FILE} says no note, tags and archived; save it anew, or delete it")
+    return Notes(note[:MOST_CHARACTERS], _plain(map(str, tags)), archived)
+
+
+def write_notes(folder: Folder, notes: Notes) -> Notes:
+    """Replace the notes of a run; as they were stored (tags without blanks around them, each once).
+
+    Raises RunError for a copy of a run in a store, a folder that cannot be written to, and what is too long.
+    """
+    check_writable(folder)
+    notes = Notes(notes.note.strip(), _plain(notes.tags), notes.archived)
+    if len(notes.note) > MOST_CHARACTERS or len(notes.tags) > MOST_TAGS:
+        raise RunError(f"a note has at most {MOST_CHARACTERS:,} characters, and a run {MOST_TAGS} tags; shorten it")
+    try:
+        write_json(folder.path(FILE), asdict(notes))
+    except OSError as error:
+        raise RunError(
+            f"{folder.root.name}: {FILE} cannot be written ({error.strerror}); free space or rights"
+        ) from None
+    return notes
+
+
+def check_writable(folder: Folder) -> None:
+    """Raises RunError, which says why, where a run's folder is not to be changed here."""
+    if folder.exists(COPY):
+        raise RunError(
+            f"{folder.root.name} is a copy of a run in a store, which has no notes and is not deleted from here: "
+            "use the store's own tools"
+        )
+    if not os.access(folder.root, os.W_OK):
+        raise RunError(f"{folder.root} may only be read; notes and deletion need the right to write there")
+
+
+def _plain(tags: Iterable[str]) -> tuple[str, ...]:
+    cut = (" ".join(tag.replace(",", " ").split())[:MOST_IN_A_TAG].strip() for tag in tags)
+    return tuple(dict.fromkeys(tag for tag in cut if tag))

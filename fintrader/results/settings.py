@@ -1,0 +1,101 @@
+"""A run's settings beside the defaults and beside another run's, without the models: they need torch.
+
+    defaults.json   every setting's default, made from the models by `python -m fintrader.pipeline.defaults`
+
+What the defaults are depends on which member of a union stands in a place (`agent.algo: sac` has other ones than
+`ppo`), so each member has its own. They are those of this version; a setting that it does not know is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEFAULTS = Path(__file__).with_name("defaults.json")
+NAME = "name"
+"""What a run is called is no difference between two."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a run."""
+
+    value: Any
+    default: Any = None
+    known: bool = True
+    """Whether this version has such a setting, in such a place."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether it differs from this version's default."""
+        return self.known and bool(self.value != self.default)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(DEFAULTS.read_text())
+    return table
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
+    """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
+    table = _table()
+    given, defaults, free = dict(_flat(config, table["mappings"])), dict(table["settings"]), table["mappings"]
+    for place, members in table["choices"].items():
+        chosen = given.get(place)
+        if isinstance(chosen, str) and chosen in members and chosen != defaults[place]:
+            below = place.rpartition(".")[0] + "."
+            others = {name: value for name, value in defaults.items() if not name.startswith(below)}
+            defaults = {**others, **members[chosen], place: defaults[place]}
+    for place, entries in free.items():
+        defaults |= {place: entries, **{f"{place}.{name}": value for name, value in entries.items()}}
+    within = tuple(f"{place}." for place in free)
+    return {
+        name: Setting(value, defaults.get(name), name in defaults or name.startswith(within))
+        for name, value in given.items()
+    }
+
+
+def _flat(values: Mapping[str, Any], whole: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested plain values by dotted name; each entry of the mappings `whole` stays one value."""
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and prefix.removesuffix(".") not in whole:
+            yield from _flat(value, whole, f"{path}.")
+        else:
+            yield path, value
+
+
+def changed(config: Mapping[str, Any]) -> dict[str, Setting]:
+    """The settings that differ from this version's defaults, and those that it does not know."""
+    return {name: one for name, one in settings_of(config).items() if one.changed or not one.known}
+
+
+def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Setting | None]]:
+    """Dotted name -> run -> setting (None where the run has no such one), of all in which the runs are not alike."""
+    runs = {run: settings_of(config) for run, config in configs.items()}
+    names = dict.fromkeys(name for settings in runs.values() for name in settings if name != NAME)
+    table = {name: {run: settings.get(name) for run, settings in runs.items()} for name in names}
+    return {name: row for name, row in table.items() if not _alike(list(row.values()))}
+
+
+def _alike(row: Sequence[Setting | None]) -> bool:
+    return all(one is not None and row[0] is not None and one.value == row[0].value for one in row)
+
+
+def text_of(value: Any) -> str:
+    """A setting's value as it would stand in YAML, on one line; of a group only what is set in it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    if isinstance(value, Mapping):
+        value = {name: below for name, below in value.items() if below or (below == 0 and below is not False)}
+    said = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    return said.strip().removesuffix("\n...").strip()

@@ -1,0 +1,110 @@
+"""Settings beside defaults and beside another run's: marks, unions, old runs with other fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from fintrader.config import dump_yaml, overlay
+from fintrader.pipeline import defaults
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.results.settings import DEFAULTS, changed, differing, settings_of, text_of
+
+RATE = {"low": 3e-5, "high": 3e-3, "log": True, "choices": [], "structural": False}
+
+
+def stored(**changes: Any) -> dict[str, Any]:
+    """What `config.yaml` of a run with these settings says."""
+    written: dict[str, Any] = yaml.safe_load(dump_yaml(RunConfig.model_validate(overlay({}, changes))))
+    return written
+
+
+def test_the_table_of_defaults_is_that_of_the_models() -> None:
+    again = "a default has changed: run `python -m fintrader.pipeline.defaults`"
+    assert json.loads(DEFAULTS.read_text()) == json.loads(json.dumps(defaults.table())), again
+
+
+def test_a_run_that_says_nothing_has_changed_nothing() -> None:
+    assert changed(stored()) == {}
+    assert changed({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seed": 3}, {"seed": (3, 0)}),
+        ({"env": {"cost_bps": 20.0}}, {}),  # said, and the same
+        ({"agent": {"algo": "sac"}}, {"agent.algo": ("sac", "ppo")}),  # its other settings are its own defaults
+        ({"agent": {"algo": "sac", "tau": 0.5}}, {"agent.algo": ("sac", "ppo"), "agent.tau": (0.5, 0.01)}),
+        ({"agent": {"algo": "ppo", "network": {"hidden": [8]}}}, {"agent.network.hidden": ([8], [32, 32])}),
+        (
+            {"data": {"source": {"kind": "files", "path": "x.csv"}}},
+            {"data.source.kind": ("files", "synthetic"), "data.source.path": ("x.csv", "data/bars")},
+        ),
+        ({"tournament": {"search": {}}}, {"tournament.search": ({}, {"learning_rate": RATE})}),
+        ({"tournament": {"budget": {"env_steps": 7}}}, {"tournament.budget.env_steps": (7, 100_000)}),
+    ],
+)
+def test_what_differs_from_the_default_is_marked(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = changed(stored(**changes))
+    assert set(found) == set(expected)
+    for name, (value, default) in expected.items():
+        assert found[name].value == value
+        assert found[name].default == default
+
+
+def test_the_search_space_is_one_value_a_setting() -> None:
+    space = {"gamma": {"low": 0.9, "high": 1.0}, "network.hidden": {"choices": [[8], [16]], "structural": True}}
+    found = changed(stored(tournament={"search": space}))
+    assert set(found) == {"tournament.search.gamma", "tournament.search.network.hidden"}
+    assert text_of(found["tournament.search.gamma"].value) == "{low: 0.9, high: 1.0}"
+    default = stored()["tournament"]["search"]
+    assert changed(stored(tournament={"search": default})) == {}
+
+
+def test_shipped_configurations_have_no_unknown_setting() -> None:
+    for name in ("quickstart", "podracer", "walkforward_us14"):
+        config = yaml.safe_load(dump_yaml(load_config(name)))
+        assert all(one.known for one in settings_of(config).values()), name
+
+
+def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_changed() -> None:
+    old = stored(agent={"algo": "sac"}) | {"desk": {"whim": 3}, "seed": 0}
+    old["agent"]["forgotten"] = [1]
+    found = changed(old)
+    assert {name for name, one in found.items() if not one.known} == {"desk.whim", "agent.forgotten"}
+    assert not found["desk.whim"].changed
+    for odd in (
+        {"agent": 3},
+        {"agent": {"algo": ["ppo"]}},
+        {"env": None},
+        {"data": {"source": {"kind": "gone"}}},
+        {1: 2},
+    ):
+        assert changed(odd)
+
+
+def test_only_what_differs_stands_in_the_table_of_several_runs() -> None:
+    runs = {
+        "a": stored(name="a", seed=1),
+        "b": stored(name="b", seed=1, agent={"algo": "sac"}),
+        "c": stored(name="c", seed=1, agent={"algo": "ppo", "gamma": 0.5}),
+    }
+    found = differing(runs)
+    assert "seed" not in found
+    assert "name" not in found
+    assert found["agent.gamma"]["c"].changed  # type: ignore[union-attr]
+    assert not found["agent.gamma"]["a"].changed  # type: ignore[union-attr]
+    assert found["agent.tau"]["a"] is None
+    assert found["agent.algo"]["b"].value == "sac"  # type: ignore[union-attr]
+    assert set(differing({"a": runs["a"], "c": runs["c"]})) == {"agent.gamma"}
+    assert differing({"a": runs["a"]}) == differing({}) == {}
+
+
+def test_values_stand_as_in_yaml() -> None:
+    values = (None, True, 3e-5, 20.0, "x: y", [1, 2.5], [], 1e6, {"low": 0, "log": False})
+    told = ["null", "true", "3e-05", "20", "x: y", "[1, 2.5]", "[]", "1000000", "{low: 0}"]
+    assert [text_of(value) for value in values] == told
