@@ -14,7 +14,7 @@ from fintrader.results.folders import DamagedFileError
 from fintrader.results.formatting import count, percent
 
 METHOD = (
-    "Each input alone is taken away (a feature or a column of context shows its mean over the window, cash and holdings "
+    "Each input alone is taken away (a feature or column of context shows its mean over the window, cash and holdings "
     "those of an account just opened) and the policy is asked again: the share of the account that would have stood "
     "elsewhere is what it moved. Inputs that say the same share what they move or hide one another, and nothing here "
     "says that an input pays."

@@ -29,7 +29,9 @@ OWN = "/_stcore/"
 """What streamlit's script asks of its server. Below a page's path, where it looks for the root first, it gets a 404."""
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
 PARTS = {
-    "backtest": [f"part={part}" for part in ("curves", "risk", "calendar", "weights", "trades", "metrics")],
+    "backtest": [
+        f"part={part}" for part in ("curves", "risk", "calendar", "weights", "trades", "decisions", "metrics")
+    ],
     "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
     "new": [f"section={section}" for section in ("run", "data", "agent", "yaml")],
     "compare": ["runs=demo,second"],

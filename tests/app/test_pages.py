@@ -19,7 +19,10 @@ from tests.engines import fakes
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 PARTS = [
-    *(("backtest", {"part": part}) for part in ("curves", "risk", "calendar", "weights", "trades", "metrics")),
+    *(
+        ("backtest", {"part": part})
+        for part in ("curves", "risk", "calendar", "weights", "trades", "decisions", "metrics")
+    ),
     *(("market", {"view": view}) for view in ("bars", "features", "coverage", "quality", "ties")),
 ]
 

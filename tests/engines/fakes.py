@@ -13,6 +13,7 @@ import torch
 
 from fintrader.backtesting import simulate, write_backtest, yardsticks
 from fintrader.backtesting.baselines import benchmark
+from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
@@ -115,7 +116,24 @@ def make_backtest(
             ),
         }
         write_json(folder.root / "lookahead.json", {"leaks": [], "cuts": [100], "modes": ["scrambled"]})
-    write_backtest(folder.backtest, results, context=context, **checks)
+    moved = explanation_of(market, np.random.default_rng(seed))
+    write_backtest(folder.backtest, results, context=context, explanation=moved, **checks)
+
+
+def explanation_of(market: MarketTensors, rng: np.random.Generator) -> dict[str, Any]:
+    """What might have moved some decisions."""
+    inputs, symbols = [*market.feature_names, OWN], list(market.symbols[:3])
+    looks = [
+        {
+            "time": f"{np.datetime_as_string(market.minutes[bar].numpy().astype('M8[ns]'), unit='s')}Z",
+            "moved": rng.random(len(inputs)).round(6).tolist(),
+            "symbols": symbols,
+            "weights": rng.random(len(symbols)).round(6).tolist(),
+            "raised": rng.normal(0, 0.1, (len(symbols), len(inputs))).round(6).tolist(),
+        }
+        for bar in range(0, market.num_bars - 1, 40)
+    ]
+    return {"strategy": "ensemble", "inputs": inputs, "decisions": market.num_bars - 1, "looks": looks}
 
 
 def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False) -> None:

@@ -42,7 +42,7 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        *("analysis.json", "context.json", "equity.parquet", "honesty.json", "metrics.json"),
+        *("analysis.json", "context.json", "equity.parquet", "explanation.json", "honesty.json", "metrics.json"),
         *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
         *("sensitivity.json", "trades.parquet"),
     ]
@@ -103,7 +103,7 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
 def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], tmp_path: Path) -> None:
     assert write_backtest(tmp_path, results, context=CONTEXT).changed == ""
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(whole) == 10
+    assert len(whole) == 11
     for path, data in whole.items():
         assert read_backtest(tmp_path).changed == ""
         path.write_bytes(data.replace(b"8", b"1") + b" ")

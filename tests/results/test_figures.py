@@ -158,6 +158,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             context={"trials": 7},
             market=window,
             settings=settings,
+            explanation=fakes.explanation_of(window, np.random.default_rng(seed)),
             trial_returns=np.random.default_rng(seed).normal(0, 0.01, (16, 7)),
             sensitivity=sensitivity(policy, window, settings, costs_bps=(0.0, 10.0), stocks=False),
         )
@@ -182,6 +183,7 @@ BOTH = {
     "rolling": ("backtest", "risk", "rolling_sharpe"),
     "volatility": ("backtest", "risk", "rolling_volatility"),
     "beta": ("backtest", "risk", "rolling_beta"),
+    "importance": ("backtest", "decisions", "decisions_importance"),
     "monthly": ("backtest", "calendar", "calendar_months"),
     "intraday": ("backtest", "calendar", "calendar_slots"),
     "distribution": ("backtest", "calendar", "calendar_distribution"),
