@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, deployments, help, own_bars, runs, start
+from fintrader.cli import commands, deployments, help, own_bars, runs, start, tournaments
 from fintrader.cli.options import HELP, positional
 from fintrader.errors import ConfigError, FintraderError
 
@@ -169,15 +169,15 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "flatten": deployments.flatten,
     "promote": deployments.promote,
     "live": deployments.live,
-    "status": commands.status,
-    "lineage": commands.lineage,
-    "scale": commands.scale,
-    "replay": commands.replay,
-    "tournament rebuild": commands.rebuild,
+    "status": tournaments.status,
+    "lineage": tournaments.lineage,
+    "scale": tournaments.scale,
+    "replay": tournaments.replay,
+    "tournament rebuild": tournaments.rebuild,
     "runs note": runs.note,
     "runs delete": runs.delete,
     "export onnx": deployments.export_onnx,
-    "export tensorboard": commands.export_tensorboard,
+    "export tensorboard": tournaments.export_tensorboard,
     "app": start.app,
     "bench": start.bench,
     "completion": _complete,

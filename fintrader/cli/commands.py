@@ -1,28 +1,24 @@
-"""The commands: those that make something (data, tournaments, backtests), and those that ask about a run or steer it
-from outside.
-"""
+"""The commands that make something (data, tournaments, backtests), and those that check what was made."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import Field
 from rich.console import Console
-from rich.table import Table
 
+from fintrader.cli.folders import run_folder, run_path
 from fintrader.cli.options import parse, parse_config, parse_data_config, positional, with_options
-from fintrader.config import PathText, Settings, is_url
-from fintrader.errors import ConfigError, TournamentError
-from fintrader.runs import Manifest, RunFolder
+from fintrader.cli.tables import table_of
+from fintrader.config import PathText, Settings
+from fintrader.errors import ConfigError
+from fintrader.runs import Manifest
 
 if TYPE_CHECKING:
     from fintrader.data.data_config import DataConfig
@@ -165,35 +161,11 @@ def reproduce(argv: list[str]) -> None:
     sys.exit(1 if found.differences else 0)
 
 
-# --- ask and steer -------------------------------------------------------------------------------------------
-
-
-class ScaleOptions(Settings):
-    """How many pods a tournament keeps at work; it re-reads this while it runs."""
-
-    pods: int | None = Field(None, ge=1)
-    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size` work, no more."""
-
-
 class LooksOptions(Settings):
     """Whose ledger of looks is shown."""
 
     runs_dir: str = "runs"
     """Folder that holds the runs."""
-
-
-class ReplayOptions(Settings):
-    """Where a replay goes."""
-
-    name: str | None = None
-    """Name of the new run; the old one's with `-replay` unless set."""
-
-
-class ExportOptions(Settings):
-    """Where an export goes."""
-
-    out: Path | None = None
-    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is replaced."""
 
 
 def looks(argv: list[str]) -> None:
@@ -226,7 +198,7 @@ def looks(argv: list[str]) -> None:
     if rows:
         console = Console()
         console = console if console.is_terminal else Console(width=200)  # a table cut to 80 columns says nothing
-        console.print(_table(rows, tuple(rows[0])))
+        console.print(table_of(rows, tuple(rows[0])))
     for sentence in (*deleted, *foreign):
         print(sentence)
     print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")
@@ -245,7 +217,7 @@ def audit(argv: list[str]) -> None:
     def content_of(path: Path) -> str:
         return MarketTensors.load(path).content_hash()
 
-    checks = ask(_run_folder("audit", argv), content_of)
+    checks = ask(run_folder("audit", argv), content_of)
     for check in checks:
         for said in check.problems or (check.said,):
             print(f"{'ok   ' if check.ok else 'WRONG'}  {check.what}: {said}")
@@ -261,7 +233,7 @@ def verify(argv: list[str]) -> None:
     from fintrader.tournament.verify import repair, tournaments
     from fintrader.tournament.verify import verify as ask
 
-    home = _run_folder("verify", [word for word in argv if word != "--repair"])
+    home = run_folder("verify", [word for word in argv if word != "--repair"])
     config = home.root / "config.yaml"
     settings = pipeline.load_config(config).tournament if config.is_file() else None
     wrong = 0
@@ -281,155 +253,3 @@ def verify(argv: list[str]) -> None:
         print(f"{wrong} checks failed; `fintrader verify {home.root} --repair` makes again what follows from the rest")
         print("and sets aside what does not; then the run's own command trains what is missing")
     sys.exit(1 if wrong else 0)
-
-
-def status(argv: list[str]) -> None:
-    """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment what it does."""
-    from fintrader.results.formatting import count, duration
-    from fintrader.results.run import at_once
-    from fintrader.stages import strip
-    from fintrader.tournament.status import status as ask
-
-    homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
-    if deployed := [home for home in homes if (home / "bundle" / "bundle.json").is_file()]:
-        from fintrader.deploy import status as deployment
-
-        found = deployment.read(deployed[0])
-        told = json.dumps(deployment.as_json(found), indent=2, sort_keys=True)
-        print(told if "--json" in argv else deployment.describe(found))
-        return
-    as_json = "--json" in argv
-    folder = _run_folder("status", [word for word in argv if word != "--json"])
-    whole = at_once(folder)
-    raced = whole is None or (folder.root / "tournament.json").exists()
-    answer: dict[str, Any] = ask(folder) if raced else {"run": folder.root.name}
-    if whole is not None:
-        answer |= {"status": whole[0].status, "problem": whole[0].problem}
-        answer["stages"] = [asdict(stage) | {"about": stage.about} for stage in whole[1]]
-    if as_json:
-        print(json.dumps(answer, indent=2, sort_keys=True))
-        return
-    console = Console()
-    plainly: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-    if whole is not None:
-        console.print(f"{whole[0].name}: {whole[0].status}; {strip(whole[1])}", **plainly)
-        if whole[0].problem:
-            console.print(f"  {whole[0].problem}", **plainly)
-    if not raced:
-        return
-    state = "finished" if answer["finished"] else "racing" if answer["active"] else "interrupted"
-    counts = ", ".join(f"{pods} {name}" for name, pods in sorted(answer["states"].items()))
-    done = f"{count(answer['trials'])} trials, {count(answer['env_steps'])} env-steps"
-    name = answer["run"] if whole is None else "tournament"
-    console.print(f"{name}: {state}; {counts}; {done}")
-    if answer["eta_seconds"] is not None:
-        left = duration(answer["eta_seconds"])
-        console.print(f"{answer['applied']} of {answer['requested_results']} results; about {left} left")
-    if answer["losses"]:
-        lost = ", ".join(f"{times} x {name}" for name, times in sorted(answer["losses"].items()))
-        console.print(f"lost attempts: {lost}")
-    console.print(_table(answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")))
-    for pod in answer["at_work"]:
-        console.print("  at work: " + ", ".join(f"{key} {_show(value)}" for key, value in pod.items()))
-
-
-def lineage(argv: list[str]) -> None:
-    """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
-    from fintrader.results.leaderboard import lineage as ask
-    from fintrader.results.leaderboard import read_pods
-
-    if len(argv) != 2:
-        raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
-    folder, (pod,) = positional("lineage", "RUN_DIR POD", argv)
-    rows = ask(read_pods(_folder(folder).leaderboard), pod)
-    Console().print(_table(rows, ("pod", "origin", "score", "algo", "changed")))
-
-
-def scale(argv: list[str]) -> None:
-    """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
-    from fintrader.tournament.status import effect
-    from fintrader.tournament.status import scale as ask
-
-    folder, options = with_options("scale", ScaleOptions(), argv)
-    if is_url(folder):
-        raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
-    run = _folder(folder)
-    ask(run, options.pods)
-    print(f"{folder}: {effect(run, options.pods)}")
-
-
-def replay(argv: list[str]) -> None:
-    """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by byte."""
-    from fintrader import pipeline
-
-    folder, options = with_options("replay", ReplayOptions(), argv)
-    differences = pipeline.replay_run(_folder(folder).root, options.name)
-    for line in differences:
-        print(line)
-    print("equal, byte for byte" if not differences else f"{len(differences)} differences")
-    sys.exit(1 if differences else 0)
-
-
-def rebuild(argv: list[str]) -> None:
-    """RUN_DIR: make the leaderboard's database again from the stored results."""
-    from fintrader.tournament.status import rebuild as ask
-
-    folder = _run_folder("tournament rebuild", argv)
-    print(f"{folder.leaderboard}: made again from {ask(folder)} results")
-
-
-def export_tensorboard(argv: list[str]) -> None:
-    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
-    from fintrader.tournament.tensorboard import export
-
-    folder, options = with_options("export tensorboard", ExportOptions(), argv)
-    exported = export(_folder(folder), options.out)
-    print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
-
-
-def _run_folder(command: str, argv: list[str]) -> RunFolder:
-    name, rest = positional(command, "RUN_DIR", argv)
-    if rest:
-        raise ConfigError(f"{rest[0]!r}: `fintrader {command}` takes only RUN_DIR")
-    return _folder(name)
-
-
-def _folder(name: str) -> RunFolder:
-    return RunFolder(run_path(name))
-
-
-def run_path(name: str) -> Path:
-    """The folder of a run given by its path or URL. Raises TournamentError when there is none."""
-    if is_url(name):
-        from fintrader.pipeline import open_run
-
-        return open_run(name)
-    path = Path(name)
-    if not path.is_dir():
-        what = "a file" if path.is_file() else "no such folder"
-        raise TournamentError(f"{name}: {what}; give the folder of a run")
-    return path
-
-
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
-    from fintrader.results.formatting import score
-
-    table = Table(pad_edge=False)
-    present = [column for column in columns if any(column in row for row in rows)]
-    for column in present:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*[score(row[column]) if column == "score" else _show(row.get(column)) for column in present])
-    return table
-
-
-def _show(value: Any) -> str:
-    from fintrader.results.formatting import DASH, count
-
-    if value is None:
-        return DASH
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_show(below)}" for key, below in value.items())
-    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

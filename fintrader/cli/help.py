@@ -72,12 +72,12 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "live": ("fintrader.pipeline.live:LiveSettings",),
     **dict.fromkeys(("drift", "promote", "halt", "resume", "flatten"), (_PLACE,)),
     "app": ("fintrader.cli.start:AppSettings",),
-    "scale": ("fintrader.cli.commands:ScaleOptions",),
+    "scale": ("fintrader.cli.tournaments:ScaleOptions",),
     "looks": ("fintrader.cli.commands:LooksOptions",),
     "runs note": ("fintrader.cli.runs:NoteOptions",),
-    "replay": ("fintrader.cli.commands:ReplayOptions",),
+    "replay": ("fintrader.cli.tournaments:ReplayOptions",),
     "reproduce": ("fintrader.cli.commands:ReproduceOptions",),
-    "export tensorboard": ("fintrader.cli.commands:ExportOptions",),
+    "export tensorboard": ("fintrader.cli.tournaments:ExportOptions",),
     "export onnx": ("fintrader.cli.deployments:OnnxOptions",),
 }
 """Command -> the models whose settings it takes."""
