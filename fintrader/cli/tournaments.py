@@ -14,7 +14,7 @@ from rich.console import Console
 from fintrader.cli.folders import folder_of, run_folder
 from fintrader.cli.options import positional, with_options
 from fintrader.cli.tables import shown, table_of
-from fintrader.config import Settings
+from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
 
 
