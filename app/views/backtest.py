@@ -12,6 +12,7 @@ from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, markets, tables
+from fintrader_app.profit import calendar_tables, profit
 from fintrader_app.shell import (
     choose,
     guarded,
@@ -33,6 +34,7 @@ TABS = {
     "risk": "Rolling",
     "calendar": "Calendar",
     "weights": "Weights",
+    "profit": "Profit",
     "trades": "Trades",
     "decisions": "Decisions",
     "metrics": "All metrics",
@@ -59,9 +61,12 @@ def render(runs: RunsFolder) -> None:
             case "risk":
                 rolling(stored, shown)
             case "calendar":
+                calendar_tables(stored, shown)
                 calendar(stored, main)
             case "weights":
                 weights(stored, main)
+            case "profit":
+                profit(stored, main)
             case "trades":
                 trades(stored, run, main)
             case "decisions":

@@ -15,6 +15,7 @@ import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
 from fintrader.data.tensors import MarketTensors
+from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import DASH, count, duration, percent, ratio, statistic
 from fintrader_app import tables
 from tests.app.conftest import Open, box, cards, healthy, said, table_with
@@ -183,3 +184,15 @@ def test_choices_come_from_the_address_and_stay_in_it(open_page: Open, template:
     if page == "pod":
         test.multiselect[0].set_value(["p0004"]).run()
         assert test.query_params["pods"] in ("p0004", ["p0004"])
+
+
+def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(open_page: Open, template: Path) -> None:
+    found = read_backtest(template / "runs" / "demo" / "backtest")
+    wealth = found.curve()["ensemble"].to_numpy()
+    by_symbol = table_with(open_page(template, "backtest", run="demo", part="profit"), "of which costs")
+    assert by_symbol["Profit, net"].sum() == pytest.approx(wealth[-1] - wealth[0], abs=0.01)
+    fills = found.trades[(found.trades["strategy"] == "ensemble") & (found.trades["kind"] != "split")]
+    assert by_symbol["Fills"].sum() == len(fills)
+    years = table_with(open_page(template, "backtest", run="demo", part="calendar"), "Year")
+    assert len(years) == 1
+    assert years["Ensemble"].item() == statistic("cumulative_return", wealth[-1] / wealth[0] - 1)

@@ -183,6 +183,7 @@ BOTH = {
     "rolling": ("backtest", "risk", "rolling_sharpe"),
     "volatility": ("backtest", "risk", "rolling_volatility"),
     "beta": ("backtest", "risk", "rolling_beta"),
+    "pnl": ("backtest", "profit", "profit_symbols"),
     "importance": ("backtest", "decisions", "decisions_importance"),
     "monthly": ("backtest", "calendar", "calendar_months"),
     "intraday": ("backtest", "calendar", "calendar_slots"),
@@ -197,7 +198,7 @@ BOTH = {
     "costs": ("honesty", "", "honesty_sweep"),
     "capital": ("honesty", "", "honesty_capital"),
 }
-ALONE = {"excess", "without", "drawdown-bars", "pnl", "exposure"} | {f"trades-{k}" for k in range(9)}
+ALONE = {"excess", "without", "drawdown-bars", "exposure"} | {f"trades-{k}" for k in range(9)}
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 
