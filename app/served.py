@@ -1,6 +1,6 @@
 """What the server runs: the app, with headers that keep other sites from showing it inside their own pages.
 
-It reads the runs and imports what pages draw with as it starts, while the browser still fetches its scripts.
+It has imported what pages draw with when it first answers, and reads the runs while the browser fetches its scripts.
 """
 
 from __future__ import annotations
@@ -44,17 +44,15 @@ class Unframed:
         await self.app(scope, receive, send_with_headers)
 
 
-def prepare() -> None:
-    """Do once what the first page would otherwise wait for. What is wrong with the runs the page itself will say."""
-    from fintrader_app import artifacts, charts, shell, tables  # noqa: F401
-
-    with contextlib.suppress(FintraderError, OSError):
-        artifacts.summaries(shell.runs_folder())
-
-
 @contextlib.asynccontextmanager
 async def prepared(_: st.App) -> AsyncIterator[None]:
-    threading.Thread(target=prepare, daemon=True).start()
+    from fintrader_app import artifacts, charts, shell, tables  # noqa: F401
+
+    def read() -> None:  # what is wrong with the runs the page itself will say
+        with contextlib.suppress(FintraderError, OSError):
+            artifacts.summaries(shell.runs_folder())
+
+    threading.Thread(target=read, daemon=True).start()
     yield
 
 

@@ -360,7 +360,8 @@ def _app(found: Named) -> str:
 def _browser(found: Named) -> str:
     slowest = max(found["rerun_ms"], key=found["rerun_ms"].__getitem__)
     return (
-        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['first_page_s']:.1f} s, again "
+        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['first_page_s']:.1f} s "
+        f"(the server took {found['server_s']:.1f} s to start), again "
         f"{found['again_s']:.1f} s (one bare table {found['bare_again_s']:.1f} s); the chosen run's charts after "
         f"{found['chosen_run_s']:.1f} s; {found['rerun_ms'][slowest]:.0f} ms ({slowest})"
     )
