@@ -2,13 +2,13 @@
 
     python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS] [--save]
 
-Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server that has just begun to
-answer until the list of runs stands, with nothing cached; `chosen_run_s` until the chosen run's charts stand below it;
-`server_s` is how long that server took to answer, from its command. `again_s` is a second reader's list,
-`bare_again_s` a page of streamlit's with one table and no more, the floor. `rerun_ms` are a page's reruns in
-the browser (the key R), from the key until the script has ended and what it drew is on the screen; medians, of the pages
-of one run among `--runs`.
-`--pictures RUNS` takes `docs/images/app-*.png` of the run `quickstart` in that folder instead; nothing is measured.
+Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server that has just begun
+to answer until the list of runs stands, with nothing cached; `chosen_run_s` until the chosen run's charts stand below
+it; `server_s` is how long that server took to answer, from its command. `again_s` is a second reader's list,
+`bare_again_s` a page of streamlit's with one table and no more, the floor. `rerun_ms` are a page's reruns in the
+browser (the key R), from the key until the script has ended and what it drew is on the screen; medians, of the pages
+of one run among `--runs`. `--pictures RUNS` takes `docs/images/app-*.png` of the run `quickstart` in that folder
+instead; nothing is measured.
 """
 
 from __future__ import annotations
