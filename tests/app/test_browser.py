@@ -30,7 +30,7 @@ OWN = "/_stcore/"
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
 PARTS = {
     "backtest": [
-        f"part={part}" for part in ("curves", "risk", "calendar", "weights", "trades", "decisions", "metrics")
+        f"part={part}" for part in ("curves", "risk", "calendar", "weights", "profit", "trades", "decisions", "metrics")
     ],
     "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
     "new": [f"section={section}" for section in ("run", "data", "agent", "yaml")],

@@ -21,7 +21,7 @@ NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 PARTS = [
     *(
         ("backtest", {"part": part})
-        for part in ("curves", "risk", "calendar", "weights", "trades", "decisions", "metrics")
+        for part in ("curves", "risk", "calendar", "weights", "profit", "trades", "decisions", "metrics")
     ),
     *(("market", {"view": view}) for view in ("bars", "features", "coverage", "quality", "ties")),
 ]

@@ -189,6 +189,7 @@ BOTH = {
     "distribution": ("backtest", "calendar", "calendar_distribution"),
     "weights": ("backtest", "weights", "weights"),
     "turnover": ("backtest", "weights", "turnover"),
+    "pnl": ("backtest", "profit", "profit_so_far"),
     "sharpe": ("honesty", "", "honesty_luck"),
     "alpha": ("honesty", "", "honesty_alpha"),
     "betting": ("honesty", "", "honesty_betting"),
@@ -197,7 +198,7 @@ BOTH = {
     "costs": ("honesty", "", "honesty_sweep"),
     "capital": ("honesty", "", "honesty_capital"),
 }
-ALONE = {"excess", "without", "drawdown-bars", "pnl", "exposure"} | {f"trades-{k}" for k in range(9)}
+ALONE = {"excess", "without", "drawdown-bars", "exposure"} | {f"trades-{k}" for k in range(9)}
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 
