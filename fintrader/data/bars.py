@@ -61,6 +61,10 @@ class Bars:
         """Rows by symbol, then time (stable)."""
         return self.take(np.lexsort((self.ts, self.symbol)))
 
+    def is_distinct(self) -> bool:
+        """Whether they are of one symbol, each later than the one before."""
+        return bool((self.symbol == self.symbol[:1]).all() and (self.ts[1:] > self.ts[:-1]).all())
+
     def is_sorted(self) -> bool:
         """Whether rows already stand by symbol, then time."""
         step, change = np.diff(self.ts), np.diff(self.symbol)
@@ -88,7 +92,12 @@ def concat(parts: Sequence[Bars]) -> Bars:
     for part in parts:
         if set(part.extras) != names:
             raise BarError(f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)} elsewhere")
-    recoded = [np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol] for part in parts]
+    recoded = [
+        part.symbol
+        if part.symbols == symbols
+        else np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
+        for part in parts
+    ]
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)
     }

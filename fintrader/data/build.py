@@ -22,8 +22,8 @@ from fintrader.data import features as ft
 from fintrader.data.bars import Array
 from fintrader.data.calendar import (
     SessionGrid,
+    exchange_days,
     make_windows,
-    session_date,
     session_grid,
     sessions_a_year,
     timezone_of,
@@ -180,7 +180,7 @@ def _drafted(
     """The market, and what was repaired and left out; its symbols' columns lie in a file of the `scratch` folder."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
-    begin, end = (session_date(settings.calendar, ts) for ts in feed.span())
+    begin, end = exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
     span = settings.start or begin, settings.end or end
     grid = session_grid(settings.calendar, *span, settings.bar_minutes, settings.hours)
     reader = Reader(settings, feed, grid)

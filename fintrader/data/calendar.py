@@ -72,12 +72,21 @@ class SessionGrid:
         """`[S]` int64: exchange minutes of each session (390, or 210 on a half day in New York)."""
         return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
 
+    @cached_property
+    def _bar_at(self) -> Array:
+        """The bar of each minute from the grid's first to its last, -1 where the exchange is closed, and at the end."""
+        minute = (self.exchange_minutes - self.exchange_minutes[0]) // MINUTE_NS
+        bars: Array = np.full(int(minute[-1]) + 2, -1)
+        bars[minute] = self.bar_of_minute
+        return bars
+
     def locate(self, ts: Array) -> Array:
         """`[R]` int64: the bar in which each time lies, -1 where the exchange is closed."""
-        floor = ts - ts % MINUTE_NS
-        at = np.searchsorted(self.exchange_minutes, floor)
-        at = np.minimum(at, len(self.exchange_minutes) - 1)
-        return np.where(self.exchange_minutes[at] == floor, self.bar_of_minute[at], -1)
+        minute = ts // MINUTE_NS
+        minute -= self.exchange_minutes[0] // MINUTE_NS
+        if len(minute) and not (minute.min() >= 0 and minute.max() < len(self._bar_at)):
+            minute[(minute < 0) | (minute >= len(self._bar_at))] = -1
+        return np.asarray(self._bar_at[minute])
 
     def early_or_late(self, ts: Array) -> Array:
         """`[R]` bool: times before the open or after the close of a session, within its extended hours."""
@@ -166,23 +175,35 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     """`[R]` int64: the exchange's own date at each moment, in days since 1970."""
     import pandas as pd
 
-    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC").tz_convert(_calendar(calendar, 2000, 2001).tz)
+    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
+    if calendar not in _LATEST and len(stamps):
+        _calendar(calendar, stamps.min().year, stamps.max().year)  # of which a grid is likely wanted next
+    stamps = stamps.tz_convert(_of_any_years(calendar).tz)
     return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
 
 
 def timezone_of(calendar: str) -> str:
     """The exchange's own time zone as an IANA name: `America/New_York` of XNAS. Raises DataError for an unknown one."""
-    return str(_calendar(calendar, 2000, 2001).tz)
+    return str(_of_any_years(calendar).tz)
 
 
 def sessions_a_year(calendar: str) -> int:
     """By which rates are annualised: 365 of a calendar with a session on every day of the week, else 252, the
     convention for exchanges (whatever their own holidays). Raises DataError for an unknown calendar."""
-    return 365 if _calendar(calendar, 2000, 2001).weekmask == "1111111" else TRADING_DAYS
+    return 365 if _of_any_years(calendar).weekmask == "1111111" else TRADING_DAYS
 
 
 def _nanoseconds(stamps: Any) -> Array:
     return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
+
+
+_LATEST: dict[str, Any] = {}
+"""The last calendar made of each name."""
+
+
+def _of_any_years(name: str) -> Any:
+    """A calendar for what is the same in all years."""
+    return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
 
 
 @lru_cache(maxsize=16)
@@ -190,7 +211,8 @@ def _calendar(name: str, first_year: int, last_year: int) -> Any:
     import exchange_calendars as xc  # imported late: a second of start-up that most commands never need
 
     try:
-        return xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
+        _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
+        return _LATEST[name]
     except xc.errors.InvalidCalendarName:
         raise DataError(f"{name!r} is no exchange calendar; XNAS and XNYS are the usual ones") from None
     except ValueError as error:

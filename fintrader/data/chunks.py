@@ -168,8 +168,9 @@ class Collection:
         bars = concat(parts)
         if self.files:
             bars = replace(bars, origin=f"{len(self.files)} files", files=tuple((one[2], one[0]) for one in self.files))
-        # row by row as the source had them, so that disorder is seen and counted
-        return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
+        if bars.row is None or bool((bars.row[1:] >= bars.row[:-1]).all()):
+            return bars
+        return bars.take(np.argsort(bars.row, kind="stable"))  # as the source had them: disorder is seen and counted
 
     def piece(self, piece: Mapping[str, Any]) -> bytes:
         """The bytes of one chunk, checked."""
@@ -249,8 +250,8 @@ def _relative_rows(bars: Bars) -> Array | None:
 def encode(bars: Bars) -> bytes:
     """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give equal bytes."""
     columns = {"ts": pa.array(bars.ts, pa.timestamp("ns", tz="UTC"))}
-    columns |= {name: pa.array(getattr(bars, name)) for name in COLUMNS}
-    columns |= {f"extra.{name}": pa.array(values) for name, values in sorted(bars.extras.items())}
+    columns |= {name: pa.array(_short(getattr(bars, name))) for name in COLUMNS}
+    columns |= {f"extra.{name}": pa.array(_short(values)) for name, values in sorted(bars.extras.items())}
     encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
     rows = _relative_rows(bars)
     if rows is not None:
@@ -261,10 +262,20 @@ def encode(bars: Bars) -> bytes:
     return sink.getvalue()
 
 
+def _short(values: Array) -> Array:
+    """As float32 where that says the same."""
+    short = values.astype(np.float32)
+    return short if bool((short == values).all()) else values
+
+
 def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
     """What `encode` wrote of bars whose first row is number `row` (None: they are not known)."""
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names if name != "ts"}
+    columns: dict[str, Any] = {
+        name: table[name].to_numpy().astype(np.int64 if name == "row" else np.float64, copy=False)
+        for name in table.column_names
+        if name != "ts"
+    }
     return Bars(
         ts=np.asarray(table["ts"].cast(pa.int64()).to_numpy()),
         symbol=np.zeros(table.num_rows, dtype=np.int32),

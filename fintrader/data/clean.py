@@ -68,13 +68,13 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
     refuse_bad_rows(bars)
-    if not bars.is_sorted():
+    if not (bars.is_distinct() or bars.is_sorted()):
         counts["shuffled_rows"] = int(
             np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
             + np.count_nonzero(np.diff(bars.symbol) < 0)
         )
         bars = bars.sorted()
-    again = (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
+    again = np.zeros(0, dtype=bool) if bars.is_distinct() else (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
     if again.any():
         same = again.copy()
         for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
@@ -87,8 +87,9 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
             )
         counts["exact_duplicates"] = int(same.sum())
         bars = bars.take(np.concatenate([[True], ~same]))
-    high = np.maximum.reduce([bars.open, bars.high, bars.low, bars.close])
-    low = np.minimum.reduce([bars.open, bars.high, bars.low, bars.close])
+    high, low = np.maximum(bars.open, bars.close), np.minimum(bars.open, bars.close)
+    np.maximum(high, np.maximum(bars.high, bars.low), out=high)
+    np.minimum(low, np.minimum(bars.high, bars.low), out=low)
     counts["ohlc_widened"] = int(np.count_nonzero((high != bars.high) | (low != bars.low)))
     return replace(bars, high=high, low=low), counts
 
@@ -101,7 +102,7 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
-    outside = bars.ts[~inside]
+    outside = bars.ts[:0] if inside.all() else bars.ts[~inside]
     around = int(np.count_nonzero(grid.early_or_late(outside)))
     left_out = {"extended_hours": around, "outside_session": len(outside) - around}
     if len(bars) and left_out["outside_session"] * 2 > len(bars):
@@ -109,13 +110,15 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
             f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the sessions of "
             f"{grid.calendar}; check data.source.timezone, data.source.label and data.calendar"
         )
-    if not inside.all():
+    if len(outside):
         bars, at = bars.take(inside), at[inside]
     if len(bars) == 0:
         return replace(bars, row=None), left_out
-    start = np.flatnonzero((np.diff(at, prepend=-1) != 0) | (np.diff(bars.symbol, prepend=-1) != 0))
-    if len(start) == len(bars):  # each row is a bar of its own
+    begins = np.ones(len(bars), dtype=bool)
+    np.logical_or(at[1:] != at[:-1], bars.symbol[1:] != bars.symbol[:-1], out=begins[1:])
+    if begins.all():  # each row is a bar of its own
         return replace(bars, ts=at, row=None), left_out
+    start = np.flatnonzero(begins)
     last = np.append(start[1:], len(bars)) - 1
     merged = replace(
         bars,
@@ -138,27 +141,32 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is how many sessions the
     data reaches through (all of the grid by default): one that is still running proves nothing.
     """
+    from fintrader.data import kernels
+
     at = merged.ts
     first, last = int(at[0]), int(at[-1])
     over = grid.num_sessions if sessions_over is None else sessions_over
     ended = bool(grid.session[last] < over - 1)
     stop = last + 1 if ended else grid.num_bars
     length = stop - first
-    tradable = np.zeros(length, dtype=bool)
-    tradable[at - first] = True
-    known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
-    columns = {name: getattr(merged, name)[known] for name in COLUMNS}
-    for name in ("open", "high", "low"):
-        columns[name] = np.where(tradable, columns[name], columns["close"])
-    columns["volume"] = np.where(tradable, columns["volume"], 0.0)
+    columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
+    open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
+    extras = {}
+    if merged.extras:
+        known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+        extras = {name: values[known] for name, values in merged.extras.items()}
     return SymbolBars(
         symbol=merged.symbols[merged.symbol[0]],
         first=first,
         ended=ended,
         tradable=tradable,
         session=grid.session[first:stop],
-        extras={name: values[known] for name, values in merged.extras.items()},
-        **columns,
+        extras=extras,
+        open=open_,
+        high=high,
+        low=low,
+        close=close,
+        volume=volume,
     )
 
 
@@ -178,16 +186,17 @@ def refuse_bad_rows(bars: Bars) -> None:
 def refuse_bad_values(bars: Bars) -> None:
     """The same, whatever the times: those may not be placed in their zone yet."""
 
-    def refuse(name: str, values: Array, bad: Array, why: str) -> None:
-        if bad.any():
-            row = int(bad.argmax())
-            raise BarError(f"{bars.where(row)}, column {name!r}: {values[row]} {why}")
+    def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
+        if len(values) == 0 or (values.min() >= lowest and values.max() <= highest):  # NaN is neither
+            return
+        bad = ~((values >= lowest) & (values <= highest))
+        row = int(bad.argmax())
+        raise BarError(f"{bars.where(row)}, column {name!r}: {values[row]} {why.format(int(bad.sum()))}")
 
     for name in PRICES:
-        values = getattr(bars, name)
-        bad = ~((values >= _SMALLEST) & (values <= _LARGEST))
-        refuse(name, values, bad, f"is no price ({int(bad.sum())} such); correct the rows or remove them")
-    bad = ~((bars.volume >= 0) & (bars.volume <= _LARGEST))
-    refuse("volume", bars.volume, bad, "is no volume; correct or remove the row")
+        why = "is no price ({} such); correct the rows or remove them"
+        refuse(name, getattr(bars, name), _SMALLEST, _LARGEST, why)
+    refuse("volume", bars.volume, 0.0, _LARGEST, "is no volume; correct or remove the row")
+    most = float(np.finfo(np.float64).max)
     for name, values in bars.extras.items():
-        refuse(name, values, ~np.isfinite(values), "is not finite; correct or remove the row")
+        refuse(name, values, -most, most, "is not finite; correct or remove the row")

@@ -1,11 +1,14 @@
 """The market's big arrays while it is built: symbol after symbol on disk, read back for all of them in blocks of bars.
 
-Bars come by symbol and a market is stored by bar. In between lies this scratch file, which has no name, so that a
-process that is killed leaves nothing. Whatever the market's size, memory holds one symbol and one block.
+Bars come by symbol and a market is stored by bar. In between lie these scratch files, one for each stretch of bars,
+which have no names, so that a process that is killed leaves nothing. Whatever the market's size, memory holds one
+symbol and one block.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,8 +21,8 @@ from fintrader.data.clean import SymbolBars
 from fintrader.errors import MarketError
 
 BLOCK_BYTES = 16 << 20
-_TRANSPOSED = 4096
-"""So many bars at a time from tables by column into one by bar: both then stay in the processor's cache."""
+_STRETCH, _MOST_FILES = 1 << 14, 64
+"""Bars of one scratch file at least, and how many such files there may be."""
 _PRICES = ("open", "close")
 
 
@@ -56,12 +59,17 @@ class Columns:
             name: (np.dtype(np.float32), 1) for name in (*_PRICES, "volume")
         }
         self._kinds |= {"tradable": (np.dtype(bool), 1), "features": (np.dtype(np.float32), features)}
+        self._stretch = max(_STRETCH, -(-bars // _MOST_FILES))
         self._offset, self._size = {}, 0
         for name, (kind, width) in self._kinds.items():
             self._offset[name] = self._size
-            self._size += bars * width * kind.itemsize
+            self._size += min(self._stretch, bars) * width * kind.itemsize
         self._growth: dict[int, tuple[Array, Array]] = {}
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as the build goes on
+        self._column: dict[str, Array] = {}
+        self._rows: dict[str, Array] = {}
+        stretches = range(-(-bars // self._stretch))
+        # open as long as the build goes on, and each until its bars are in the market
+        self._files = [tempfile.TemporaryFile(dir=folder, buffering=0) for _ in stretches]  # noqa: SIM115
 
     def __len__(self) -> int:
         return self.bars
@@ -70,7 +78,13 @@ class Columns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        for file in self._files:
+            file.close()
+
+    def forget(self, bar: int) -> None:
+        """What lies before this bar will not be read again: give its room back."""
+        for file in self._files[: bar // self._stretch]:
+            file.close()
 
     def fill(
         self, slot: int, one: SymbolBars, features: Array, events: Sequence[tuple[int, float, float]] = ()
@@ -79,6 +93,8 @@ class Columns:
 
         features: `[L, F]`; events: bar, split and dividend, in order, each with a price before it.
         """
+        from fintrader.data import kernels
+
         for name, values, absent in (
             ("open", one.open, np.nan),
             ("close", one.close, np.nan),
@@ -86,14 +102,16 @@ class Columns:
             ("tradable", one.tradable, False),
             ("features", features, np.nan),
         ):
-            kind, _ = self._kinds[name]
-            column = np.full((self.bars, *values.shape[1:]), absent, dtype=kind)
-            listed = column[one.first : one.stop]
-            for first in range(0, len(values), _TRANSPOSED):
-                listed[first : first + _TRANSPOSED] = values[first : first + _TRANSPOSED]
-            if name == "close":
-                self._growth[slot] = _growth(events, column)
+            if name not in self._column:
+                self._column[name] = np.empty((self.bars, *values.shape[1:]), dtype=self._kinds[name][0])
+            column = self._column[name]
+            column[: one.first], column[one.stop :] = absent, absent
+            if name == "features":
+                kernels.by_row(values, column[one.first : one.stop])
+            else:
+                column[one.first : one.stop] = values
             self._put(slot, name, column)
+        self._growth[slot] = _growth(events, self._column["close"])
 
     def put_feature(self, slot: int, number: int, values: Array) -> None:
         """Write one feature `[T]` of a column."""
@@ -106,10 +124,13 @@ class Columns:
         return self._adjusted(slot, "close", 0, self.bars)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns."""
+        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns; good until the next call."""
         kind, width = self._kinds[name]
         shape = (stop - start, len(self.slots), width) if name == "features" else (stop - start, len(self.slots))
-        block = np.empty(shape, dtype=kind)
+        room, size = self._rows.get(name), math.prod(shape)
+        if room is None or room.size < size:
+            room = self._rows[name] = np.empty(size, dtype=kind)
+        block = room[:size].reshape(shape)
         for column, slot in enumerate(self.slots):
             block[:, column] = self._get(slot, name, start, stop)
         return block
@@ -145,8 +166,13 @@ class Columns:
 
     def _put(self, slot: int, name: str, values: Array) -> None:
         try:
-            self._file.seek(slot * self._size + self._offset[name])
-            self._file.write(values.data)
+            for number, file in enumerate(self._files):
+                rows = values[number * self._stretch : (number + 1) * self._stretch]
+                part = memoryview(rows.reshape(-1).view(np.uint8).data)
+                offset = slot * self._size + self._offset[name]
+                while part:
+                    done = os.pwrite(file.fileno(), part, offset)
+                    part, offset = part[done:], offset + done
         except OSError as error:
             raise MarketError(
                 f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to build the market "
@@ -156,9 +182,13 @@ class Columns:
     def _get(self, slot: int, name: str, start: int, stop: int) -> Array:
         kind, width = self._kinds[name]
         values = np.empty((stop - start, width) if name == "features" else stop - start, dtype=kind)
-        self._file.seek(slot * self._size + self._offset[name] + start * width * kind.itemsize)
-        if self._file.readinto(values.data) != values.nbytes:
-            raise MarketError("the build's scratch file was cut short; run the same command again")
+        for number in range(start // self._stretch, -(-stop // self._stretch)):
+            first = number * self._stretch
+            low, high = max(start, first), min(stop, first + self._stretch)
+            part = values[low - start : high - start]
+            offset = slot * self._size + self._offset[name] + (low - first) * width * kind.itemsize
+            if os.preadv(self._files[number].fileno(), [part.data], offset) != part.nbytes:
+                raise MarketError("the build's scratch file was cut short; run the same command again")
         return values
 
 

@@ -111,7 +111,10 @@ class Draft:
         return MarketTensors(**tensors, **self.header, events=Events.of(self.events))
 
     def blocks(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the rows from there on."""
+        """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the rows from there on.
+
+        To be asked for once: what was handed out is forgotten.
+        """
         columns, session, size = self.columns, self.whole["session"], self.columns.block()
         for first in range(0, len(columns), size):
             stop = min(first + size, len(columns))
@@ -124,3 +127,4 @@ class Draft:
             if self.shares is not None:
                 rows["shares_outstanding"] = self.shares[today]
             yield first, rows
+            columns.forget(stop)

@@ -18,7 +18,7 @@ from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
 from fintrader.data.clean import SymbolBars
 from fintrader.data.columns import Sheet
-from fintrader.data.moving import exponential, moving, moving_deviation, moving_mean, moving_moments
+from fintrader.data.moving import moving_deviation, moving_mean, moving_moments, moving_sum
 from fintrader.errors import ConfigError, DataError
 
 PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
@@ -129,7 +129,7 @@ class _Sessions:
         if window == 1:
             return values
         before = np.full(len(self._last), np.nan)
-        before[1:] = moving(values[self._last], window - 1, np.add)[:-1]
+        before[1:] = moving_sum(values[self._last], window - 1)[:-1]
         return np.asarray(values + before[self._number])
 
 
@@ -151,11 +151,9 @@ def relative_volume(bars: SymbolBars, window: int) -> Array:
 
 def rsi(bars: SymbolBars, window: int) -> Array:
     """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls (50 if no move)."""
-    change = np.diff(bars.close, prepend=bars.close[:1])
-    up = exponential(np.maximum(change, 0.0), 1.0 / window)
-    down = exponential(np.maximum(-change, 0.0), 1.0 / window)
-    total = up + down
-    result: Array = np.divide(100.0 * up, total, out=np.full(len(bars), 50.0), where=total > 0)
+    from fintrader.data import kernels
+
+    result = np.asarray(kernels.rsi(np.ascontiguousarray(bars.close), 1.0 / window))
     result[: min(window, len(bars))] = np.nan
     return result
 
@@ -170,22 +168,22 @@ def cci(bars: SymbolBars, window: int) -> Array:
 
 
 def dx(bars: SymbolBars, window: int) -> Array:
-    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the movements."""
-    rise = np.diff(bars.high, prepend=bars.high[:1])
-    fall = -np.diff(bars.low, prepend=bars.low[:1])
-    plus = exponential(np.where((rise > fall) & (rise > 0), rise, 0.0), 1.0 / window)
-    minus = exponential(np.where((fall > rise) & (fall > 0), fall, 0.0), 1.0 / window)
-    total = plus + minus  # the true range divides both and cancels
-    result: Array = np.divide(100.0 * np.abs(plus - minus), total, out=np.zeros(len(bars)), where=total > 0)
+    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the movements (the true
+    range divides both and cancels)."""
+    from fintrader.data import kernels
+
+    high, low = np.ascontiguousarray(bars.high), np.ascontiguousarray(bars.low)
+    result = np.asarray(kernels.dx(high, low, 1.0 / window))
     result[: min(window, len(bars))] = np.nan
     return result
 
 
 def macd(bars: SymbolBars, window: int) -> Array:
     """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and 52)."""
-    fast = exponential(bars.close, 2.0 / (12 * window + 1))
-    slow = exponential(bars.close, 2.0 / (26 * window + 1))
-    result = (fast - slow) / bars.close
+    from fintrader.data import kernels
+
+    alphas = (2.0 / (span * window + 1) for span in (12, 26))
+    result = np.asarray(kernels.macd(np.ascontiguousarray(bars.close), *alphas))
     result[: 26 * window - 1] = np.nan
     return result
 
@@ -322,12 +320,14 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
     return _MARKET_FEATURES[kind][0](close, market, window)
 
 
-def symbol_features(bars: SymbolBars, names: Sequence[str], later: Collection[str] = ()) -> Array:
-    """`[L, F]` float64, NaN while undefined, and throughout the columns of `later`, which need all symbols.
+def symbol_features(
+    bars: SymbolBars, names: Sequence[str], later: Collection[str] = (), dtype: type = np.float64
+) -> Array:
+    """`[L, F]` of `dtype`, NaN while undefined, and throughout the columns of `later`, which need all symbols.
 
     Raises DataError when a function of your own returns another shape.
     """
-    table = np.empty((len(bars), len(names)), order="F")  # written column by column
+    table: Array = np.empty((len(bars), len(names)), dtype=dtype, order="F")  # written column by column
     for column, name in enumerate(names):
         if name in later:
             values = np.full(len(bars), np.nan)
@@ -377,7 +377,7 @@ def context_features(
             window = int(match.group(2))
             steps = np.diff(np.log(benchmark), prepend=np.log(benchmark[:1]))
             if match.group(1) == "return":
-                table[:, column] = moving(steps, window, np.add)
+                table[:, column] = moving_sum(steps, window)
             else:
                 table[:, column] = np.sqrt(moving_mean(steps * steps, window))
     return table

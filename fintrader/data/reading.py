@@ -85,7 +85,7 @@ def read_all(
             happened = bars_of_actions(reader.actions, symbol, grid)
             one, adjusted, events = hold_through(symbol_bars(merged, grid, reader.sessions_over), happened)
             reader.events[symbol] = events
-            columns.fill(column, one, ft.symbol_features(adjusted, names, later), events)
+            columns.fill(column, one, ft.symbol_features(adjusted, names, later, np.float32), events)
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")

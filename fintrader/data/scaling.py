@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from fintrader.files import unseal
 from fintrader.storage.objects import read_whole
 
 _BLOCK = 4096
-_PIECE_VALUES = 1 << 16
 Known = Mapping[str, Mapping[str, float]]
 """Column -> mean and std."""
 FEWEST = 3
@@ -69,62 +67,55 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
     if not scaled.any():
         return np.zeros(len(scaled)), np.ones(len(scaled))
     width = values.shape[2]
-    blocks = [(start, min(start + _BLOCK, train[1])) for start in range(train[0], train[1], _BLOCK)]
     count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
-    for start, stop in blocks:
-        part = None
-        for piece in _pieces(values, start, stop):
-            finite = np.isfinite(piece)
-            if finite.all():
-                count += len(piece) * values.shape[1]
-            else:
-                count += finite.sum(axis=(0, 1))
-                piece = np.where(finite, piece, 0.0)
-            part = _add(part, piece)
-        total += part
+    for block in _blocks(values, train):
+        total += _sum(block, np.zeros(width), count)
     mean = total / np.maximum(count, 1)
-    for start, stop in blocks:
-        part = None
-        for piece in _pieces(values, start, stop):
-            piece -= mean
-            finite = np.isfinite(piece)
-            part = _add(part, np.square(piece if finite.all() else np.where(finite, piece, 0.0)))
-        square += part
+    for block in _blocks(values, train):
+        square += _sum(block, mean)
     spread = np.sqrt(square / np.maximum(count, 1))
     varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
     return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
 
 
-def _pieces(values: Array | Sheet, start: int, stop: int) -> Iterator[Array]:
-    """Bars `[start, stop)` as float64, in pieces that fit the processor's cache; in one where F is 1 (see `_add`)."""
-    _, symbols, width = values.shape
-    rows = max(_PIECE_VALUES // (symbols * width), 1) if width > 1 else stop - start
-    for first in range(start, stop, rows):
-        yield values[first : min(first + rows, stop)].astype(np.float64)
+def _blocks(values: Array | Sheet, train: tuple[int, int]) -> Iterator[Array]:
+    """`[R, F]`: the rows of the training window, in blocks of so many bars that each block's sum is one of its own."""
+    for start in range(*train, _BLOCK):
+        block = values[start : min(start + _BLOCK, train[1])]
+        yield block.reshape(len(block) * block.shape[1], block.shape[2])
 
 
-def _add(total: Array | None, values: Array) -> Array:
-    """`[F]`: the sum of `[B, N, F]`, which may be written to, and what came before it.
+def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
+    """`[F]`: the sum of the finite values of `[R, F]`, which are counted, or of their squared distances from `mean`.
 
-    numpy adds several columns row by row, so beginning with the sum so far gives the same to the bit as all at once; a
-    single one it adds in pairs.
+    As numpy adds them: several columns row by row, a single one in pairs.
     """
-    if total is not None:
-        values[0, 0] += total
-    return np.asarray(values.sum(axis=(0, 1)))
+    from fintrader.data import kernels
+
+    if rows.shape[1] == 1:
+        column = rows.astype(np.float64) - mean
+        finite = np.isfinite(column)
+        column = np.where(finite, column, 0.0)
+        if count is None:
+            return np.asarray(np.square(column).sum(axis=0))
+        count += finite.sum(axis=0)
+        return np.asarray(column.sum(axis=0))
+    total = np.zeros(rows.shape[1])
+    if count is None:
+        kernels.add_squares(rows, mean, total)
+    else:
+        kernels.add_rows(rows, total, count)
+    return total
 
 
 def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
     """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where undefined."""
+    from fintrader.data import kernels
+
     low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
-    rows = max(_PIECE_VALUES // max(math.prod(values.shape[1:]), 1), 1)
-    for start in range(0, len(values), rows):
-        block = values[start : start + rows]
-        piece = block - mean
-        piece /= spread
-        block[...] = np.clip(piece, low, high, out=piece)
-        if not np.isfinite(block).all():
-            np.nan_to_num(block, copy=False, nan=0.0, posinf=clip, neginf=-clip)
+    rows = values.view()
+    rows.shape = values.shape[0] * values.shape[1], values.shape[2]  # never a copy
+    kernels.apply_scale(rows, mean, spread, low, high, clip)
 
 
 def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:

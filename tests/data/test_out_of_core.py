@@ -50,19 +50,17 @@ def test_commands_that_look_at_bars_import_no_torch(config: Path, tmp_path: Path
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
-def test_statistics_of_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_blocks_are_those_of_the_whole() -> None:
     """To the bit what numpy makes of whole blocks, for any width."""
     random = np.random.default_rng(0)
     for width in (1, 2, 5):
         table = random.normal(3, 50, (5_000, 3, width)).astype(np.float32)
         table[random.random(table.shape) < 0.1] = np.nan
         expected = whole_statistics(table.astype(np.float64), (100, 4_900))
-        for pieces in (64, 1 << 16):
-            monkeypatch.setattr(scaling, "_PIECE_VALUES", pieces)
-            sheet = Sheet(table.shape, lambda start, stop, table=table: table[start:stop], 37)
-            for values in (table, sheet):
-                got = scaling.scale(values, (100, 4_900), np.ones(width, dtype=bool))
-                np.testing.assert_array_equal(got, expected)
+        sheet = Sheet(table.shape, lambda start, stop, table=table: table[start:stop], 37)
+        for values in (table, sheet):
+            got = scaling.scale(values, (100, 4_900), np.ones(width, dtype=bool))
+            np.testing.assert_array_equal(got, expected)
 
 
 def whole_statistics(table: np.ndarray, train: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

@@ -157,6 +157,10 @@ def _repeated(days: Days, at: list[str]) -> Iterator[Fault]:
 
 def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
     """Day and number of the bars at which the price becomes 70 times as much or as little."""
+    from fintrader.data import kernels
+
+    if kernels.largest_step(bars.open, bars.close) < 0.99 * SCALE:
+        return
     ratio = np.ones(len(bars))
     step = bars.close[1:] / bars.close[:-1]
     night = bars.open[1:] / bars.close[:-1]
@@ -168,11 +172,9 @@ def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
 
 def _reversed(bars: Bars, first: Array) -> Array:
     """Days in which closes meet the open of the bar before, not opens the close: more often than by any chance."""
-    forward, backward = np.abs(bars.open[1:] - bars.close[:-1]), np.abs(bars.close[1:] - bars.open[:-1])
-    vote = np.zeros(len(bars), dtype=np.int32)
-    vote[1:] = (forward > backward).astype(np.int32) - (forward < backward)
-    vote[first] = 0  # no night counts
-    votes, told = np.add.reduceat(vote, first), np.add.reduceat(np.abs(vote), first)
+    from fintrader.data import kernels
+
+    votes, told = kernels.backward_votes(bars.open, bars.close, first)
     return np.flatnonzero((told >= 20) & (votes > _SURE * np.sqrt(told)))
 
 

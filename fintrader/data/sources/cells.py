@@ -77,16 +77,20 @@ def one_kind(column: pa.ChunkedArray, zoned: bool | None, where: str, name: str,
 
 def _symbols(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> tuple[Array, tuple[str, ...]]:
     _no_nulls(column, where, name, rows)
-    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    tickers = encoded.dictionary.to_pylist()
-    blank = [code for code, ticker in enumerate(tickers) if not ticker.strip()]
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
+        column = column.cast(pa.string())
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = encoded.indices.to_numpy()
+    named = encoded.dictionary.to_pylist()
+    used: list[int] = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist() if len(codes) else []
+    tickers = {code: named[code] for code in used}
+    blank = [code for code, ticker in tickers.items() if not ticker.strip()]
     if blank:
-        row = rows[np.flatnonzero(encoded.indices.to_numpy() == blank[0])[0]]
+        row = rows[np.flatnonzero(codes == blank[0])[0]]
         raise BarError(f"{where}, row {row}, column {name!r}: an empty text is no ticker; fill it or remove the row")
-    order = np.argsort(tickers)
-    rank = np.empty(len(tickers), dtype=np.int32)
-    rank[order] = np.arange(len(tickers), dtype=np.int32)
-    return rank[encoded.indices.to_numpy()], tuple(tickers[index] for index in order)
+    order = {ticker: rank for rank, ticker in enumerate(sorted({*tickers.values()}))}
+    rank = np.array([order.get(ticker, -1) for ticker in named], dtype=np.int32)
+    return rank[codes], tuple(order)
 
 
 def _in_capitals(codes: Array, tickers: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:

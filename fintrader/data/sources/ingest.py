@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.data.bars import Bars, concat
+from fintrader.data.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
 from fintrader.data.chunks import Collection, content_of
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.sources.files import BATCH_ROWS, iterate
@@ -187,15 +187,18 @@ class _Known:
 
 def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
-    month = batch.ts.astype("datetime64[ns]").astype("datetime64[M]")
-    low = month.min()
-    key = batch.symbol.astype(np.int64) * ((month.max() - low).astype(np.int64) + 1) + (month - low).astype(np.int64)
-    if np.any(np.diff(key) < 0):
+    day = batch.ts // (DAY_MINUTES * MINUTE_NS)
+    first = int(day.min())
+    months = np.arange(first, int(day.max()) + 1).astype("datetime64[D]").astype("datetime64[M]")  # of each day
+    number = (months - months[0]).astype(np.int64)
+    key = batch.symbol * (number[-1] + 1) + number[day - first]
+    if np.any(key[1:] < key[:-1]):
         order = np.argsort(key, kind="stable")
-        batch, key, month = batch.take(order), key[order], month[order]
+        batch, key = batch.take(order), key[order]
     groups = {}
-    for start, stop in itertools.pairwise(np.flatnonzero(np.diff(key, prepend=-1, append=-1))):
+    edges = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)]
+    for start, stop in itertools.pairwise(edges):
         part = batch.take(slice(start, stop))
-        name = batch.symbols[part.symbol[0]]
-        groups[name, str(month[start])] = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
+        name, month = batch.symbols[part.symbol[0]], months[0] + key[start] % (number[-1] + 1)
+        groups[name, str(month)] = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
     return groups

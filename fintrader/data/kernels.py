@@ -1,0 +1,215 @@
+"""Passes over long columns, compiled: what numpy would do in a dozen passes through memory goes in one.
+
+Each is causal and does the additions of the plain formula in their order, so that a value is the same to the bit
+whatever comes after it. Imported late: numba takes half a second, which most commands never need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_LANES = 256
+"""So many bars side by side stay in the processor's nearest cache."""
+
+
+@njit(error_model="numpy", cache=True)
+def moving_sum(values: Any, window: int) -> Any:
+    """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
+
+    Van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a running total from the
+    block's start and one from the end of the block before.
+    """
+    length = len(values)
+    result = np.full(length, np.nan)
+    if length < window:
+        return result
+    behind = np.empty(window + 1)
+    for start in range(0, length, window):
+        stop = min(start + window, length)
+        ahead = values[start]
+        if start:
+            result[start] = behind[1] + ahead
+            for t in range(start + 1, min(stop, start + window - 1)):
+                ahead = ahead + values[t]
+                result[t] = behind[t - start + 1] + ahead
+        else:
+            for t in range(1, window - 1):
+                ahead = ahead + values[t]
+        if stop - start < window:
+            break
+        if window > 1:
+            ahead = ahead + values[stop - 1]
+        result[stop - 1] = ahead  # the window is exactly one block
+        total = values[stop - 1]
+        behind[window - 1] = total
+        for t in range(stop - 2, start, -1):
+            total = total + values[t]
+            behind[t - start] = total
+    return result
+
+
+@njit(error_model="numpy", cache=True)
+def moving_deviation(values: Any, mean: Any, window: int) -> Any:
+    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    length = len(values)
+    result = np.full(length, np.nan)
+    total = np.empty(_LANES)
+    for start in range(window - 1, length, _LANES):
+        count = min(_LANES, length - start)
+        here = mean[start : start + count]
+        total[:count] = 0.0
+        for lag in range(window):
+            past = values[start - lag : start - lag + count]
+            for j in range(count):
+                total[j] += abs(past[j] - here[j])
+        for j in range(count):
+            result[start + j] = total[j] / window
+    return result
+
+
+@njit(error_model="numpy", cache=True)
+def rsi(close: Any, alpha: float) -> Any:
+    """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move, `[L]`.
+
+    The means have the weights' sum as divisor (pandas `ewm(adjust=True)`), so no bar is invented before the first:
+    y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k.
+    """
+    decay = 1.0 - alpha
+    result = np.empty(len(close))
+    rises = falls = weight = 0.0
+    before = close[0] if len(close) else 0.0
+    for t in range(len(close)):
+        change = close[t] - before
+        before = close[t]
+        rises = rises * decay + max(change, 0.0)
+        falls = falls * decay + max(-change, 0.0)
+        weight = weight * decay + 1.0
+        up, down = rises / weight, falls / weight
+        total = up + down
+        result[t] = 100.0 * up / total if total > 0 else 50.0
+    return result
+
+
+@njit(error_model="numpy", cache=True)
+def dx(high: Any, low: Any, alpha: float) -> Any:
+    """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is none, `[L]`."""
+    decay = 1.0 - alpha
+    result = np.empty(len(high))
+    ups = downs = weight = 0.0
+    top, bottom = (high[0], low[0]) if len(high) else (0.0, 0.0)
+    for t in range(len(high)):
+        rise, fall = high[t] - top, -(low[t] - bottom)
+        top, bottom = high[t], low[t]
+        ups = ups * decay + (rise if rise > fall and rise > 0 else 0.0)
+        downs = downs * decay + (fall if fall > rise and fall > 0 else 0.0)
+        weight = weight * decay + 1.0
+        plus, minus = ups / weight, downs / weight
+        total = plus + minus
+        result[t] = 100.0 * abs(plus - minus) / total if total > 0 else 0.0
+    return result
+
+
+@njit(error_model="numpy", cache=True)
+def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
+    """(fast exponential mean − slow one) / close, `[L]`."""
+    result = np.empty(len(close))
+    fast_decay, slow_decay = 1.0 - fast_alpha, 1.0 - slow_alpha
+    fast = slow = fast_weight = slow_weight = 0.0
+    for t in range(len(close)):
+        fast = fast * fast_decay + close[t]
+        slow = slow * slow_decay + close[t]
+        fast_weight = fast_weight * fast_decay + 1.0
+        slow_weight = slow_weight * slow_decay + 1.0
+        result[t] = (fast / fast_weight - slow / slow_weight) / close[t]
+    return result
+
+
+@njit(error_model="numpy", cache=True)
+def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
+    """`[length]` each: open, high, low, close, volume and whether there is a row, of rows at bars `at[0]`, ... of the
+    grid, from that of the first row on. Where there is none, prices are the last close and the volume is 0."""
+    opens, highs, lows = np.empty(length), np.empty(length), np.empty(length)
+    closes, volumes, traded = np.empty(length), np.empty(length), np.empty(length, dtype=np.bool_)
+    row = 0
+    for t in range(length):
+        there = row < len(at) and at[row] - at[0] == t
+        if there:
+            opens[t], highs[t], lows[t], closes[t] = open_[row], high[row], low[row], close[row]
+            volumes[t] = volume[row]
+            row += 1
+        else:
+            opens[t] = highs[t] = lows[t] = closes[t] = close[row - 1]
+            volumes[t] = 0.0
+        traded[t] = there
+    return opens, highs, lows, closes, volumes, traded
+
+
+@njit(error_model="numpy", cache=True)
+def largest_step(open_: Any, close: Any) -> Any:
+    """By what factor, up or down, an open or a close differs most from the close before."""
+    largest = 1.0
+    for t in range(1, len(close)):
+        high, low = max(open_[t], close[t]), min(open_[t], close[t])
+        largest = max(largest, high / close[t - 1], close[t - 1] / low)
+    return largest
+
+
+@njit(error_model="numpy", cache=True)
+def backward_votes(open_: Any, close: Any, first: Any) -> Any:
+    """`[D]` each, of days that begin at rows `first` `[D]`: by how many bars more closes meet the open of the bar
+    before than opens its close, and how many bars tell."""
+    votes, told = np.zeros(len(first), dtype=np.int64), np.zeros(len(first), dtype=np.int64)
+    for day in range(len(first)):
+        stop = first[day + 1] if day + 1 < len(first) else len(close)
+        for t in range(first[day] + 1, stop):
+            forward, backward = abs(open_[t] - close[t - 1]), abs(close[t] - open_[t - 1])
+            votes[day] += np.int64(forward > backward) - np.int64(forward < backward)
+            told[day] += np.int64(forward != backward)
+    return votes, told
+
+
+@njit(error_model="numpy", cache=True)
+def add_rows(values: Any, total: Any, count: Any) -> None:
+    """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to `count` `[F]`."""
+    for row in range(values.shape[0]):
+        for f in range(values.shape[1]):
+            value = np.float64(values[row, f])
+            finite = np.isfinite(value)
+            total[f] += value if finite else 0.0
+            count[f] += 1.0 if finite else 0.0
+
+
+@njit(error_model="numpy", cache=True)
+def add_squares(values: Any, mean: Any, total: Any) -> None:
+    """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total` `[F]`, row after row."""
+    for row in range(values.shape[0]):
+        for f in range(values.shape[1]):
+            distance = np.float64(values[row, f]) - mean[f]
+            total[f] += distance * distance if np.isfinite(distance) else 0.0
+
+
+@njit(error_model="numpy", cache=True)
+def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: float) -> None:
+    """In place: (x − mean) / spread of `[R, F]`, between `low` and `high` `[F]`; 0 where undefined, ±clip where still
+    infinite."""
+    for row in range(values.shape[0]):
+        for f in range(values.shape[1]):
+            value = (np.float64(values[row, f]) - mean[f]) / spread[f]
+            value = low[f] if value < low[f] else value
+            values[row, f] = high[f] if value > high[f] else value
+            if not np.isfinite(values[row, f]):  # a large one may also be none of float32
+                values[row, f] = 0.0 if np.isnan(value) else (clip if value > 0 else -clip)
+
+
+@njit(error_model="numpy", cache=True)
+def by_row(table: Any, rows: Any) -> None:
+    """Copy `[L, F]`, stored column by column, to `[L, F]`, stored row by row."""
+    length, width = table.shape
+    for start in range(0, length, _LANES):
+        stop = min(start + _LANES, length)
+        for f in range(width):
+            for t in range(start, stop):
+                rows[t, f] = table[t, f]
