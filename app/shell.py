@@ -239,7 +239,9 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
         state[widget] = state[kept] = asked
     elif asked is not None:
         st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
-    if state.get(widget) not in options:
+    if state.get(widget) in options:
+        state[widget] = state[widget]  # else a widget of that key on another page would leave this one empty
+    else:
         state[widget] = state.get(kept) if state.get(kept) in options else default or options[0]
     return widget
 

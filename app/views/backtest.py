@@ -5,14 +5,15 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from fintrader.results import figures
+from fintrader.results import figures, periods
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.explanation import METHOD, read_explanation
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, markets, tables
-from fintrader_app.profit import calendar_tables, profit
+from fintrader_app.clock import pick_clock
+from fintrader_app.profit import profit
 from fintrader_app.shell import (
     choose,
     guarded,
@@ -43,6 +44,7 @@ REPORT_LIMIT = 16 << 20
 FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
 MOST_ROWS, MOST_CANDLES = 2000, 900
+MOST_PERIODS = 12  # rows of years or months above which their table is scrolled
 
 
 def render(runs: RunsFolder) -> None:
@@ -50,7 +52,7 @@ def render(runs: RunsFolder) -> None:
     stored = artifacts.backtest(folder)
     tables.judged(stored)
     main, others = pick_strategies(stored)
-    context_line(stored, folder)
+    stored = context_line(stored, folder)
     tables.cards(stored, main)
     tab = parts(TABS, "part")
     with guarded():
@@ -61,12 +63,11 @@ def render(runs: RunsFolder) -> None:
             case "risk":
                 rolling(stored, shown)
             case "calendar":
-                calendar_tables(stored, shown)
-                calendar(stored, main)
+                calendar(stored, shown)
             case "weights":
                 weights(stored, main)
             case "profit":
-                profit(stored, main)
+                profit(stored, artifacts.backtest_version(folder), main)
             case "trades":
                 trades(stored, run, main)
             case "decisions":
@@ -90,10 +91,11 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
     return main, others
 
 
-def context_line(stored: StoredBacktest, folder: Folder) -> None:
-    """What window this is, what it was chosen from, and the report to take away."""
+def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
+    """What window this is, what it was chosen from, the report to take away, and the clock: the backtest upon it."""
     context = stored.context
-    times = stored.minutes
+    own = figures.timezone_of(context)
+    times = stored.on_clock(own).minutes  # days are the market's, whatever the clock
     bps = number(context.get("cost_bps"))
     costs = "costs" if bps is None else f"{bps:g} bps a trade"
     facts = [
@@ -119,6 +121,7 @@ def context_line(stored: StoredBacktest, folder: Folder) -> None:
                 )
     if planted := planted_words(context):
         st.caption(planted)
+    return stored.on_clock(pick_clock(own))
 
 
 def looked_at(looks: object) -> str | None:
@@ -184,21 +187,39 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
     st.caption(f"Each point looks back over {window} sessions; there is none before the first full window.")
 
 
-def calendar(stored: StoredBacktest, main: str) -> None:
-    returns, timezone = stored.daily_returns(), figures.timezone_of(stored.context)
+def calendar(stored: StoredBacktest, shown: list[str]) -> None:
+    returns, timezone, main = stored.daily_returns(), stored.timezone, shown[0]
     st.subheader("Return of each month", anchor=False)
     charts.show(figures.monthly_figure(returns[main], timezone), "calendar_months")
     st.caption(f"By calendar month ({timezone}); the first and the last may be partial.")
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Years", anchor=False)
+        returns_table("Year", periods.yearly(returns[shown], timezone))
+    with right:
+        st.subheader("Months", anchor=False)
+        returns_table("Month", periods.monthly(returns[shown], timezone))
     st.subheader("Mean return by weekday and time of day, basis points", anchor=False)
     slot = st.segmented_control("Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots")
     charts.show(figures.intraday_figure(stored.curve()[main], stored.session, timezone, slot or 30), "calendar_slots")
     st.caption(
-        f"Simple returns; times of the market, {timezone}. From one session's close to the close of the next one's "
+        f"Simple returns; times are of {timezone}. From one session's close to the close of the next one's "
         "first bar stands apart as “overnight”."
     )
     st.subheader("Distribution of daily returns", anchor=False)
     both = returns.rename(columns=label)
     charts.show(figures.distribution_figure(both, main=label(main)), "calendar_distribution")
+
+
+def returns_table(what: str, found: pd.DataFrame) -> None:
+    """The compound returns of `periods`, a row a year or month, the first column a name."""
+    rows = pd.DataFrame({what: [str(name) for name in found.index]})
+    names = [str(name) for name in found.columns if name != "sessions"]
+    for name in names:
+        rows[human(name)] = [percent(value) for value in found[name]]
+    rows["Sessions"] = found["sessions"].to_numpy()
+    height = "content" if len(rows) <= MOST_PERIODS else 38 + 35 * MOST_PERIODS
+    table(rows, f"returns_{what}", right=map(human, names), pinned=what, height=height)
 
 
 def weights(stored: StoredBacktest, main: str) -> None:
@@ -251,7 +272,7 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
         f"{usd(shown['cost_usd'].sum())} costs"
     )
-    trade_table(shown)
+    trade_table(shown, stored.timezone)
 
 
 def decisions(stored: StoredBacktest) -> None:
@@ -266,13 +287,15 @@ def decisions(stored: StoredBacktest) -> None:
     st.subheader(f"What moved the decisions: {human(found.strategy)}", anchor=False)
     st.caption(plain(found.sentence(), 400))
     charts.show(figures.importance_figure(found), "decisions_importance")
-    zone = figures.timezone_of(stored.context)
-    when = [f"{time:%Y-%m-%d %H:%M}" for time in found.times.tz_convert(zone)]
+    zone = stored.timezone
+    names = [f"{time:%Y-%m-%d %H:%M}" for time in found.times]  # UTC: the same in the address on either clock
+    when = dict(zip(names, found.times.tz_convert(zone).strftime("%Y-%m-%d %H:%M"), strict=True))
     st.subheader("One decision", anchor=False)
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
-        chosen = choose(f"Decided at the close of the bar of ({zone})", when, "decision")
-    k = when.index(chosen)
+        title = f"Decided at the close of the bar of ({zone})"
+        chosen = choose(title, names, "decision", format_func=when.__getitem__)
+    k = names.index(chosen)
     most = found.moved[k].argmax()
     with right:
         st.caption(
@@ -312,7 +335,7 @@ def price_chart(
     if bars.empty:
         st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
         return
-    charts.show(figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=market.timezone), "trades_candles")
+    charts.show(figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=stored.timezone), "trades_candles")
     drawn = min(len(fills_shown), figures.MOST_MARKS)
     left_out = f" The {drawn} largest of {count(len(fills_shown))} fills are marked."
     st.caption(
@@ -322,10 +345,10 @@ def price_chart(
     )
 
 
-def trade_table(rows: pd.DataFrame) -> None:
+def trade_table(rows: pd.DataFrame, timezone: str) -> None:
     frame = rows[["fill_time", "symbol", "shares", "price_usd", "notional_usd", "cost_usd", "kind"]].head(MOST_ROWS)
     config = {
-        "fill_time": st.column_config.DatetimeColumn("Filled (UTC)", format="YYYY-MM-DD HH:mm"),
+        "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format="YYYY-MM-DD HH:mm"),
         "symbol": "Symbol",
         "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
         "price_usd": st.column_config.NumberColumn("Price", format="dollar"),

@@ -132,7 +132,8 @@ def betting(report: dict[str, Any], stored: StoredBacktest) -> None:
     if len(known) != len(stored.ends):
         return
     st.subheader("Evidence as it comes in", anchor=False)
-    charts.show(figures.betting_figure(known, stored.minutes[stored.ends]), "honesty_betting")
+    closes = stored.on_clock(figures.timezone_of(stored.context)).minutes[stored.ends]
+    charts.show(figures.betting_figure(known, closes), "honesty_betting")
     st.caption("A bettor on alpha, from 1: the value counts whenever one looks, however often.")
 
 

@@ -15,6 +15,7 @@ from fintrader.results.figures.drift import account_figure, difference_figure, d
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import percent, usd
 from fintrader_app import charts
+from fintrader_app.clock import pick_clock
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
 from fintrader_app.shell import choose, code, guarded, page, plain
 from fintrader_app.tables import numbers, table
@@ -44,7 +45,8 @@ def render(runs: RunsFolder) -> None:
     name = choose("Deployment", names, "deployment")
     if name is None:
         return
-    alive = deployments.read(folder / name).state == "running"
+    first = deployments.read(folder / name)
+    alive, timezone = first.state == "running", pick_clock(first.timezone)
 
     @st.fragment(run_every=REFRESH_SECONDS if alive else None)
     def watched() -> None:
@@ -52,31 +54,36 @@ def render(runs: RunsFolder) -> None:
             now = deployments.read(folder / name)
             if alive and now.state != "running":
                 st.rerun()
-            draw(now)
+            draw(now, timezone)
 
     watched()
 
 
-def draw(status: Status) -> None:
-    """Everything below the picker."""
-    head(status)
-    curves(status)
+def draw(status: Status, timezone: str) -> None:
+    """Everything below the picker and the clock."""
+    head(status, timezone)
+    curves(status, timezone)
     left, right = st.columns(2)
     with left:
         holdings(status)
     with right:
         headroom(status)
-        news(status)
+        news(status, timezone)
     orders(status)
     with st.expander("Journal, newest first"):
         rows = [
-            {"When": moment(entry.time), "What": entry.kind, "Which": entry.key, "Said": str(dict(entry.body))}
+            {
+                "When": moment(entry.time, timezone),
+                "What": entry.kind,
+                "Which": entry.key,
+                "Said": str(dict(entry.body)),
+            }
             for entry in status.journal
         ]
         table(pd.DataFrame(rows), "live_journal")
 
 
-def head(status: Status) -> None:
+def head(status: Status, timezone: str) -> None:
     started, decision = status.started, status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**")
@@ -96,10 +103,10 @@ def head(status: Status) -> None:
             "Account": usd(status.equity),
             "Cash": usd(status.cash_usd),
             "Since the start": percent((status.equity or first) / first - 1),
-            "Newest decision": moment(int(decision.body["bar"])),
+            "Newest decision": moment(int(decision.body["bar"]), timezone),
         }
     if status.next_decision and status.state == "running":
-        cells["Next decision"] = moment(status.next_decision)
+        cells["Next decision"] = moment(status.next_decision, timezone)
     if status.beat is not None and status.state in ("running", "silent"):
         cells["Seen"] = f"{max(time.time_ns() - status.beat, 0) / 1e9:.0f} s ago"
     numbers(cells.items())
@@ -107,8 +114,8 @@ def head(status: Status) -> None:
     st.caption(f"Nothing here trades: {halt}, `resume`, `flatten` and `drift` do what they say.")
 
 
-def curves(status: Status) -> None:
-    report, version = status.report, (status.name, len(status.curve), status.state)
+def curves(status: Status, timezone: str) -> None:
+    report, version = status.report, (status.name, len(status.curve), status.state, timezone)
     if report is not None and status.state == "finished":
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: drift_figure(report["daily"]), "live_drift", version=version)
@@ -121,7 +128,7 @@ def curves(status: Status) -> None:
             charts.show(lambda: shortfall_figure(report["shortfall"]), "live_shortfall", version=version)
     elif len(status.curve) > 1:
         st.subheader("What the account is worth", anchor=False)
-        charts.show(lambda: account_figure(status.curve), "live_account", version=version)
+        charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
         st.caption(f"The twin and the shortfall come with {code(f'fintrader drift {status.name}')}.")
     else:
         st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
@@ -160,12 +167,14 @@ def headroom(status: Status) -> None:
         st.progress(min(used / limit, 1.0), text=f"{label}: {percent(used)} of {percent(limit)}")
 
 
-def news(status: Status) -> None:
+def news(status: Status, timezone: str) -> None:
     st.subheader("News", anchor=False)
     if not status.news:
         st.caption("None.")
     for entry in status.news[:8]:
-        st.caption(f"{moment(entry.time)} {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}")
+        st.caption(
+            f"{moment(entry.time, timezone)} {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}"
+        )
 
 
 def orders(status: Status) -> None:

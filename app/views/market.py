@@ -14,6 +14,7 @@ from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import part
+from fintrader_app.clock import pick_clock
 from fintrader_app.markets import Market
 from fintrader_app.shell import choose, guarded, human, label, market_folders, page, parts, pick_run, plain
 from fintrader_app.tables import numbers, table
@@ -48,7 +49,7 @@ def head(market: Market) -> None:
     ]
     numbers(cells)
     windows = market.header.get("windows")
-    text = f"{days.index[0]} to {days.index[-1]} ({market.timezone})"
+    text = f"Sessions {days.index[0]} to {days.index[-1]}, days of {market.timezone}"
     if isinstance(windows, list) and len(windows) == len(WINDOWS):
         day_of = market.times.tz_convert(market.timezone)
         text += " · " + ", ".join(
@@ -71,19 +72,19 @@ def traded_share(market: Market) -> float:
     return float(market.arrays["tradable"].mean())
 
 
-def pick_cell(market: Market) -> tuple[str, str]:
-    """A symbol and a session."""
+def pick_cell(market: Market) -> tuple[str, str, str]:
+    """A symbol, a session, and the time zone of the clock."""
     left, right = st.columns(2)
     with left:
         symbol = choose("Symbol", market.symbols, "symbol")
     with right:
         days = list(market.days().index)
         day = choose("Session", days, "session")
-    return symbol, day
+    return symbol, day, pick_clock(market.timezone)
 
 
 def bars(market: Market) -> None:
-    symbol, day = pick_cell(market)
+    symbol, day, timezone = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
     every = st.segmented_control("Bars a candle", [1, 5, 15], default=5, key="market_candle") or 5
@@ -91,7 +92,7 @@ def bars(market: Market) -> None:
     if candles.empty:
         st.info(f"{plain(symbol)} did not trade on {day}.", icon=":material/event_busy:")
     else:
-        figure = figures.candles_figure(candles, None, symbol=symbol, timezone=market.timezone)
+        figure = figures.candles_figure(candles, None, symbol=symbol, timezone=timezone)
         charts.show(figure, "market_candles")
         traded = int(market.arrays["tradable"][rows, column].sum())
         st.caption(
@@ -111,13 +112,13 @@ def bars(market: Market) -> None:
 
 
 def features(market: Market) -> None:
-    symbol, day = pick_cell(market)
+    symbol, day, timezone = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
     names = market.feature_names
     both = [*names, *market.context_names]
     shown = st.multiselect("Columns", both, default=both[:4], max_selections=8, key="market_features")
-    stamps = market.times[rows].tz_convert(market.timezone).strftime("%H:%M")
+    stamps = market.times[rows].tz_convert(timezone).strftime("%H:%M")
     lines = {}
     for name in shown:
         if name in names:
@@ -126,7 +127,7 @@ def features(market: Market) -> None:
             values = market.arrays["context"][rows, market.context_names.index(name)]
         lines[name] = (stamps, values.astype(float))
     if lines:
-        figure = charts.lines(lines, height=380, x_title=f"{market.timezone} time")
+        figure = charts.lines(lines, height=380, x_title=f"{timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
         charts.show(figure, "market_feature_lines")
     st.caption("As the agents see them: standardised with the training window's mean and deviation, then clipped.")

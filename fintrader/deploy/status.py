@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+from fintrader.data.calendar import timezone_of
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.reconcile import expected, filled_since
-from fintrader.errors import DeployError, FintraderError
+from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import Objects
@@ -70,6 +73,14 @@ class Status:
     def equity(self) -> float | None:
         """USD, at the newest bar at which it is known."""
         return self.curve[-1][1] if self.curve else None
+
+    @property
+    def timezone(self) -> str:
+        """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is known."""
+        try:
+            return timezone_of(str(self.bundle.get("calendar")))
+        except DataError:
+            return "UTC"
 
     def headroom(self) -> dict[str, tuple[float, float]]:
         """Limit -> how much of it is used, and the limit, as shares of equity."""
@@ -219,6 +230,6 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items())) or "none"
 
 
-def moment(ns: int) -> str:
-    """A time as UTC text, to the minute."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ns // 1_000_000_000))
+def moment(ns: int, timezone: str = "UTC") -> str:
+    """A time as text, to the minute, in a time zone (an IANA name)."""
+    return f"{dt.datetime.fromtimestamp(ns // 1_000_000_000, ZoneInfo(timezone)):%Y-%m-%d %H:%M %Z}"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures, periods
-from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_table, symbol_pnl, trips
+from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_by_month, pnl_table, symbol_pnl, trips
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import fewest_sessions
 from fintrader.results.formatting import DASH, count, percent, ratio, span, statistic, usd
@@ -48,15 +48,10 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
     cells = [("", [html.escape(name), _usd(gain), usd(cost), count(fills)]) for name, gain, cost, fills in rows]
     sums = [_usd(total), usd(by_symbol["cost_usd"].sum()), count(by_symbol["fills"].sum())]
     cells.append(("main", ["All", *sums]))
-    zone = figures.timezone_of(stored.context)
-    months = pd.DatetimeIndex(profit.index).tz_convert(zone).strftime("%Y-%m")
-    by_month = profit.sum(axis=1).groupby(months).sum()
-    best = profit.drop(columns=OTHER).groupby(months).sum()
     lines = []
-    for (month, gain), made in zip(by_month.items(), best.to_numpy(), strict=True):
-        ends = int(made.argmax()), int(made.argmin())
-        named = [f"{html.escape(str(best.columns[k]))} {_usd(made[k])}" for k in ends]
-        lines.append(("", [str(month), _usd(gain), *named]))
+    for month, row in pnl_by_month(profit, stored.timezone).to_dict("index").items():
+        named = [f"{html.escape(str(row[end]))} {_usd(row[f'{end}_usd'])}" for end in ("best", "worst")]
+        lines.append(("", [str(month), _usd(row["profit_usd"]), *named]))
     lines.append(("main", ["All", _usd(total), "", ""]))
     text = (
         "Profit of a symbol: what its position gained between session closes, less what was paid for it and the costs "
@@ -143,7 +138,7 @@ def _minutes(row: Mapping[str, Any]) -> str:
 
 def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     """Years, months, the worst drawdowns, regimes and the worst days of the index."""
-    daily, zone = stored.daily_returns(), figures.timezone_of(stored.context)
+    daily, zone = stored.daily_returns(), stored.timezone
     beside = [name for name in dict.fromkeys((main, stored.portfolio or main, "benchmark")) if name in daily.columns]
     names = [figures.title_of(name) for name in beside]
     daily = daily[beside]

@@ -61,7 +61,8 @@ def summary(stored: StoredBacktest) -> str:
 
 
 def render_report(stored: StoredBacktest) -> str:
-    """The page as text. Pure: equal tables give equal text."""
+    """The page as text, its times the market's own. Pure: equal tables give equal text."""
+    stored = stored.on_clock(figures.timezone_of(stored.context))
     main = main_strategy(stored.strategies)
     run = str(stored.context.get("run") or "Backtest")
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
@@ -175,7 +176,7 @@ def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
 def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     daily = stored.daily_returns()
     benchmark = "benchmark" if "benchmark" in daily.columns and main != "benchmark" else None
-    timezone = figures.timezone_of(stored.context)
+    timezone = stored.timezone
     charts = [
         page.chart("monthly", figures.monthly_figure(daily[main], timezone)),
         page.chart("intraday", figures.intraday_figure(stored.curve()[main], stored.session, timezone)),

@@ -46,6 +46,17 @@ def pnl_table(profit: pd.DataFrame, trades: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("profit_usd", ascending=False, kind="stable")
 
 
+def pnl_by_month(profit: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    """One row a calendar month (index: `2020-03`): `profit_usd`, and `best`, `best_usd`, `worst`, `worst_usd`: the
+    symbols that made most and least in it. `profit`: of `symbol_pnl`."""
+    months = pd.DatetimeIndex(profit.index).tz_convert(timezone).strftime("%Y-%m")
+    made = profit.drop(columns=OTHER).groupby(months).sum()
+    table = pd.DataFrame({"profit_usd": profit.sum(axis=1).groupby(months).sum()}).rename_axis(index="month")
+    return table.assign(
+        best=made.idxmax(axis=1), best_usd=made.max(axis=1), worst=made.idxmin(axis=1), worst_usd=made.min(axis=1)
+    )
+
+
 def trips(trades: pd.DataFrame) -> list[dict[str, Any]]:
     """Closed lots (first in, first out) of `trades`: all of them, those with a gain, and those without."""
     closed = round_trips(trades)

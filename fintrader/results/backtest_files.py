@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ class StoredBacktest:
     """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at hand."""
     explanation: dict[str, Any]
     """What moved some decisions (`explain.explanation`); empty where nobody looked."""
+    timezone: str = "UTC"
+    """In which all times below are written."""
 
     def __init__(
         self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any], folder: Path | None = None
@@ -114,7 +117,20 @@ class StoredBacktest:
     def __getattr__(self, name: str) -> Any:
         if name not in _READERS:
             raise AttributeError(f"a stored backtest has no {name!r}")
-        return self.parts[name]
+        part = self.parts[name]
+        if name in _TABLES and self.timezone != "UTC":
+            times = [
+                column for column in _TIMES if column in part and isinstance(part[column].dtype, pd.DatetimeTZDtype)
+            ]
+            part = part.assign(**{column: part[column].dt.tz_convert(self.timezone) for column in times})
+        return part
+
+    def on_clock(self, timezone: str) -> StoredBacktest:
+        """The same with its times written in `timezone`, an IANA name; nothing is read again."""
+        shown = copy(self)
+        vars(shown).pop("minutes", None)
+        shown.timezone = timezone
+        return shown
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.intp]]:
@@ -138,7 +154,7 @@ class StoredBacktest:
 
     @cached_property
     def minutes(self) -> pd.DatetimeIndex:
-        """`[T]`: start of each bar, UTC."""
+        """`[T]`: start of each bar, in `timezone`."""
         return pd.DatetimeIndex(self.equity["minute"].iloc[self._first], name="minute")
 
     @cached_property
@@ -147,7 +163,7 @@ class StoredBacktest:
         return m.session_ends(self.session)
 
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
-        """Wide: index `minute` (UTC), one column a strategy, at every bar."""
+        """Wide: index `minute`, one column a strategy, at every bar."""
         values = self.equity[column].to_numpy()
         wide = pd.DataFrame({name: values[rows] for name, rows in self._rows.items()}, index=self.minutes)
         return wide.rename_axis(columns="strategy")

@@ -162,13 +162,14 @@ class _Lot(NamedTuple):
 def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its share of costs.
 
-    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held.
+    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and when it was `opened`
+    and `closed`, in the time zone of `trades`.
     """
     open_lots: dict[str, list[_Lot]] = {}
-    closed: list[tuple[str, float, float, float]] = []
-    times = pd.DatetimeIndex(trades["fill_time"]).as_unit("ns").asi8
+    closed: list[tuple[str, float, float, float, int, int]] = []
+    filled = pd.DatetimeIndex(trades["fill_time"]).as_unit("ns")
     columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind"))
-    for time, symbol, shares, price, cost, kind in zip(times, *columns, strict=True):
+    for time, symbol, shares, price, cost, kind in zip(filled.asi8, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])
         if kind == "split":
             ratio = 1.0 + shares / sum(lot.shares for lot in lots)
@@ -181,7 +182,7 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
             part = min(abs(left), abs(lot.shares))
             side = math.copysign(1.0, lot.shares)
             profit = side * part * (price - lot.price) - part * (each + lot.cost)
-            closed.append((symbol, side * part, profit, (time - lot.time) / 60e9))
+            closed.append((symbol, side * part, profit, (time - lot.time) / 60e9, lot.time, time))
             left += side * part
             rest = lot.shares - side * part
             if abs(rest) > 1e-12 * abs(lot.shares):
@@ -190,4 +191,7 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
                 lots.pop(0)
         if abs(left) > 1e-12 * abs(shares):
             lots.append(_Lot(left, price, each, time))
-    return pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes"])
+    table = pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes", "opened", "closed"])
+    for name in ("opened", "closed"):
+        table[name] = pd.to_datetime(table[name], utc=True).dt.tz_convert(filled.tz)
+    return table

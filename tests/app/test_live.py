@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -39,6 +40,20 @@ def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [heading.value for heading in page.subheader][:2] == ["What the account is worth", "Targets and holdings"]
     assert len(page.dataframe) == 3
     assert not page.button  # nothing here trades
+
+
+def test_a_deployment_is_on_one_clock(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = drawn(made, monkeypatch)
+    decided = {metric.label: metric.value for metric in page.metric}["Newest decision"]
+    assert decided.endswith(("EST", "EDT"))
+    (switch,) = [one for one in page.get("button_group") if one.label == "Clock"]
+    switch.set_value("utc").run()
+    assert not page.exception
+    then = {metric.label: metric.value for metric in page.metric}["Newest decision"]
+    assert then.endswith("UTC")
+    zoned = pd.Timestamp(decided[:16], tz="America/New_York")
+    assert pd.Timestamp(then[:16], tz="UTC") == zoned
+    assert all(when.endswith("UTC") for when in page.dataframe[-1].value["When"])
 
 
 def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

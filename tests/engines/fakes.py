@@ -30,8 +30,9 @@ START = 1_790_000_000.0
 
 
 def save_market(cache: Path, *, bars: int = 900, assets: int = 5, seed: int = 0) -> Path:
-    """A market file with gaps, a late listing and a delisting."""
+    """A market file with gaps, a late listing and a delisting, of New York."""
     market = make_market(bars, assets, 3, seed=seed, session_bars=30, volatility=0.002)
+    market = replace(market, meta={**market.meta, "timezone": "America/New_York"})
     path = cache / f"market-{seed}.safetensors"
     market.save(path)
     return path

@@ -9,7 +9,7 @@ from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.results import periods
-from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_table, symbol_pnl, trips
+from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_by_month, pnl_table, symbol_pnl, trips
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -53,6 +53,18 @@ def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
     idle = symbol_pnl(tabulate({"cash": simulate_baselines(market, settings, every=True)["cash"]}), "cash")
     assert list(idle.columns) == [OTHER]
     assert idle.to_numpy().sum() == 0
+
+
+def test_profit_by_month_by_hand() -> None:
+    """A session of New York that ends after midnight UTC belongs to the month before."""
+    ends = pd.DatetimeIndex(["2024-01-31 15:00", "2024-02-01 00:30", "2024-02-02 15:00"], tz="UTC")
+    profit = pd.DataFrame({"A": [1.0, 2.0, -5.0], "B": [4.0, -9.0, 6.0], OTHER: [0.5, 0.0, 0.25]}, index=ends)
+    table = pnl_by_month(profit, "America/New_York")
+    assert table.to_dict("index") == {
+        "2024-01": {"profit_usd": -1.5, "best": "A", "best_usd": 3.0, "worst": "B", "worst_usd": -5.0},
+        "2024-02": {"profit_usd": 1.25, "best": "B", "best_usd": 6.0, "worst": "A", "worst_usd": -5.0},
+    }
+    assert pnl_by_month(profit, "UTC")["profit_usd"].tolist() == [5.5, -5.75]
 
 
 def test_round_trips_by_hand() -> None:

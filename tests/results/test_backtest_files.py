@@ -192,6 +192,7 @@ def test_round_trips_match_the_oldest_lots_first() -> None:
     assert trips["profit_usd"].tolist() == pytest.approx([200 - 1 - 2, 50 - 1 - 1, -20])
     assert trips["minutes"].tolist() == [9, 4, 3]
     assert trips["shares"].tolist() == [10, 5, -4]
+    assert (trips["closed"] - trips["opened"]).dt.total_seconds().tolist() == [540, 240, 180]
 
 
 def test_trading_numbers_by_hand() -> None:

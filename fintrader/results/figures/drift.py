@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.results.figures.style import COLOURS, MUTED, PALETTE, layout
+from fintrader.results.figures.style import COLOURS, MUTED, PALETTE, layout, stamps
 
 SHORTFALL = {
     "delay": "Delay: decision to open",
@@ -39,13 +39,14 @@ def drift_figure(daily: Mapping[str, Any]) -> go.Figure:
     return layout(figure, "What the account is worth", "USD", height=400)
 
 
-def account_figure(curve: Sequence[tuple[int, float]]) -> go.Figure:
-    """An account alone, while it trades: start of the bar (ns) and equity, USD."""
-    times = pd.to_datetime([bar for bar, _ in curve])
+def account_figure(curve: Sequence[tuple[int, float]], timezone: str = "UTC") -> go.Figure:
+    """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in `timezone`."""
+    times = pd.to_datetime([bar for bar, _ in curve], utc=True).tz_convert(timezone)
     look = {"color": COLOURS["ensemble"], "width": 2}
-    figure = go.Figure(go.Scatter(x=times, y=[equity for _, equity in curve], line=look))
-    figure.update_traces(hovertemplate="%{x|%d %b %Y %H:%M}: %{y:,.0f} USD<extra></extra>")
-    return layout(figure, "What the account is worth", "USD", height=400, showlegend=False)
+    wall = times.tz_localize(None)  # plotly knows no time zones
+    figure = go.Figure(go.Scatter(x=wall, y=[equity for _, equity in curve], customdata=stamps(times), line=look))
+    figure.update_traces(hovertemplate="%{customdata}: %{y:,.0f} USD<extra></extra>")
+    return layout(figure, "What the account is worth", "USD", f"{timezone} time", height=400, showlegend=False)
 
 
 def difference_figure(daily: Mapping[str, Any]) -> go.Figure:

@@ -1,8 +1,8 @@
 """The look of all charts, and the drawing of curves over time.
 
-Curves come as wide tables (index: start of the bar, UTC; one column a strategy). The horizontal axis counts bars,
-so that nights and weekends take no room; ticks and hovers show the time. Long curves are thinned to what a screen
-can show, with the extremes of every stretch kept exactly.
+Curves come as wide tables (index: start of the bar; one column a strategy). The horizontal axis counts bars, so that
+nights and weekends take no room; ticks and hovers show the time, in the index's own time zone. Long curves are thinned
+to what a screen can show, with the extremes of every stretch kept exactly.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
 
 
 def stamps(times: pd.DatetimeIndex) -> list[str]:
-    return list(times.strftime("%Y-%m-%d %H:%M UTC"))
+    """`2020-01-08 09:30 EST`: in the index's own time zone, which is named."""
+    return list(times.strftime("%Y-%m-%d %H:%M %Z"))
 
 
 def most_telling(names: Sequence[str], first: Sequence[str | None] = ()) -> list[str]:

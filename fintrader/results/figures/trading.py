@@ -23,6 +23,7 @@ from fintrader.results.figures.style import (
     lines,
     most_telling,
     say_left_out,
+    stamps,
     time_axis,
     title_of,
 )
@@ -69,7 +70,7 @@ def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
 
 
 def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *, name: str) -> go.Figure:
-    """Notional traded in each session over the equity at its end. Both in USD, at every bar (index: UTC)."""
+    """Notional traded in each session over the equity at its end. Both in USD, at every bar."""
     ends = session_ends(session)
     traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
     close = equity.to_numpy()[ends]
@@ -124,7 +125,7 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
 
 
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
-    """A symbol's session closes with the fills on them. `closes`: index the session's last bar, UTC.
+    """A symbol's session closes with the fills on them. `closes`: index the session's last bar.
 
     Fills stand between the sessions' closes at their own time; beyond MOST_MARKS only the largest are drawn.
     """
@@ -144,13 +145,13 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
     own, cut = _largest(trades[trades["symbol"] == symbol])
     filled = pd.DatetimeIndex(own["fill_time"]).as_unit("ns").asi8
     ends = times.as_unit("ns").asi8
-    _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)))
+    _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)), times.tz)
     time_axis(figure, times)
     return layout(figure, _on_price(symbol, cut), "USD", height=360, hovermode="closest")
 
 
 def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str) -> go.Figure:
-    """Candles (`open, high, low, close`, index: start, UTC) with the fills on them, in the market's own time.
+    """Candles (`open, high, low, close`, index: start) with the fills on them, in the time of `timezone`.
 
     A fill stands on the candle in which it happened; beyond MOST_MARKS only the largest are drawn.
     """
@@ -175,7 +176,7 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: s
     if trades is not None:
         own, cut = _largest(trades[trades["symbol"] == symbol])
         candle = times.searchsorted(pd.DatetimeIndex(own["fill_time"]), side="right") - 1
-        _add_fills(figure, own, labels.to_numpy()[candle.clip(0)])
+        _add_fills(figure, own, labels.to_numpy()[candle.clip(0)], local.tz)
         heading = _on_price(symbol, cut)
     figure = layout(figure, heading, "USD", height=440, hovermode="closest")
     title = {"text": f"{timezone} time", "font": {"color": MUTED}}
@@ -195,15 +196,15 @@ def _on_price(symbol: str, cut: bool) -> str:
     return f"{symbol}: fills on its price" + (f" (the {MOST_MARKS} largest)" if cut else "")
 
 
-def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any) -> None:
-    """Buys and sells as triangles at their prices. `x`: the place of each row."""
+def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> None:
+    """Buys and sells as triangles at their prices, their times in `zone`. `x`: the place of each row."""
     shares = fills["shares"].to_numpy()
     for label, rows, colour, mark in (
         ("bought", shares > 0, BUY, "triangle-up"),
         ("sold", shares < 0, SELL, "triangle-down"),
     ):
         part = fills[rows]
-        times = pd.DatetimeIndex(part["fill_time"]).strftime("%Y-%m-%d %H:%M UTC")
+        times = stamps(pd.DatetimeIndex(part["fill_time"]).tz_convert(zone))
         figure.add_trace(
             go.Scatter(
                 x=x[rows],

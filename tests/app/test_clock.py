@@ -1,0 +1,131 @@
+"""One clock a page, and the tables that the report has too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fintrader.results.allocation import OTHER, pnl_table, symbol_pnl
+from fintrader.results.backtest_files import read_backtest
+from fintrader.results.formatting import percent
+from tests.app.conftest import Open, healthy, said, table_with
+
+ZONE = "America/New_York"
+OPENING = {"market": "09:30", "utc": "14:30"}  # of the market of these tests, in winter
+
+
+def charts(test: Any) -> str:
+    """Everything that the charts of a page hold, as JSON."""
+    return "\n".join(chart.proto.spec for chart in test.get("plotly_chart"))
+
+
+@pytest.mark.parametrize("clock", ["market", "utc"])
+def test_the_backtest_is_on_one_clock(open_page: Open, template: Path, clock: str) -> None:
+    ends = {"market": "EST", "utc": "UTC"}
+    for part in ("curves", "trades", "profit", "calendar", "decisions"):
+        test = open_page(template, "backtest", run="demo", part=part, clock=clock)
+        healthy(test)
+        assert f"Times are {'New York' if clock == 'market' else 'UTC'}" in said(test)
+        drawn = charts(test)
+        stamped = set(re.findall(r"\d\d:\d\d (EST|EDT|UTC)", drawn))
+        assert stamped <= {ends[clock]}, part
+        if part in ("curves", "trades"):
+            assert stamped, part
+        times = [
+            c for t in test.dataframe for c in (t.value[n] for n in t.value) if str(c.dtype).startswith("datetime")
+        ]
+        assert bool(times) == (part in ("trades", "profit")), part
+        for column in times:
+            assert set(column.dt.strftime("%H")) == {OPENING[clock][:2]}, part
+    test = open_page(template, "backtest", run="demo", part="trades", clock=clock)
+    title = {"market": f"Filled ({ZONE})", "utc": "Filled (UTC)"}[clock]
+    assert title in "".join(str(frame.proto.columns) for frame in test.dataframe)
+
+
+def test_the_clock_is_in_the_address_and_the_market_page_follows_it(open_page: Open, template: Path) -> None:
+    test = open_page(template, "backtest", run="demo")
+    (switch,) = [one for one in test.get("button_group") if one.label == "Clock"]
+    assert "Times are New York's." in said(test).replace("\\", "")
+    switch.set_value("utc").run()
+    assert test.query_params["clock"] == "utc"
+    test.switch_page("views/market.py").run()
+    for view in ("bars", "features"):
+        for clock, opening in OPENING.items():
+            page = open_page(template, "market", run="demo", view=view, clock=clock)
+            healthy(page)
+            assert opening in charts(page)
+            assert OPENING["utc" if clock == "market" else "market"] not in charts(page)
+    assert OPENING["utc"] in charts(test)
+    assert test.query_params["clock"] == "utc"
+    test.switch_page("views/backtest.py").run()
+    assert "Times are UTC" in said(test)
+    assert test.query_params["run"] == "demo"
+
+
+def test_a_market_in_utc_has_no_switch(open_page: Open, site: Path) -> None:
+    path = site / "runs" / "demo" / "backtest" / "context.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"timezone": "UTC"}))
+    test = open_page(site, "backtest", run="demo")
+    healthy(test)
+    assert not [one for one in test.get("button_group") if one.label == "Clock"]
+    assert "Times are UTC, the market's own" in said(test)
+
+
+def test_an_unknown_clock_is_said_and_the_markets_taken(open_page: Open, template: Path) -> None:
+    test = open_page(template, "backtest", run="demo", clock="<b>moon")
+    assert any("clock" in str(one.value) for one in test.warning)
+    assert "Times are New York" in said(test)
+
+
+def test_profit_and_round_trips_are_the_reports(open_page: Open, template: Path) -> None:
+    stored = read_backtest(template / "runs" / "demo" / "backtest")
+    test = open_page(template, "backtest", run="demo", part="profit")
+    mine = stored.trades[stored.trades["strategy"] == "ensemble"]
+    made = symbol_pnl(stored, "ensemble")
+    by_symbol = table_with(test, "fills").set_index("symbol")
+    wanted = pnl_table(made, mine)
+    assert by_symbol["profit_usd"].to_numpy() == pytest.approx(wanted["profit_usd"].to_numpy(), abs=0.006)
+    equity = stored.curve()["ensemble"]
+    months = table_with(test, "best_usd")
+    assert months["profit_usd"].sum() == pytest.approx(equity.iloc[-1] - equity.iloc[0], abs=0.05)
+    assert OTHER in said(test)
+    trips = table_with(test, "which").set_index("which")
+    metrics = stored.metrics["ensemble"]
+    assert trips.loc["All", "lots"] == metrics["round_trips"]
+    lots = table_with(test, "opened")
+    assert len(lots) == trips.loc["All", "lots"]
+    assert lots["profit_usd"].sum() == pytest.approx(trips.loc["All", "profit_usd"], abs=0.01 * len(lots))
+    assert (lots["opened"] < lots["closed"]).all()
+    assert lots["closed"].is_monotonic_decreasing
+
+
+def test_years_and_months_are_the_stored_returns(open_page: Open, template: Path) -> None:
+    stored = read_backtest(template / "runs" / "demo" / "backtest")
+    test = open_page(template, "backtest", run="demo", part="calendar", beside="equal_weight")
+    year = table_with(test, "Year")
+    assert list(year.columns) == ["Year", "Ensemble", "Equal weight", "Sessions"]
+    assert year["Sessions"].sum() == len(stored.ends)
+    if len(year) == 1:
+        for title, name in (("Ensemble", "ensemble"), ("Equal weight", "equal_weight")):
+            assert year[title][0] == percent(stored.metrics[name]["cumulative_return"])
+    assert table_with(test, "Month")["Sessions"].sum() == len(stored.ends)
+
+
+def test_a_backtest_on_another_clock_is_the_same_backtest(template: Path) -> None:
+    stored = read_backtest(template / "runs" / "demo" / "backtest")
+    local = stored.on_clock(ZONE)
+    assert (stored.timezone, local.timezone) == ("UTC", ZONE)
+    assert str(local.minutes.tz) == str(local.trades["fill_time"].dt.tz) == ZONE
+    for read in (
+        lambda s: s.curve(),
+        lambda s: s.daily_returns(),
+        lambda s: s.weights("ensemble"),
+        lambda s: symbol_pnl(s, "ensemble"),
+    ):
+        pd.testing.assert_frame_equal(read(local).tz_convert("UTC"), read(stored), check_freq=False)
+    assert str(stored.minutes.tz) == "UTC"
