@@ -51,11 +51,11 @@ class Explainer:
         if account.bar not in self._due or rows is None:  # factored observations cannot be changed
             return
         seen = torch.from_numpy(np.concatenate((account.private(), rows[account.bar])))
-        shown = seen.repeat(len(self.names) + 1, 1)
-        for k, (columns, values) in enumerate(self._taken_away(account.layout)):
-            shown[k + 1, columns] = values
-        with torch.no_grad():
-            actions = self.policy(shown.to(account.market.device)).cpu().numpy().astype(np.float32)
+        nothing = torch.empty(0, dtype=torch.long), torch.empty(0)
+        without = [nothing, *self._taken_away(account.layout)]
+        at_once = max(1, MOST_NUMBERS // (len(self._due) * len(seen)))
+        parts = [self._asked(seen, without[k : k + at_once]) for k in range(0, len(without), at_once)]
+        actions = np.concatenate(parts)
         if not np.isfinite(actions).all():  # said where the decision is carried out
             return
         worth = account.prices / account.equity
@@ -73,6 +73,14 @@ class Explainer:
                 "raised": [_rounded(raised[:, k]) for k in first],
             }
         )
+
+    def _asked(self, seen: Tensor, without: Sequence[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
+        """`[K, N]`: the policy's actions, each with some columns of `seen` `[D]` showing something else."""
+        shown = seen.repeat(len(without), 1)
+        for row, (columns, values) in zip(shown, without, strict=True):
+            row[columns] = values
+        with torch.no_grad():
+            return np.asarray(self.policy(shown).cpu().numpy(), dtype=np.float32)
 
     def _taken_away(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
         """Of each input its columns in an observation, and what stands there instead."""

@@ -222,6 +222,10 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
 def _decisions(page: Page, stored: StoredBacktest) -> None:
     found = read_explanation(stored.explanation)
     if found is None:
+        told = (
+            "Nobody looked at them: this backtest is of an earlier version, or its policy sees observations in parts."
+        )
+        page.section("What moved the decisions", note(told), link="Decisions")
         return
     parts = [note(found.sentence()), page.chart("importance", figures.importance_figure(found)), note(METHOD)]
     page.section(f"What moved the decisions of {figures.title_of(found.strategy).lower()}", *parts, link="Decisions")
