@@ -1,4 +1,4 @@
-"""The members of the NASDAQ-100 by date against three references: they differ by what docs/members.md lists."""
+"""The members of the NASDAQ-100 by date against three references: they differ by what the docs list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fintrader.data.universe import index_membership, index_tickers
 from tests.data.tables import REAL_FOLDER
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "members.md"
+DIFFERENCES = HERE.parents[1] / "docs" / "assets" / "members_differences.csv"
 LIST = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
 FIRST, LAST = dt.date(2007, 2, 1), dt.date(2026, 10, 9)
 DAY = dt.timedelta(days=1)
@@ -148,12 +148,11 @@ def differences(name: str) -> set[tuple[str, str, str]]:
 
 
 def told(name: str) -> set[tuple[str, str, str]]:
-    """The rows of the page's table under a reference's heading, without their reasons."""
-    part = PAGE.read_text().split(f"### {name}\n")[1].split("\n#")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
-    assert rows[0][:3] == ["company", "only here", "only there"]
-    assert all(len(row) == 4 and row[3] for row in rows)
-    return {(row[0], row[1], row[2]) for row in rows[2:]}
+    """What the documentation's file lists of a reference, without the reasons."""
+    rows = [row for row in csv.DictReader(DIFFERENCES.open()) if row["reference"] == name]
+    assert rows
+    assert all(row["why"] for row in rows)
+    return {(row["company"], row["only_here"], row["only_there"]) for row in rows}
 
 
 @pytest.mark.parametrize("name", list(REFERENCES))
