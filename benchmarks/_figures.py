@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from benchmarks._claims import measured
@@ -71,13 +70,14 @@ SETS = {
 }
 WHO = {
     "ensemble": "ensemble",
+    "best": "best pod, as it learned",
     "without_information": "the same search without information",
     "ridge": "ridge",
 }
 
 
 def real(records: Records) -> str:
-    """Active figures of every set and seed that were walked forward, and the verdicts."""
+    """Active figures of every set and seed that were walked forward, and what they say in a sentence."""
     walked = _walked(records)
     rows = []
     for bars, found in walked:
@@ -85,12 +85,10 @@ def real(records: Records) -> str:
             if known := found.get(key):
                 rows.append([bars, title, *_active(known, found["equal_weight"], found["ensemble"]["sessions"])])
     head = ["bars", "who", "active return a year (95 %)", "information ratio", "folds not below"]
-    head += ["Sharpe, its / equal weight's"]
-    verdicts = [
-        prose(f"*{bars}*: {_told(found['verdict'])}", item=True) for bars, found in walked if found.get("verdict")
-    ]
+    head += ["Sharpe, its / equal weight's", "invested"]
+    verdicts = [prose(f"*{bars}*: {found['verdict']}", item=True) for bars, found in walked if found.get("verdict")]
     said = ["The verdict on each ensemble, by the ledger of its runs alone:", "\n".join(verdicts)]
-    parts = [table(head, rows, left=2), *(said if verdicts else [])]
+    parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(walked))]
     return "\n\n".join([*parts, sentence(records, "real")])
 
 
@@ -115,7 +113,7 @@ def real_bars(records: Records) -> str:
     rows = []
     for bars, found in _walked(records):
         if _real(bars, found):
-            returned, ratio, _, sharpes = _active(
+            returned, ratio, _, sharpes, _ = _active(
                 found["ensemble"], found["equal_weight"], found["ensemble"]["sessions"]
             )
             rows.append([bars, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
@@ -155,16 +153,24 @@ def _active(found: Named, equal_weight: Named, sessions: int) -> list[str]:
         DASH if ratio is None else f"{ratio:+.2f}",
         found.get("folds_not_below") or DASH,
         sharpes,
+        percent(found["invested_share"]),
     ]
 
 
-_PLANNING = ("A window of", "More sessions", "New sessions", "If that is its true size")
-"""How the sentences of a verdict begin that say how many more sessions would tell."""
-
-
-def _told(verdict: str) -> str:
-    """A verdict without them."""
-    return " ".join(one for one in re.split(r"(?<=\.) (?=[A-Z])", verdict) if not one.startswith(_PLANNING))
+def _real_words(walked: Sequence[tuple[str, Named]]) -> str:
+    """Beside ridge where a signal was planted, and what the search found where there is none."""
+    beside, free = [], []
+    for bars, found in walked:
+        if "planted" in bars and found.get("ridge"):
+            ours, theirs = (found[name]["active_return"] for name in ("ensemble", "ridge"))
+            beside.append(f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})")
+        if nothing := found.get("without_information"):
+            sessions = found["ensemble"]["sessions"]
+            made = nothing["active_return"] * (sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0)
+            free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
+    said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
+    said += [f"Without information the same search made {joined(free)}."] if free else []
+    return " ".join(said)
 
 
 # --- the tournament -----------------------------------------------------------------------------------------------

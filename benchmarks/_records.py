@@ -62,29 +62,18 @@ def refused(records: Records, names: Iterable[str], allowed: Iterable[str] = LOC
     return problems
 
 
-def origin(records: Records, *names: str, machine: bool = True) -> str:
+def origin(records: Records, *names: str) -> str:
     """Where figures come from: record, commit, machine, and the mark of a tree that was not clean."""
     said = []
     for name in names:
         record = records[name]
         of = dict.fromkeys(commit.partition("+")[0][:7] for commit in commits(record))
-        on = f", {_processor(record['machine'])}" if machine else ""
-        said.append(f"`{name}` {' and '.join(of)}{on}{f' {MARK}' if is_dirty(record) else ''}")
+        machine = record["machine"]
+        cpu = machine["cpu"].replace("(R)", "").replace(" Processor", "")
+        gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+        text = f"`{name}` {' and '.join(of)}, {machine['cores']} × {cpu}{gpu}"
+        said.append(text + (f" {MARK}" if is_dirty(record) else ""))
     return "; ".join(said)
-
-
-def _processor(machine: Named) -> str:
-    cpu = machine["cpu"].replace("(R)", "").replace(" Processor", "")
-    return f"{machine['cores']} × {cpu}" + (f", {machine['gpu']}" if "gpu" in machine else "")
-
-
-def machines(records: Records, names: Iterable[str]) -> str:
-    """Which records were measured on which machine, as a sentence."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(_processor(records[name]["machine"]), []).append(f"`{name}`")
-    most, *others = sorted(found.items(), key=lambda item: -len(item[1]))
-    return f"Measured on {'; '.join([most[0], *(f'{joined(of)} on {cpu}' for cpu, of in others)])}."
 
 
 def footnote(records: Records, names: Iterable[str]) -> str:

@@ -63,7 +63,7 @@ def test_a_new_set_or_seed_of_real_bars_gets_its_rows(records: dict[str, Any]) -
     sets |= {"us14/1": sets["us14/0"], "n100/0": sets["us14/0"]}
     text = readme.rewritten(PAGES["docs/results.md"], grown)
     for title in ("14 US stocks, minutes, seed 0", "14 US stocks, minutes, seed 1", "NASDAQ-100, minutes"):
-        assert text.count(f"| {title} |") == 3, title
+        assert text.count(f"| {title} |") == 4, title
 
 
 def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
