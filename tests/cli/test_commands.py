@@ -84,6 +84,7 @@ def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.M
     assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")
 
 
+@pytest.mark.slow
 def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path: Path) -> None:
     config = write_config(tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1})
     for _ in range(2):  # when it is made, and when it is there
