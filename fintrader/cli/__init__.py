@@ -27,6 +27,7 @@ from fintrader.errors import ConfigError, FintraderError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with a status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, not imported yet: threads of small networks wait for others
     with logs.written(_log_format(argv)):
         _main(argv)
 

@@ -15,7 +15,6 @@ adds what it lacks.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import urllib.parse
@@ -116,7 +115,6 @@ class Collection:
             "sha256": digest,
             "rows": len(bars),
             "row": base,
-            "content": content_of(bars),
             "first": int(bars.ts.min()),
             "last": int(bars.ts.max()),
             "request": dict(request),
@@ -230,14 +228,19 @@ def unnamed(home: Objects, manifests: Container[str] | None = None) -> list[str]
     return [name for name in names if name not in named]
 
 
-def content_of(bars: Bars) -> str:
-    """SHA-256 of the bars of one symbol and how their rows follow one another, wherever in a file the first stands."""
-    digest = hashlib.sha256()
-    values = [bars.ts, *(getattr(bars, name) for name in COLUMNS), *(bars.extras[name] for name in sorted(bars.extras))]
-    rows = _relative_rows(bars)
-    for column in values if rows is None else [*values, rows]:
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.hexdigest()
+def same_rows(bars: Bars, other: Bars) -> bool:
+    """Whether two pieces of one symbol hold the same bars, whose rows follow one another in the same way, wherever in a
+    file the first stands."""
+    if len(bars) != len(other) or sorted(bars.extras) != sorted(other.extras):
+        return False
+    ours, theirs = _relative_rows(bars), _relative_rows(other)
+    columns = [(getattr(bars, name), getattr(other, name)) for name in ("ts", *COLUMNS)]
+    columns += [(bars.extras[name], other.extras[name]) for name in bars.extras]
+    if ours is not None or theirs is not None:
+        columns.append(
+            (np.arange(len(bars)) if ours is None else ours, np.arange(len(other)) if theirs is None else theirs)
+        )
+    return all(np.array_equal(one, another, equal_nan=True) for one, another in columns)
 
 
 def _relative_rows(bars: Bars) -> Array | None:
@@ -256,10 +259,10 @@ def encode(bars: Bars) -> bytes:
     rows = _relative_rows(bars)
     if rows is not None:
         columns["row"], encoding["row"] = pa.array(rows), "DELTA_BINARY_PACKED"
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=encoding, **plain)
-    return sink.getvalue()
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _short(values: Array) -> Array:

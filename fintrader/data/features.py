@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 from pydantic import Field, field_validator
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fintrader.config import PathText, Settings, load_object
 from fintrader.data.bars import Array
@@ -394,14 +395,15 @@ def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float =
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
-    for today in range(days + 1, len(day_close)):
-        past, now = returns[today - days : today], returns[today]
-        listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]
-        listed &= np.where(listed, past, 0.0).std(axis=0) > 0
-        if not listed.any():
-            continue
-        past, gap = past[:, listed], now[listed] - past[:, listed].mean(axis=0)
-        covariance = np.atleast_2d(np.cov(past, rowvar=False))
-        shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
-        result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
+    with threadpool_limits(1, user_api="blas"):  # on a busy machine a second thread costs a hundred times what it saves
+        for today in range(days + 1, len(day_close)):
+            past, now = returns[today - days : today], returns[today]
+            listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]
+            listed &= np.where(listed, past, 0.0).std(axis=0) > 0
+            if not listed.any():
+                continue
+            past, gap = past[:, listed], now[listed] - past[:, listed].mean(axis=0)
+            covariance = np.atleast_2d(np.cov(past, rowvar=False))
+            shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
+            result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
     return result

@@ -6,10 +6,13 @@ Files go through the store (`fintrader.data.chunks`): the first build cuts them 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -26,6 +29,9 @@ from fintrader.data.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
 from fintrader.progress import Progress
 from fintrader.storage.objects import Objects
+
+_AT_ONCE = 4
+"""Manifests that are saved at once."""
 
 
 class Feed(Protocol):
@@ -88,9 +94,12 @@ class FilesFeed(Feed):
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
         days, alone = days_together(self.files)
-        self._collections = [self._chunks_of(self.files[one], self._contents[one], progress) for one in alone]
-        if days:
-            self._collections.append(self._chunks_of_days(days, progress))
+        with _Saving() as saving:
+            self._collections = [
+                self._chunks_of(self.files[one], self._contents[one], progress, saving) for one in alone
+            ]
+            if days:
+                self._collections.append(self._chunks_of_days(days, progress, saving))
         self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
 
     def stored(self) -> list[Collection]:
@@ -116,40 +125,42 @@ class FilesFeed(Feed):
     def _named(self, days: Sequence[int]) -> list[tuple[str, str]]:
         return [(self._called(self.files[one]), self._contents[one].sha256) for one in days]
 
-    def _chunks_of(self, file: BarFile, content: _Content, progress: Progress | None) -> Collection:
-        collection = self._opened(file, content.sha256)
+    def _chunks_of(self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving) -> Collection:
+        def cut(collection: Collection) -> Collection | None:
+            before = None if content.before is None else self._opened(file, content.before)
+            ingest(file, self.settings, collection, progress, before=before, grown_from=content.grown_from)
+            return before if content.superseded else None
+
+        return self._complete(lambda: self._opened(file, content.sha256), cut, saving)
+
+    def _chunks_of_days(self, days: Sequence[int], progress: Progress | None, saving: _Saving) -> Collection:
+        named = self._named(days)
+
+        def cut(collection: Collection) -> Collection | None:
+            before, grown = earlier_days(collection, named)
+            files = [self.files[one] for one in days]
+            ingest_days(files, named, self.settings, collection, progress, before=before, grown=grown)
+            return before if grown else None
+
+        return self._complete(lambda: self._opened_days(named), cut, saving)
+
+    def _complete(
+        self, opened: Callable[[], Collection], cut: Callable[[Collection], Collection | None], saving: _Saving
+    ) -> Collection:
+        """The collection with all its chunks; `cut` fills one that lacks them, and returns what it replaces."""
+        collection = opened()
         if collection.complete:
             return collection
-        with collection.objects.lock():
-            collection = self._opened(file, content.sha256)
+        with contextlib.ExitStack() as held:
+            held.enter_context(collection.objects.lock())
+            collection = opened()  # somebody else may have cut it meanwhile
             if not collection.complete:
-                before = None if content.before is None else self._opened(file, content.before)
                 try:
-                    ingest(file, self.settings, collection, progress, before=before, grown_from=content.grown_from)
+                    replaced = cut(collection)
                 except DataError:  # chunks of a file that is refused are of no use to anybody
                     collection.tidy()
                     raise
-                if before is not None and content.superseded:
-                    before.forget()
-        return collection
-
-    def _chunks_of_days(self, days: Sequence[int], progress: Progress | None) -> Collection:
-        named = self._named(days)
-        collection = self._opened_days(named)
-        if collection.complete:
-            return collection
-        with collection.objects.lock():
-            collection = self._opened_days(named)
-            if not collection.complete:
-                before, grown = earlier_days(collection, named)
-                files = [self.files[one] for one in days]
-                try:
-                    ingest_days(files, named, self.settings, collection, progress, before=before, grown=grown)
-                except DataError:
-                    collection.tidy()
-                    raise
-                if before is not None and grown:
-                    before.forget()
+                saving.soon(collection, replaced, held.pop_all())
         return collection
 
     def span(self) -> tuple[int, int]:
@@ -161,6 +172,36 @@ class FilesFeed(Feed):
     def bars(self, symbol: str) -> Bars:
         bars = concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
         return replace(bars, ts=day_starts(self.calendar, self.settings.timezone, bars.ts))
+
+
+class _Saving:
+    """Saves collections while the next file is read: a disk makes several durable in the time of one."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Saving:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._pool.shutdown()  # once all are saved
+        for saved in self._pending if kind is None else ():
+            saved.result()
+
+    def soon(self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack) -> None:
+        """Save one, then forget the one that it replaces and let go of what is `held` for it. Raises what an earlier
+        one raised."""
+        self._pending.append(self._pool.submit(self._save, collection, replaced, held))
+        if len(self._pending) > 4 * _AT_ONCE:  # each holds a file open
+            self._pending.popleft().result()
+
+    @staticmethod
+    def _save(collection: Collection, replaced: Collection | None, held: contextlib.ExitStack) -> None:
+        with held:
+            collection.save()
+            if replaced is not None:
+                replaced.forget()
 
 
 def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:

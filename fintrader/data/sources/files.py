@@ -24,6 +24,8 @@ from fintrader.storage.objects import file_system
 
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
+"""What no text holds."""
 _FEW = 10
 """From so many lines on, equal decimals are no chance."""
 
@@ -191,7 +193,7 @@ def csv_head(file: BarFile, size: int) -> str:
             head = bytes((pa.CompressedInputStream(stream, "gzip") if packed else stream).read(size))
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise BarError(f"{file.name}: is written in UTF-16; save it as UTF-8")
-    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
+    if len(head.translate(None, _CONTROL)) < len(head):
         raise BarError(f"{file.name}: holds no text; unpack it, or export it as CSV (or Parquet, called .parquet)")
     lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
     return (lines or head).decode("utf-8-sig", errors="replace")

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from fintrader.data.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
-from fintrader.data.chunks import Collection, content_of
+from fintrader.data.chunks import Collection, decode, same_rows
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.sources.files import BATCH_ROWS, iterate
 from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.listing import BarFile
+from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 
 _BUFFER_ROWS = 4_000_000
@@ -49,7 +50,7 @@ def ingest(
     before: Collection | None = None,
     grown_from: int | None = None,
 ) -> None:
-    """Cut one file into chunks by symbol and month.
+    """Cut one file into chunks by symbol and month, which count once the collection is saved.
 
     `before` is what the store holds of the file as it was: its chunks are kept where their rows stand unchanged, be it
     elsewhere in the file. With `grown_from` the first so many bytes of a CSV are known to be the same, and are not
@@ -73,7 +74,7 @@ def ingest_days(
     before: Collection | None = None,
     grown: bool = False,
 ) -> None:
-    """Cut files of days into chunks, with their rows numbered on from file to file.
+    """Cut files of days into chunks, with their rows numbered on from file to file; they count once it is saved.
 
     `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with `grown` its files are the
     first of these. Raises BarError for a bad row.
@@ -159,7 +160,6 @@ def _cut(batches: Iterator[Bars], collection: Collection, known: _Known, progres
         for key in sorted(waiting):
             store(key)
     collection.complete = True
-    collection.save()
 
 
 class _Known:
@@ -169,6 +169,7 @@ class _Known:
         chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]] = {}
         if before is not None and before.complete:
             chunks = before.chunks
+        self._before = before
         self._left = {(name, month): [*pieces] for name, months in chunks.items() for month, pieces in months.items()}
 
     def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
@@ -177,12 +178,21 @@ class _Known:
         while pieces and done + pieces[0]["rows"] <= len(bars):
             stop = done + pieces[0]["rows"]
             part = bars.take(slice(done, stop))
-            if content_of(part) != pieces[0]["content"]:
+            if not self._same(part, pieces[0]):
                 pieces.clear()
                 break
             collection.keep(symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0]))
             done = stop
         return bars.take(slice(done, len(bars)))
+
+    def _same(self, bars: Bars, piece: Mapping[str, Any]) -> bool:
+        """Whether a chunk holds these rows; one that is missing or damaged does not, and is written again."""
+        assert self._before is not None
+        try:
+            data = self._before.piece(piece)
+        except DataError:
+            return False
+        return same_rows(decode(data, bars.symbols[0], bars.origin, 0 if bars.row is not None else None), bars)
 
 
 def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
