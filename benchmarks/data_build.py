@@ -4,8 +4,8 @@
 
 1. clean and align: rows a second from bars in memory to the exchange's grid.
 2. the size of the paper: 152 tickers, 2016-01-01 to 2021-05-26 (1,359 sessions, 528,030 minutes), its eight features,
-   from local Parquet files of made-up bars, in a process of its own (the better of two): time, peak memory, second build,
-   time to load.
+   from local Parquet files of made-up bars, in a process of its own (the better of two): time, peak memory, second
+   build, time to load.
 3. the way of FinRL (stockstats, ticker by ticker, in pandas, as `FeatureEngineer.add_technical_indicator` does) on a
    subset,
    in turn with ours on the same bars.
