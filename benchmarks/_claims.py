@@ -84,7 +84,8 @@ def _build(found: Named) -> str:
     again = f"again {1e3 * found['second_build_seconds']:.0f} ms, loading {1e3 * found['load_seconds']:.0f} ms"
     return (
         f"{found['paper_build_seconds']:.0f} s ({found['paper_cpu_seconds']:.0f} CPU-s, "
-        f"{found['paper']['first']['system_seconds']:.0f} of them the system's), {found['paper_peak_gib']:.2f} GiB; "
+        f"{found['paper']['first']['system_seconds']:.0f} of them the system's, which takes "
+        f"{found['paper']['fresh_gib_seconds']:.1f} for a GiB of new memory), {found['paper_peak_gib']:.2f} GiB; "
         f"{times(found['polars']['times_faster'])} polars on the same work; {again}"
     )
 
