@@ -74,6 +74,12 @@ STYLE = """<style>
 .ft-stages .stopped i {background: rgba(217,115,13,.35);}
 .ft-stages .stopped i::before {background: #d9730d;}
 .ft-stages .waiting b {opacity: .6; font-weight: 400;}
+.ft-runs {width: 100%; border-collapse: collapse; font-size: .875rem; white-space: nowrap;}
+.ft-runs tr {height: 35px;}
+.ft-runs th {font-weight: 400; opacity: .6; text-align: left;}
+.ft-runs th, .ft-runs td {padding: 0 .5rem; border: 1px solid rgba(128,138,148,.2);}
+.ft-runs td:nth-child(n+4) {text-align: right; font-variant-numeric: tabular-nums;}
+[data-testid="stHtml"]:has(.ft-runs) {overflow: hidden;}
 @media (max-width: 640px) {
   .ft-stages {flex-direction: column; gap: .15rem;}
   .ft-stages li {display: grid; grid-template-columns: 6.2rem 1fr 8.3rem; gap: .6rem; align-items: center;}
@@ -91,7 +97,7 @@ STATUS = {
     "broken": (":material/broken_image:", "red"),
 }
 REFRESH_SECONDS = 2
-WAIT_SECONDS = 0.5
+WAIT_SECONDS = 0.2
 
 
 def runs_folder() -> RunsFolder:

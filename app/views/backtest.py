@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results import figures, periods
@@ -59,7 +62,7 @@ def render(runs: RunsFolder) -> None:
         shown = [main, *others]
         match tab:
             case "curves":
-                curves(stored, shown)
+                curves(stored, shown, (artifacts.backtest_version(folder), stored.timezone, *shown))
             case "risk":
                 rolling(stored, shown)
             case "calendar":
@@ -132,7 +135,7 @@ def looked_at(looks: object) -> str | None:
     return "first look at this window" if times <= 1 else f"look {count(times)} at this window"
 
 
-def curves(stored: StoredBacktest, shown: list[str]) -> None:
+def curves(stored: StoredBacktest, shown: list[str], version: Hashable) -> None:
     left, middle, _ = st.columns([2, 2, 3])
     with left:
         scale = st.segmented_control("Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale")
@@ -140,17 +143,24 @@ def curves(stored: StoredBacktest, shown: list[str]) -> None:
         grain = st.segmented_control(
             "Drawdown from", ["session closes", "every bar"], default="session closes", key="curves_grain"
         )
-    equity = stored.curve()[shown].rename(columns=label)
-    figure = figures.equity_figure(equity, relative=scale == "Relative")
-    if scale == "Log":
-        figure.update_yaxes(type="log", tickformat="~s")
-    st.subheader("Equity", anchor=False)
-    charts.show(figure, "backtest_equity", height=420)
     by_bar = grain == "every bar"
+
+    def equity() -> pd.DataFrame:
+        return stored.curve()[shown].rename(columns=label)
+
+    def wealth() -> go.Figure:
+        figure = figures.equity_figure(equity(), relative=scale == "Relative")
+        if scale == "Log":
+            figure.update_yaxes(type="log", tickformat="~s")
+        return figure
+
+    def drawdown() -> go.Figure:
+        return figures.drawdown_figure(equity(), session=None if by_bar else stored.session)
+
+    st.subheader("Equity", anchor=False)
+    charts.show(wealth, "backtest_equity", height=420, version=(version, scale))
     st.subheader("Drawdown", anchor=False)
-    charts.show(
-        figures.drawdown_figure(equity, session=None if by_bar else stored.session), "backtest_drawdown", height=300
-    )
+    charts.show(drawdown, "backtest_drawdown", height=300, version=(version, by_bar))
     key = "minute_max_drawdown" if by_bar else "max_drawdown"
     deepest = ", ".join(f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown)
     st.caption(f"Deepest: {deepest}. As stored in metrics.json ({'every bar' if by_bar else 'session closes'}).")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+
+import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.errors import FintraderError
@@ -40,9 +45,9 @@ def render(runs: RunsFolder) -> None:
     if len(lines) < 2:
         st.info("Choose at least two strategies.", icon=":material/compare_arrows:")
         return
-    chosen_lines = {line: stored[line.partition(" / ")[0]] for line in lines}
+    chosen_lines = {line: stored[run_of(line)] for line in lines}
     with guarded():
-        chosen = {line.partition(" / ")[0]: backtest for line, backtest in chosen_lines.items()}
+        chosen = {run_of(line): backtest for line, backtest in chosen_lines.items()}
         both = union_of_looks(chosen)
         looks = f"{count(both.looks)} different results looked at on their bars"
         st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
@@ -51,7 +56,7 @@ def render(runs: RunsFolder) -> None:
         if both.looks > 1:
             least = chance(LEVEL / both.looks)
             st.caption(f"Whoever picks one of {count(both.looks)} results is held to p {least} (Bonferroni).")
-    overlay(chosen_lines)
+    overlay(chosen_lines, tuple((line, artifacts.backtest_version(runs.run(run_of(line)))) for line in lines))
     with guarded():
         differences(chosen_lines)
     if len(chosen) > 1:
@@ -70,20 +75,28 @@ def load(runs: RunsFolder, names: list[str]) -> dict[str, StoredBacktest]:
     return found
 
 
+def run_of(line: str) -> str:
+    return line.partition(" / ")[0]
+
+
 def strategy_of(line: str) -> str:
     return line.partition(" / ")[2]
 
 
-def overlay(chosen: dict[str, StoredBacktest]) -> None:
+def overlay(chosen: dict[str, StoredBacktest], version: Hashable) -> None:
     """Growth and drawdown of each strategy, from session closes."""
-    daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()}
+
+    def figure(**look: Any) -> go.Figure:
+        daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()}
+        return figures.growth_figure(daily, **look)
+
     first = next(iter(chosen.values()))
     if not all(backtest.minutes.equals(first.minutes) for backtest in chosen.values()):
         st.warning("These backtests cover different windows; their figures are not like for like.")
     st.subheader("Wealth, multiples of the start", anchor=False)
-    charts.show(figures.growth_figure(daily), "compare_equity", height=400)
+    charts.show(figure, "compare_equity", height=400, version=version)
     st.subheader("Drawdown, from session closes", anchor=False)
-    charts.show(figures.growth_figure(daily, drawdown=True), "compare_drawdown", height=280)
+    charts.show(partial(figure, drawdown=True), "compare_drawdown", height=280, version=version)
 
 
 def differences(chosen: dict[str, StoredBacktest]) -> None:

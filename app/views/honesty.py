@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results import figures
@@ -58,37 +60,38 @@ def render(runs: RunsFolder) -> None:
     stored = artifacts.backtest(folder)
     tables.judged(stored)
     report = stored.honesty
+    version = artifacts.backtest_version(folder)
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
     if report:
         numbers(report)
         left, right = st.columns(2)
         with left, guarded():
-            alpha(report)
+            alpha(report, version)
         with right, guarded():
-            betting(report, stored)
+            betting(report, stored, version)
         with guarded():
             rivals(report)
         left, right = st.columns(2)
         with left, guarded():
             intervals(report)
         with right, guarded():
-            random_portfolios(report, stored)
+            random_portfolios(report, stored, version)
         st.header("What the search says of itself", anchor=False)
         st.caption("On the window it chose by: a diagnosis of the search, which no verdict rests on.")
         left, right = st.columns(2)
         with left, guarded():
-            luck(report)
+            luck(report, version)
         with right, guarded():
-            overfitting(report)
+            overfitting(report, version)
         with guarded():
             null_model(report, stored)
     with guarded():
-        sensitivity(stored)
+        sensitivity(stored, version)
     with guarded():
         lookahead(folder)
     with guarded():
-        selection(folder)
+        selection(folder, version)
     provenance(run, stored)
 
 
@@ -113,7 +116,7 @@ def numbers(report: dict[str, Any]) -> None:
     tables.numbers(cells)
 
 
-def alpha(report: dict[str, Any]) -> None:
+def alpha(report: dict[str, Any], version: Hashable) -> None:
     """The information ratio beside what the window can see."""
     evidence = part(report, "evidence")
     values = {key: number(part(evidence, "alpha").get(key)) for key in KNOWN_ALPHA}
@@ -121,11 +124,12 @@ def alpha(report: dict[str, Any]) -> None:
         st.info("Too short, or too close to the benchmark, to be tested.", icon=":material/hourglass_empty:")
         return
     st.subheader("Beyond the benchmark, beta hedged", anchor=False)
-    charts.show(figures.alpha_figure({"alpha": values, "against": str(evidence.get("against"))}), "honesty_alpha")
+    against = str(evidence.get("against"))
+    charts.show(lambda: figures.alpha_figure({"alpha": values, "against": against}), "honesty_alpha", version=version)
     st.caption(f"{plain(str(part(evidence, 'alpha').get('method')))}.")
 
 
-def betting(report: dict[str, Any], stored: StoredBacktest) -> None:
+def betting(report: dict[str, Any], stored: StoredBacktest, version: Hashable) -> None:
     """The e-process."""
     values = [number(value) for value in part(part(report, "evidence"), "e_value").get("by_session") or []]
     known = [value for value in values if value is not None]
@@ -133,7 +137,7 @@ def betting(report: dict[str, Any], stored: StoredBacktest) -> None:
         return
     st.subheader("Evidence as it comes in", anchor=False)
     closes = stored.on_clock(figures.timezone_of(stored.context)).minutes[stored.ends]
-    charts.show(figures.betting_figure(known, closes), "honesty_betting")
+    charts.show(lambda: figures.betting_figure(known, closes), "honesty_betting", version=version)
     st.caption("A bettor on alpha, from 1: the value counts whenever one looks, however often.")
 
 
@@ -153,7 +157,7 @@ def intervals(report: dict[str, Any]) -> None:
     st.caption(f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White).")
 
 
-def luck(report: dict[str, Any]) -> None:
+def luck(report: dict[str, Any], version: Hashable) -> None:
     """The chosen trial's Sharpe ratio where it was chosen beside what luck would show there."""
     found = part(report, "selection")
     sharpe = part(found, "sharpe")
@@ -163,7 +167,7 @@ def luck(report: dict[str, Any]) -> None:
     if None in values.values():
         return
     st.subheader("The chosen trial, and what luck shows", anchor=False)
-    charts.show(figures.sharpe_figure(values), "honesty_luck")
+    charts.show(lambda: figures.sharpe_figure(values), "honesty_luck", version=version)
     source = sharpe.get("trial_variance_source")
     if isinstance(source, str):
         effective = ratio(sharpe.get("effective_trials"), 1)
@@ -195,7 +199,7 @@ def is_histogram(counts: Any, edges: Any) -> bool:
     return all(number(value) is not None for value in [*counts, *edges])
 
 
-def overfitting(report: dict[str, Any]) -> None:
+def overfitting(report: dict[str, Any], version: Hashable) -> None:
     """Where the in-sample winners ended out of sample."""
     found = part(part(report, "selection"), "overfitting")
     st.subheader("Probability of backtest overfitting", anchor=False)
@@ -208,7 +212,8 @@ def overfitting(report: dict[str, Any]) -> None:
         return
     chance_of_it = number(found.get("probability"))
     if chance_of_it is not None and is_histogram(found.get("logit_counts"), found.get("logit_edges")):
-        charts.show(figures.overfitting_figure({**found, "probability": chance_of_it}), "honesty_pbo")
+        shown = {**found, "probability": chance_of_it}
+        charts.show(lambda: figures.overfitting_figure(shown), "honesty_pbo", version=version)
     folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
     span = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
     trials = folds[0].get("trials") if folds else found.get("trials")
@@ -221,7 +226,7 @@ def overfitting(report: dict[str, Any]) -> None:
         st.caption(f"Fold by fold: {each}.")
 
 
-def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
+def random_portfolios(report: dict[str, Any], stored: StoredBacktest, version: Hashable) -> None:
     """What darts would have earned."""
     found = part(report, "random_portfolios")
     st.subheader("Random static portfolios over the same window", anchor=False)
@@ -232,7 +237,8 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest) -> None:
     drawn = number(found.get("count"))
     if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
         returned = number(part(stored.metrics, str(report.get("strategy"))).get("cumulative_return"))
-        charts.show(figures.random_portfolios_figure({**found, "count": int(drawn)}, returned), "honesty_random")
+        shown = {**found, "count": int(drawn)}
+        charts.show(lambda: figures.random_portfolios_figure(shown, returned), "honesty_random", version=version)
     above = part(found, "share_above")
     if above:
         shares = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
@@ -252,7 +258,7 @@ def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
     tables.paper_table(shown, "honesty_null_model", stored.portfolio)
 
 
-def sensitivity(stored: StoredBacktest) -> None:
+def sensitivity(stored: StoredBacktest, version: Hashable) -> None:
     """What the result survives: whole simulations with one choice changed, where they were run."""
     rows = stored.sensitivity
     swept = [(cost_of(row), number(row.get("cumulative_return")), row) for row in rows if row.get("kind") == "cost_bps"]
@@ -262,18 +268,17 @@ def sensitivity(stored: StoredBacktest) -> None:
         if x is not None and y is not None
     ]
     if len(points) < 2:
-        costs(stored)
+        costs(stored, version)
     else:
         st.subheader("Return at other costs", anchor=False)
-        charts.show(figures.cost_figure(points), "honesty_sweep")
+        charts.show(lambda: figures.cost_figure(points), "honesty_sweep", version=version)
         st.caption("Return of the test window; every point is a whole simulation at that cost.")
     capitals = [row for row in rows if row.get("kind") == "capital_usd" and cost_of(row) is not None]
     if len(capitals) > 1:
         st.subheader("Sharpe ratio with more capital", anchor=False)
         shown = [row | {name: number(row.get(name)) for name in ("sharpe", "cumulative_return")} for row in capitals]
-        charts.show(
-            figures.capital_figure([row | {"chosen": row.get("chosen") is True} for row in shown]), "honesty_capital"
-        )
+        marked = [row | {"chosen": row.get("chosen") is True} for row in shown]
+        charts.show(lambda: figures.capital_figure(marked), "honesty_capital", version=version)
         st.caption(
             "Every point is a whole simulation: orders take their share of each bar's volume, the rest is cancelled."
         )
@@ -300,7 +305,7 @@ def cost_of(row: dict[str, Any]) -> float | None:
         return None
 
 
-def costs(stored: StoredBacktest) -> None:
+def costs(stored: StoredBacktest, version: Hashable) -> None:
     """How the result falls with costs, from the stored notional and costs."""
     st.subheader("Return at other costs", anchor=False)
     names = [name for name in stored.strategies if (stored.curve("turnover_usd")[name] > 0).any()]
@@ -308,9 +313,14 @@ def costs(stored: StoredBacktest) -> None:
         st.info("Nothing was traded.", icon=":material/inbox:")
         return
     columns = ("equity_usd", "cost_usd", "turnover_usd")
-    tables = [stored.curve(column)[names].rename(columns=label) for column in columns]
     room = 18 * max(0, len(names) - 3)  # on a narrow screen the legend takes a line for each
-    charts.show(figures.first_order_cost_figure(*tables), "honesty_costs", height=300 + room)
+
+    def figure() -> go.Figure:
+        return figures.first_order_cost_figure(
+            *(stored.curve(column)[names].rename(columns=label) for column in columns)
+        )
+
+    charts.show(figure, "honesty_costs", height=300 + room, version=version)
     even = ", ".join(
         f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps" for name in names
     )
@@ -349,7 +359,7 @@ def listed(values: Any, most: int = 200) -> list[str]:
     return [str(value) for value in values[:most]] if isinstance(values, list) else []
 
 
-def selection(folder: Folder) -> None:
+def selection(folder: Folder, version: Hashable) -> None:
     """All trials by their validation score: where the winner was chosen from."""
     try:
         pods = artifacts.pods(folder)
@@ -361,7 +371,8 @@ def selection(folder: Folder) -> None:
     st.subheader("The trials it was chosen from", anchor=False)
     text = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
     named = scores.set_axis([label(pod) for pod in pods.loc[scores.index, "pod"]])
-    charts.show(figures.trials_figure(named), "honesty_trials")
+    contents = int(pd.util.hash_pandas_object(named).sum())
+    charts.show(lambda: figures.trials_figure(named), "honesty_trials", version=(version, contents))
     if len(scores) > figures.MOST_BARS:
         best = f"{named.index[0]} with {score(scores.iloc[0])}"
         text += f" Put together in {figures.BINS} bins; the line marks the best, {best}."

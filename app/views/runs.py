@@ -46,6 +46,8 @@ COLUMNS = {
     "tags": st.column_config.ListColumn("Tags"),
     "note": st.column_config.TextColumn("Note"),
 }
+ROWS = 8
+"""Of the table that are seen without scrolling."""
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
 MARK |= {"broken": "✕ broken"}
@@ -98,11 +100,15 @@ def render(runs: RunsFolder) -> None:
         st.info("No run fits the filter.", icon=":material/filter_alt_off:")
         return
     by_name = {run.name: run for run in chosen}
+    first = st.container()
+    if not afterwards("runs"):
+        first.html(glance(chosen))
+        return
     event = st.dataframe(
         table(chosen),
         hide_index=True,
         width="stretch",
-        height=min(38 + 35 * len(chosen), 320),
+        height=min(38 + 35 * len(chosen), 38 + 35 * ROWS),
         column_config=COLUMNS,
         on_select="rerun",
         selection_mode="multi-row",
@@ -116,6 +122,20 @@ def render(runs: RunsFolder) -> None:
     if afterwards("preview"):
         with guarded():
             preview(runs, by_name[name])
+
+
+def glance(found: list[Summary]) -> str:
+    """The first runs as HTML, every foreign word escaped: what a browser can show before it has a table's code."""
+    rows = []
+    for run in found[:ROWS]:
+        headline, index = run.headline(), run.metrics.get("benchmark", {})
+        returns = [number(one.get("cumulative_return")) for one in (headline, index)]
+        cells = [MARK[run.status], run.name, verdict_words(run.verdict)]
+        cells += ["–" if value is None else f"{value:.2%}" for value in returns]
+        rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
+    heads = "".join(f"<th>{head}</th>" for head in ("Status", "Run", "Verdict", "Return", "Index"))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<table class="ft-runs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def filtered(found: list[Summary]) -> list[Summary]:

@@ -14,8 +14,9 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,6 +101,10 @@ def component(name: object) -> str:
     return name
 
 
+def _linked(parts: Sequence[str]) -> UnsafePathError:
+    return UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; none is followed")
+
+
 def _shown(name: object) -> str:
     text = ascii(name)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -121,7 +126,7 @@ class Folder:
         for part in parts:
             path = f"{path}/{component(part)}"
             if os.path.islink(path):
-                raise UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; none is followed")
+                raise _linked(parts)
         return path
 
     def exists(self, *parts: str) -> bool:
@@ -129,12 +134,15 @@ class Folder:
 
     def signature(self, *parts: str) -> Signature:
         """What changes when the file does. Raises NotThereError when there is no such file."""
+        path = "/".join([self._inside(*parts[:-1]), *map(component, parts[-1:])])
         try:
-            state = os.lstat(self._inside(*parts))
+            state = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             raise NotThereError(f"{'/'.join(parts)} is not there") from None
         except OSError as error:
             raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
+        if stat.S_ISLNK(state.st_mode):
+            raise _linked(parts)
         if not stat.S_ISREG(state.st_mode):
             raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
         return state.st_ino, state.st_size, state.st_mtime_ns
@@ -217,6 +225,10 @@ class RunsFolder(Folder):
         """Names of the folders that a run may have, sorted."""
         return [name for name in self.folders() if _plain(name)]
 
+    def all(self) -> list[Folder]:
+        """The folders of all runs: those that are there now, so without asking for each again."""
+        return [Folder(self.root / name) for name in self.names()]
+
     def run(self, name: object) -> Folder:
         """The folder of the run called `name`. Raises UnsafePathError or NotThereError."""
         text = component(name)
@@ -228,6 +240,7 @@ class RunsFolder(Folder):
         return Folder(path)
 
 
+@lru_cache(maxsize=4096)
 def _plain(name: str) -> bool:
     try:
         RunFolder.named(name, Path())

@@ -256,7 +256,7 @@ class Summary:
 
 def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
     """All runs, the newest first."""
-    found = [summary(runs.run(name), cache) for name in runs.names()]
+    found = [summary(folder, cache) for folder in runs.all()]
     return sorted(found, key=lambda run: (run.created or "", run.name), reverse=True)
 
 

@@ -47,14 +47,15 @@ def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
-    """`open_page(site, "backtest", run="demo")`: that page as a reader would see it."""
+    """`open_page(site, "backtest", run="demo")`: that page as a reader would see it; without `ready` at first."""
 
-    def opened(site: Path, page: str, *, times: int = 1, **query: str) -> AppTest:
+    def opened(site: Path, page: str, *, times: int = 1, ready: bool = True, **query: str) -> AppTest:
         monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
         monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
         monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
         test = AppTest.from_file(str(SCRIPT), default_timeout=RENDER_SECONDS)
-        test.session_state["preview_ready"] = True  # as a browser finds it half a second later
+        if ready:
+            test.session_state["runs_ready"] = test.session_state["preview_ready"] = True
         test.session_state["preview_settings"] = True  # unfolded
         for key, value in query.items():
             test.query_params[key] = value

@@ -5,7 +5,9 @@ What a report shows as well is compared in `tests/results`: texts in `test_same_
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,21 @@ def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page: Op
         assert table.loc[name, "trials"] == 7
     for name in ("started", "racing", "raced"):
         assert table.loc[name, ["return", "index", "sharpe", "drawdown"]].isna().all()
+
+
+def test_before_the_table_stand_its_first_rows(open_page: Open, template: Path) -> None:
+    """As HTML, which needs none of a table's code; the table then holds the same runs in the same order."""
+    first = open_page(template, "runs", ready=False)
+    assert not first.dataframe
+    assert not first.get("plotly_chart")
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", "".join(element.proto.body for element in first.get("html")))
+    table = open_page(template, "runs").dataframe[0].value
+    assert len(rows) == min(len(table), 8) > 3
+    for row, known in zip(rows, table.to_dict("records"), strict=False):
+        status, name, verdict, returned, index = re.findall(r"<td>(.*?)</td>", row)
+        assert (status, name, verdict) == (known["status"], known["name"], html.escape(known["verdict"]))
+        for told, value in ((returned, known["return"]), (index, known["index"])):
+            assert told == (DASH if np.isnan(value) else f"{value:.2%}")
 
 
 def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page: Open, template: Path) -> None:
