@@ -34,6 +34,7 @@ _OPTIONS = {
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",
+    "runner.magicEnabled": "false",
     "theme.light.primaryColor": "#0f766e",
     "theme.light.backgroundColor": "#ffffff",
     "theme.light.secondaryBackgroundColor": "#f4f6f8",

@@ -46,8 +46,7 @@ COLUMNS = {
     "tags": st.column_config.ListColumn("Tags"),
     "note": st.column_config.TextColumn("Note"),
 }
-ROWS = 8
-"""Of the table that are seen without scrolling."""
+ROWS = 8  # of the table that are seen without scrolling
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
 MARK |= {"broken": "✕ broken"}

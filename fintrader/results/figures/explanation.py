@@ -57,7 +57,6 @@ def decision_figure(found: Explanation, k: int) -> go.Figure:
             zmin=-(reach or 1.0),
             zmax=reach or 1.0,
             texttemplate="%{z:.1f}",
-            textfont={"size": 11},
             colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": "points", "side": "right"}},
             xgap=2,
             ygap=2,

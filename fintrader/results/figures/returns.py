@@ -21,8 +21,9 @@ SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 OVERNIGHT = "overnight"
-MOST_LABELLED = 16
-"""Columns of a heat map beyond which the numbers would not fit into the cells."""
+MOST_LABELLED, MOST_IN_A_ROW = 16, 5
+"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row, where plotly makes them no
+smaller, beyond which a phone has no room for them side by side."""
 
 
 def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
@@ -39,7 +40,11 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
     """Heat map of the compound return of each calendar month; the first and the last may be partial."""
     table = monthly_returns(daily, timezone)
     rows = [str(year) for year in table.index]
-    figure = _heat_map(table.to_numpy(dtype=np.float64), list(MONTHS), rows, "{:+.1%}")
+    table.columns = pd.Index(MONTHS)
+    if len(table) == 1:  # no column but those of the year's sessions: a phone has room for a few numbers side by side
+        there = table.columns[table.notna().any()]
+        table = table.loc[:, there[0] : there[-1]]
+    figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1%}")
     figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
     layout(figure, "Return of each month", "", height=120 + 44 * max(2, len(table)), hovermode="closest")
     return figure.update_yaxes(autorange="reversed", type="category")
@@ -92,8 +97,7 @@ def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], 
             x=columns,
             y=rows,
             text=text,
-            texttemplate="%{text}" if len(columns) <= MOST_LABELLED else None,
-            textfont={"size": 11},
+            texttemplate="%{text}" if len(columns) <= (MOST_LABELLED if len(rows) > 1 else MOST_IN_A_ROW) else None,
             colorscale=SCALE,
             zmid=0,
             zmin=-(reach or 1.0),
