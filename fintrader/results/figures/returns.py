@@ -22,8 +22,8 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 OVERNIGHT = "overnight"
 MOST_LABELLED, MOST_IN_A_ROW = 16, 5
-"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row, where plotly makes them no
-smaller, beyond which a phone has no room for them side by side."""
+"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row, where plotly makes them
+no smaller, beyond which a phone has no room for them side by side."""
 
 
 def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
