@@ -124,7 +124,7 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     for name, server, path in links():
         page.goto(f"{addresses[server]}/{path}", timeout=PATIENCE_MS)
         if name == "runs":  # the list stands first, the chosen run follows
-            page.wait_for_selector(".ft-stages")
+            page.wait_for_selector(".js-plotly-plot")
         settled(page)
         text = page.inner_text("body")
         trouble += [f"{name}: says {words!r}" for words in FAULTS if words in text]
