@@ -104,7 +104,7 @@ class ValidationCurve:
     `return` of the validation window. Looks take `TIME` of the pod's time at most, so there may be fewer than `POINTS`.
     """
 
-    POINTS, TIME = 8, 0.05
+    POINTS, TIME = 8, 0.15
     FILE = "validation.jsonl"
 
     def __init__(

@@ -61,7 +61,9 @@ def rising_market_env(num_envs: int = 16, seed: int = 0) -> TradingEnv:
     return TradingEnv(rising_market(), EnvSettings(num_envs=num_envs, episode_bars=60), seed=seed)
 
 
-@pytest.mark.parametrize("algo", EVERY)
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")]
+)
 def test_finds_the_asset_that_always_rises(algo: str) -> None:
     env = rising_market_env()
     agent = make_agent(agent_settings(algo, MARKET[algo]), env.layout, seed=0)
@@ -96,7 +98,9 @@ def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) 
     assert float(learned) == pytest.approx(expected, rel=0.15 if algo == "ppo" else 0.12)
 
 
-@pytest.mark.parametrize("algo", EVERY)
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")]
+)
 def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
 

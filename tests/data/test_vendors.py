@@ -310,6 +310,7 @@ def test_a_vendors_market_is_the_files_market(
     assert_same_market(files, built)
 
 
+@pytest.mark.parametrize("kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True)
 def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
     kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
     ("start", "what"),
     [
         (dt.date(2019, 10, 14), "the end of daylight saving time, and a half day"),
-        (dt.date(2020, 1, 6), "the beginning of daylight saving time"),
+        pytest.param(dt.date(2020, 1, 6), "the beginning of daylight saving time", marks=pytest.mark.slow),
     ],
 )
 def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) -> None:

@@ -61,6 +61,7 @@ def test_simulators_are_given_no_nan() -> None:
         env.step(torch.tensor([[0.0], [torch.nan]]))
 
 
+@pytest.mark.slow
 def test_pendulum_in_processes() -> None:
     env = WorkerEnv.make(GymnasiumSettings(num_envs=2), seed=4)
     try:

@@ -157,6 +157,7 @@ def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
     assert load_config(tmp_path / "runs" / "new" / "config.yaml").from_run == str(earlier)
 
 
+@pytest.mark.slow
 def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(tmp_path: Path) -> None:
     lengths = {"train_sessions": 6, "validation_sessions": 4, "test_sessions": 4, "warm_start": True}
     source = TINY["data"]["source"] | {"num_sessions": 21}
