@@ -385,8 +385,9 @@ def _browser(found: Named) -> str:
     return (
         f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['first_page_s']:.1f} s "
         f"(the server took {found['server_s']:.1f} s to start), again "
-        f"{found['again_s']:.1f} s (one bare table {found['bare_again_s']:.1f} s); the chosen run's charts after "
-        f"{found['chosen_run_s']:.1f} s; {found['rerun_ms'][slowest]:.0f} ms ({slowest})"
+        f"{found['again_s']:.1f} s; the table to choose from after {found['table_s']:.1f} s (one bare table "
+        f"{found['bare_first_s']:.1f} s), the chosen run's charts after {found['chosen_run_s']:.1f} s; "
+        f"{found['rerun_ms'][slowest]:.0f} ms ({slowest})"
     )
 
 
@@ -429,7 +430,7 @@ RUNNING = (
     Row("orchestrator before a simulated cluster, with failures and preemptions", "scaling", _stress, "nothing"),
     Row("bytes between a pod's learners: gradients over eight fusions", "communication", _bytes, DASH),
     Row(
-        "app in a browser: the run list, from opening the address of a server just started, and opened again; the "
+        "app in a browser: the first runs, from opening the address of a server just started, and opened again; the "
         "slowest page's rerun",
         "app_browser",
         _browser,
