@@ -129,10 +129,10 @@ def glance(found: list[Summary]) -> str:
     for run in found[:ROWS]:
         headline, index = run.headline(), run.metrics.get("benchmark", {})
         returns = [number(one.get("cumulative_return")) for one in (headline, index)]
-        cells = [MARK[run.status], run.name, verdict_words(run.verdict)]
+        cells = [run.name, MARK[run.status], verdict_words(run.verdict)]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
         rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
-    heads = "".join(f"<th>{head}</th>" for head in ("Status", "Run", "Verdict", "Return", "Index"))
+    heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<table class="ft-runs"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
 

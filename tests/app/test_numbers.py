@@ -78,7 +78,7 @@ def test_before_the_table_stand_its_first_rows(open_page: Open, template: Path) 
     table = open_page(template, "runs").dataframe[0].value
     assert len(rows) == min(len(table), 8) > 3
     for row, known in zip(rows, table.to_dict("records"), strict=False):
-        status, name, verdict, returned, index = re.findall(r"<td>(.*?)</td>", row)
+        name, status, verdict, returned, index = re.findall(r"<td>(.*?)</td>", row)
         assert (status, name, verdict) == (known["status"], known["name"], html.escape(known["verdict"]))
         for told, value in ((returned, known["return"]), (index, known["index"])):
             assert told == (DASH if np.isnan(value) else f"{value:.2%}")
