@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from benchmarks._claims import measured
@@ -77,18 +78,22 @@ WHO = {
 
 
 def real(records: Records) -> str:
-    """Active figures of every set and seed that were walked forward, and what they say in a sentence."""
-    walked = _walked(records)
+    """Active figures of every set that was walked forward, over its seeds, and what they say in a sentence."""
+    walked, by_set = _walked(records), _by_set(records)
     rows = []
-    for bars, found in walked:
+    for bars, seeds in by_set:
         for key, title in WHO.items():
-            if known := found.get(key):
-                rows.append([bars, title, *_active(known, found["equal_weight"], found["ensemble"]["sessions"])])
-    head = ["bars", "who", "active return a year (95 %)", "information ratio", "folds not below"]
+            if known := [found[key] for found in seeds if found.get(key)]:
+                equal, sessions = seeds[0]["equal_weight"], seeds[0]["ensemble"]["sessions"]
+                rows.append([bars, title, *_active(known, equal, sessions)])
+    many = max(len(seeds) for _, seeds in by_set)
+    told = "(95 %)" if many == 1 else f", median of {many} seeds (95 %, the outermost of them)"
+    head = ["bars", "who", f"active return a year{told}", "information ratio", "folds not below"]
     head += ["Sharpe, its / equal weight's", "invested"]
     verdicts = [prose(f"*{bars}*: {found['verdict']}", item=True) for bars, found in walked if found.get("verdict")]
-    said = ["The verdict on each ensemble, by the ledger of its runs alone:", "\n".join(verdicts)]
-    parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(walked))]
+    of = "each ensemble" if many == 1 else "the first seed's ensembles (another seed is another look)"
+    said = [f"The verdict on {of}, by the ledger of its runs alone:", "\n".join(verdicts)]
+    parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(by_set))]
     return "\n\n".join([*parts, sentence(records, "real")])
 
 
@@ -114,7 +119,7 @@ def real_bars(records: Records) -> str:
     for bars, found in _walked(records):
         if _real(bars, found):
             returned, ratio, _, sharpes, _ = _active(
-                found["ensemble"], found["equal_weight"], found["ensemble"]["sessions"]
+                [found["ensemble"]], found["equal_weight"], found["ensemble"]["sessions"]
             )
             rows.append([bars, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
     head = ["bars", "beyond, a year (95 %)", "information ratio", "Sharpe, its / equal weight's", "verdict"]
@@ -125,48 +130,64 @@ def _real(bars: str, found: Named) -> bool:
     return "planted" not in bars and bool(found.get("verdict"))
 
 
-def _walked(records: Records) -> list[tuple[str, Named]]:
-    """Name and figures of each set and seed, in the order of SETS."""
+def _by_set(records: Records) -> list[tuple[str, list[Named]]]:
+    """Name and figures of each set, seed by seed, in the order of SETS."""
     sets = records["real"]["sets"]
     found = []
     for name, title in SETS.items():
-        seeds = sorted(key for key in sets if key.partition("/")[0] == name)
-        for key in seeds:
-            seed = f", seed {key.partition('/')[2]}" if len(seeds) > 1 else ""
-            found.append((title + seed, sets[key]))
+        if seeds := sorted(
+            (key for key in sets if key.partition("/")[0] == name), key=lambda key: int(key.split("/")[1])
+        ):
+            found.append((title, [sets[key] for key in seeds]))
     return found
 
 
-def _active(found: Named, equal_weight: Named, sessions: int) -> list[str]:
-    """What a row says, of a test window of so many sessions."""
+def _walked(records: Records) -> list[tuple[str, Named]]:
+    """Name and figures of each set's first seed: later ones look at the same window again."""
+    return [(title, seeds[0]) for title, seeds in _by_set(records)]
+
+
+def _active(seeds: Sequence[Named], equal_weight: Named, sessions: int) -> list[str]:
+    """What a row says, of a test window of so many sessions: medians over seeds, where there are several."""
     # Less than a quarter is not put on a year: it is what the window made.
     short = sessions < FEWEST_SESSIONS
     scale = sessions / TRADING_DAYS if short else 1.0
-    text = percent(scale * found["active_return"], 1, "+")
-    if band := found.get("interval"):
-        text += f" ({100 * scale * band[0]:+.1f} to {100 * scale * band[1]:+.1f})"
+    made = [scale * found["active_return"] for found in seeds]
+    text = percent(median(made), 1, "+")
+    if max(made) - min(made) > 1e-9:
+        text += f", seeds {100 * min(made):+.1f} to {100 * max(made):+.1f}"
+    if bands := [found["interval"] for found in seeds if found.get("interval")]:
+        low, high = min(band[0] for band in bands), max(band[1] for band in bands)
+        text += f" ({100 * scale * low:+.1f} to {100 * scale * high:+.1f})"
     text += f" in {sessions} sessions" if short else ""
-    ratio = found["information_ratio"]
-    sharpes = " / ".join(DASH if one is None else f"{one:.2f}" for one in (found["sharpe"], equal_weight["sharpe"]))
+    ratio = _median(found["information_ratio"] for found in seeds)
+    folds = sorted({found["folds_not_below"] for found in seeds if found.get("folds_not_below")})
+    sharpes = (_median(found["sharpe"] for found in seeds), equal_weight["sharpe"])
     return [
         text,
         DASH if ratio is None else f"{ratio:+.2f}",
-        found.get("folds_not_below") or DASH,
-        sharpes,
-        percent(found["invested_share"]),
+        f"{folds[0].partition(' ')[0]} to {folds[-1]}" if len(folds) > 1 else folds[0] if folds else DASH,
+        " / ".join(DASH if one is None else f"{one:.2f}" for one in sharpes),
+        percent(_median(found["invested_share"] for found in seeds)),
     ]
 
 
-def _real_words(walked: Sequence[tuple[str, Named]]) -> str:
-    """Beside ridge where a signal was planted, and what the search found where there is none."""
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
+    """Beside ridge where a signal was planted, and what the search found where there is none; medians over seeds."""
     beside, free = [], []
-    for bars, found in walked:
-        if "planted" in bars and found.get("ridge"):
-            ours, theirs = (found[name]["active_return"] for name in ("ensemble", "ridge"))
+    for bars, seeds in by_set:
+        if "planted" in bars and seeds[0].get("ridge"):
+            ours, theirs = (median(found[name]["active_return"] for found in seeds) for name in ("ensemble", "ridge"))
             beside.append(f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})")
-        if nothing := found.get("without_information"):
-            sessions = found["ensemble"]["sessions"]
-            made = nothing["active_return"] * (sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0)
+        if nothing := [found["without_information"] for found in seeds if found.get("without_information")]:
+            sessions = seeds[0]["ensemble"]["sessions"]
+            scale = sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0
+            made = scale * median(found["active_return"] for found in nothing)
             free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
     said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
     said += [f"Without information the same search made {joined(free)}."] if free else []

@@ -57,13 +57,21 @@ def test_the_readme_fits_one_reading() -> None:
     assert len(PAGES["README.md"].split()) <= 900
 
 
-def test_a_new_set_or_seed_of_real_bars_gets_its_rows(records: dict[str, Any]) -> None:
+def test_seeds_of_a_set_of_real_bars_are_told_together(records: dict[str, Any]) -> None:
+    """Median, range and the outermost interval; the verdict is the first seed's, whoever else looked later."""
     grown = copy.deepcopy(records)
-    sets = grown["real"]["sets"]
-    sets |= {"us14/1": sets["us14/0"], "n100/0": sets["us14/0"]}
+    first = grown["real"]["sets"]["us14/0"]
+    first["ensemble"] |= {"active_return": 0.1, "interval": [-0.02, 0.2], "folds_not_below": "6 of 6"}
+    second = copy.deepcopy(first) | {"verdict": "Unlikely to be luck: of the second seed."}
+    second["ensemble"] |= {"active_return": 0.3, "interval": [0.01, 0.5], "folds_not_below": "5 of 6"}
+    grown["real"]["sets"] = {"us14/1": second, "us14/0": first, "n100/0": copy.deepcopy(first)}
     text = readme.rewritten(PAGES["docs/results.md"], grown)
-    for title in ("14 US stocks, minutes, seed 0", "14 US stocks, minutes, seed 1", "NASDAQ-100, minutes"):
+    for title in ("14 US stocks, minutes", "NASDAQ-100, minutes"):
         assert text.count(f"| {title} |") == 4, title
+    assert "| 14 US stocks, minutes | ensemble | +20.0 %, seeds +10.0 to +30.0 (-2.0 to +50.0) |" in text
+    assert "| 5 to 6 of 6 |" in text
+    assert "| NASDAQ-100, minutes | ensemble | +10.0 % (-2.0 to +20.0) |" in text
+    assert "of the second seed" not in text
 
 
 def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:

@@ -89,7 +89,8 @@ def betting_figure(values: Sequence[float], days: pd.DatetimeIndex, level: float
     figure.add_hline(y=1, line={"color": ZERO, "width": 1})
     title = f"E-value: above {1 / level:g} is evidence at {level:.0%}, whenever one looks"
     layout(figure, title, "stake, from 1", height=300, showlegend=False)
-    return figure.update_yaxes(type="log", tickformat=".3~g")
+    decades = np.log10(max(1 / level, *values) / max(min(1.0, *values), 1e-4))
+    return figure.update_yaxes(type="log", tickformat=".3~g", dtick="D2" if decades < 3 else None)  # D2: at 1, 2 and 5
 
 
 def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
