@@ -50,7 +50,7 @@ class OffPolicySettings(BaseSettings):
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
     """Correlation of the noise from one decision to the next, also while warming up: under trading costs a deviation
-    that lasts is cheaper and tells more. None: 0.9 with the `aim` head, 0 elsewhere."""
+    that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and `tilt`, else 0."""
     max_grad_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""
     saturation_coef: float = Field(default=5e-3, ge=0)

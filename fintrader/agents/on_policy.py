@@ -38,7 +38,7 @@ class OnPolicySettings(BaseSettings):
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs
     a deviation that lasts is cheaper and tells more than one that is taken back at the next decision; without it the
-    first thing learned is not to trade. None: 0.9 with the `aim` head, 0 elsewhere."""
+    first thing learned is not to trade. None: 0.9 with the heads `aim` and `tilt`, else 0."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see `env.start_groups`), not only
     against the critic: prices move all of them alike, and no critic foresees them."""

@@ -111,10 +111,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
         and `triton` one CUDA kernel with the same results, for what training uses (the latter needs
-        triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the kernels
-        overwrite the returned observation in the next step, `final_obs` has rows only for finished accounts, and
-        `account` is overwritten two steps later; the CUDA kernel, then a CUDA graph, overwrites the reward in the next
-        step and the flags two steps later, too. Copy what must last longer.
+        triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the CUDA
+        kernel, then a CUDA graph, overwrites the returned observation and reward in the next step, `account` and the
+        flags two steps later, and `final_obs` has rows only for finished accounts. Copy what must last longer.
 
         Raises EnvError for an argument of the wrong type, a device that is not there, a window of one bar, an unknown
         turbulence column, or `fused` where the kernel does not apply.
