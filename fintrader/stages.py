@@ -103,7 +103,8 @@ def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bo
     """
     known, failure = _mapping(manifest.get("stages")), _mapping(manifest.get("failure"))
     plan = manifest.get("plan")
-    names = [str(name) for name in plan] if isinstance(plan, list) and plan else _guessed(manifest, known)
+    planned = [str(name) for name in plan if name != ""] if isinstance(plan, list) else []
+    names = planned or _guessed(manifest, known)
     is_done = {name: bool(_mapping(known.get(name)).get("done")) for name in names}
     at_work = live.get("stage") if live.get("stage") in names else None
     if alive and at_work is None:

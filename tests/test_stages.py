@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -86,6 +86,7 @@ fields = ("plan", "stages", "failure", "finished", "stage", "done", "total", "se
     st.dictionaries(st.sampled_from(fields), anything),
     st.booleans(),
 )
+@example({"plan": [""]}, {}, False)
 def test_files_may_say_anything(values: dict[str, Any], live: dict[str, Any], alive: bool) -> None:
     values.setdefault("plan", list(WHOLE))
     for stage in stages_of(values, live | {"stage": "tournament"}, alive=alive):
