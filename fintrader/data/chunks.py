@@ -228,21 +228,6 @@ def unnamed(home: Objects, manifests: Container[str] | None = None) -> list[str]
     return [name for name in names if name not in named]
 
 
-def same_rows(bars: Bars, other: Bars) -> bool:
-    """Whether two pieces of one symbol hold the same bars, whose rows follow one another in the same way, wherever in a
-    file the first stands."""
-    if len(bars) != len(other) or sorted(bars.extras) != sorted(other.extras):
-        return False
-    ours, theirs = _relative_rows(bars), _relative_rows(other)
-    columns = [(getattr(bars, name), getattr(other, name)) for name in ("ts", *COLUMNS)]
-    columns += [(bars.extras[name], other.extras[name]) for name in bars.extras]
-    if ours is not None or theirs is not None:
-        columns.append(
-            (np.arange(len(bars)) if ours is None else ours, np.arange(len(other)) if theirs is None else theirs)
-        )
-    return all(np.array_equal(one, another, equal_nan=True) for one, another in columns)
-
-
 def _relative_rows(bars: Bars) -> Array | None:
     """Rows counted from the first; None where each follows the one before, and where they are not known."""
     if bars.row is None or bool((np.diff(bars.row) == 1).all()):

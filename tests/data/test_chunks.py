@@ -133,31 +133,6 @@ def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:
         build_market(wanted.model_copy(update={"bar_minutes": 5}), cache=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_of_a_file_that_has_changed_a_damaged_chunk_is_written_again(tmp_path: Path, damage: str) -> None:
-    """Its rows stand in the file as before, and the other chunks of it are kept as they are."""
-    table = minute_table(2, 60)
-    path = tmp_path / "bars.parquet"
-    table[:-1].to_parquet(path, index=False)
-    cache, store = tmp_path / "cache", tmp_path / "cache" / "bars"
-    build_market(settings(path), cache=cache)
-    hurt = min(store.rglob("*.parquet"))
-    before = chunk_times(store)
-    if damage == "cut":
-        hurt.write_bytes(hurt.read_bytes()[:-1])
-    else:
-        hurt.unlink()
-    table.to_parquet(path, index=False)
-    built = build_market(settings(path), cache=cache)
-    assert verify_store(bar_store(settings(path), cache)) == []
-    after = chunk_times(store)
-    assert {name for name, time in after.items() if before.get(name) == time} == set(before) - {
-        str(hurt.relative_to(store))
-    }
-    whole, _ = make_market(settings(path))
-    assert_same_market(whole, MarketTensors.load(built))
-
-
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     table = minute_table(1, 3)
     path = write_csv(tmp_path, table)

@@ -6,6 +6,7 @@ its date in its name, are one collection together: as one long file to which day
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from fintrader.data.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
-from fintrader.data.chunks import Collection, decode, same_rows
+from fintrader.data.chunks import Collection, encode
 from fintrader.data.clean import refuse_bad_rows
 from fintrader.data.sources.files import BATCH_ROWS, iterate
 from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.listing import BarFile
-from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 
 _BUFFER_ROWS = 4_000_000
@@ -163,13 +163,15 @@ def _cut(batches: Iterator[Bars], collection: Collection, known: _Known, progres
 
 
 class _Known:
-    """The chunks of a file as it was, month by month, of which each can be kept once."""
+    """The chunks of a file as it was, month by month, of which each can be kept once.
+
+    Rows are compared by what they would be stored as, so that no chunk has to be fetched from where it lies.
+    """
 
     def __init__(self, before: Collection | None) -> None:
         chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]] = {}
         if before is not None and before.complete:
             chunks = before.chunks
-        self._before = before
         self._left = {(name, month): [*pieces] for name, months in chunks.items() for month, pieces in months.items()}
 
     def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
@@ -178,21 +180,12 @@ class _Known:
         while pieces and done + pieces[0]["rows"] <= len(bars):
             stop = done + pieces[0]["rows"]
             part = bars.take(slice(done, stop))
-            if not self._same(part, pieces[0]):
+            if hashlib.sha256(encode(part)).hexdigest() != pieces[0]["sha256"]:
                 pieces.clear()
                 break
             collection.keep(symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0]))
             done = stop
         return bars.take(slice(done, len(bars)))
-
-    def _same(self, bars: Bars, piece: Mapping[str, Any]) -> bool:
-        """Whether a chunk holds these rows; one that is missing or damaged does not, and is written again."""
-        assert self._before is not None
-        try:
-            data = self._before.piece(piece)
-        except DataError:
-            return False
-        return same_rows(decode(data, bars.symbols[0], bars.origin, 0 if bars.row is not None else None), bars)
 
 
 def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
