@@ -75,9 +75,8 @@ STYLE = """<style>
 .ft-stages .stopped i::before {background: #d9730d;}
 .ft-stages .waiting b {opacity: .6; font-weight: 400;}
 .ft-runs {width: 100%; border-collapse: collapse; font-size: .875rem; white-space: nowrap;}
-.ft-runs tr {height: 35px;}
 .ft-runs th {font-weight: 400; opacity: .6; text-align: left;}
-.ft-runs th, .ft-runs td {padding: 0 .5rem; border: 1px solid rgba(128,138,148,.2);}
+.ft-runs th, .ft-runs td {height: 35px; padding: 0 .5rem; border: 1px solid rgba(128,138,148,.2);}
 .ft-runs td:nth-child(n+4) {text-align: right; font-variant-numeric: tabular-nums;}
 [data-testid="stHtml"]:has(.ft-runs) {overflow: hidden;}
 @media (max-width: 640px) {

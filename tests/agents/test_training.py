@@ -43,6 +43,26 @@ def test_a_budget_in_seconds_ends() -> None:
     assert result.updates >= 1
 
 
+def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own: an action takes a second, and each look at where training stands an hour."""
+    now, seen = [0.0], []
+
+    def look(progress: TrainProgress) -> None:
+        now[0] += 3600.0
+        seen.append(progress)
+
+    class Slow(Identity):
+        def step(self, action: Any) -> Any:
+            now[0] += 1.0
+            return super().step(action)
+
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    env = Slow()
+    result = train(make_agent(SMALL, env.layout), env, Budget(seconds=24.0), on_progress=look)
+    assert (result.updates, result.seconds) == (3, 24.0)
+    assert [one.fraction for one in seen] == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
+
+
 @pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])
 def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^Budget: (set exactly one|env_steps: |seconds: )"):
