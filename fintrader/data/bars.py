@@ -70,14 +70,14 @@ class Bars:
         step, change = np.diff(self.ts), np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
 
-    def where(self, index: int) -> str:
-        """`FILE, row R (SYMBOL at TIME)` for a message."""
+    def where(self, index: int, *, zoned: bool = True) -> str:
+        """`FILE, row R (SYMBOL at TIME)` for a message; not `zoned`: times are as they were written."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
         origin, row = self.origin, int(self.row[index]) if self.row is not None else index
         if self.files and self.row is not None:
             first, origin = self.files[bisect.bisect_right([first for first, _ in self.files], row) - 1]
             row -= first
-        return f"{origin}, row {row} ({self.symbols[self.symbol[index]]} at {stamp} UTC)"
+        return f"{origin}, row {row} ({self.symbols[self.symbol[index]]} at {stamp}{' UTC' if zoned else ''})"
 
 
 def concat(parts: Sequence[Bars]) -> Bars:

@@ -183,15 +183,15 @@ def refuse_bad_rows(bars: Bars) -> None:
     refuse_bad_values(bars)
 
 
-def refuse_bad_values(bars: Bars) -> None:
-    """The same, whatever the times: those may not be placed in their zone yet."""
+def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
+    """The same, whatever the times: not `zoned`, they are not placed in their zone yet."""
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
         if len(values) == 0 or (values.min() >= lowest and values.max() <= highest):  # NaN is neither
             return
         bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
-        raise BarError(f"{bars.where(row)}, column {name!r}: {values[row]} {why.format(int(bad.sum()))}")
+        raise BarError(f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]} {why.format(int(bad.sum()))}")
 
     for name in PRICES:
         why = "is no price ({} such); correct the rows or remove them"

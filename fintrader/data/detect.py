@@ -169,7 +169,7 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
     edges: list[int] = []
     found.whole = len(chosen) == len(files)
     for batch in _batches(chosen, reading):
-        refuse_bad_values(batch)
+        refuse_bad_values(batch, zoned=found.source["_zoned"])
         symbols.update(batch.symbols)
         edges += [int(batch.ts.min()), int(batch.ts.max())]
         if rows < _ROWS:

@@ -196,6 +196,17 @@ def test_a_table_that_lacks_a_column_is_told(bars: pd.DataFrame, tmp_path: Path)
         detect(str(write_csv(tmp_path, bars.drop(columns="close"))))
 
 
+@pytest.mark.parametrize(("offset", "told"), [("", "09:35:00"), ("-05:00", "14:35:00 UTC")])
+def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset: str, told: str, tmp_path: Path) -> None:
+    """Which zone it is in is not known yet, unless it says so itself."""
+    table = minute_table(1, 2)
+    table["ts"] = table.ts.dt.strftime("%Y-%m-%d %H:%M:%S") + offset
+    bad = table.index[table.ts.str.contains("09:35:00")][0]
+    table.loc[bad, "low"] = -1.0
+    with pytest.raises(BarError, match=rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"):
+        detect(str(write_csv(tmp_path, table)))
+
+
 def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
     path = write_csv(tmp_path, bars, "my.csv")
     code = (
