@@ -203,7 +203,8 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset: str, told: str,
     table["ts"] = table.ts.dt.strftime("%Y-%m-%d %H:%M:%S") + offset
     bad = table.index[table.ts.str.contains("09:35:00")][0]
     table.loc[bad, "low"] = -1.0
-    with pytest.raises(BarError, match=rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"):
+    told_row = rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"
+    with pytest.raises(BarError, match=told_row):
         detect(str(write_csv(tmp_path, table)))
 
 
