@@ -68,6 +68,7 @@ SETS = {
     "n100": "NASDAQ-100, minutes",
     "planted_15": "the days with a planted signal (IC 0.15)",
     "planted_05": "the days with a planted signal (IC 0.05)",
+    "noise": "the days with noise for features",
 }
 WHO = {
     "ensemble": "ensemble",
@@ -127,7 +128,7 @@ def real_bars(records: Records) -> str:
 
 
 def _real(bars: str, found: Named) -> bool:
-    return "planted" not in bars and bool(found.get("verdict"))
+    return bars in (SETS["us14"], SETS["daily"], SETS["n100"]) and bool(found.get("verdict"))
 
 
 def _by_set(records: Records) -> list[tuple[str, list[Named]]]:
@@ -191,6 +192,13 @@ def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
             free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
     said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
     said += [f"Without information the same search made {joined(free)}."] if free else []
+    if noise := [found["ensemble"] for bars, seeds in by_set if bars == SETS["noise"] for found in seeds]:
+        near = sum(found["within_10_bps"] for found in noise) / len(noise)
+        made = percent(median(one["active_return"] for one in noise), 1, "+")
+        said.append(
+            f"From noise for features the ensemble made {made}, within 10 basis points of equal weights in "
+            f"{near:.0%} of folds."
+        )
     return " ".join(said)
 
 

@@ -8,6 +8,7 @@ block of sessions that it does not see, judged there, shrunk by what that says, 
 
 daily, us14, n100      real bars
 planted_15, planted_05 the daily bars with a feature of known information coefficient (`data.source.kind: planted_in`)
+noise                  the daily bars with nothing but noise for features, other noise for each seed
 
 A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both sides: a year's, its
 information ratio, the interval of 95 % by a paired block bootstrap, and how many folds it was not below. *Within* is
@@ -65,6 +66,7 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "planted_15": ("walkforward_daily", DAILY, planted(0.15)),
     "planted_05": ("walkforward_daily", DAILY, planted(0.05)),
+    "noise": ("walkforward_daily", DAILY, {**planted(0.0), "data": {"features": {"names": []}}}),
 }
 
 
@@ -80,7 +82,9 @@ def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     if file != US14:
         values["data"]["universe"].pop("index")
         where = {"data": {"universe": {"membership": str(bars / MEMBERS)}}}
-    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    own: dict[str, Any] = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    if name == "noise":
+        own["data"] = {"source": {"seed": seed}}
     return RunConfig.model_validate(overlay(overlay(overlay(values, where), changes), own))
 
 

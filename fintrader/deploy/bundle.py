@@ -230,7 +230,7 @@ def _loaded(policy: Path, market: MarketTensors) -> PolicyModule:
 
 def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings, market: MarketTensors) -> None:
     if isinstance(data.source, PlantedInSettings):
-        raise DeployError("its rows hold a planted signal, which is made of the future: there is nothing to trade on")
+        raise DeployError("its rows hold a planted signal, which no live bar has: there is nothing to trade on")
     if market.meta.get("normalisation") is None:
         raise DeployError("the market does not say by what its rows were scaled; build it again with this version")
     if env.fill == "close":

@@ -100,7 +100,9 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
         "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
     }
     planted = first.meta.get("planted") or {}
-    if planted.get("kind") == IN_REAL:
+    if planted.get("kind") == IN_REAL and planted["ic"] == 0:
+        summary["planted_noise"] = f"the feature {planted['feature']} is made up and says nothing about the bars"
+    elif planted.get("kind") == IN_REAL:
         summary["planted_signal"] = (
             f"the feature {planted['feature']} is made up and knows the future: an information coefficient of "
             f"{planted['ic']:g} with the return of the next {planted['horizon']} bars"

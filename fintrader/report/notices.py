@@ -17,6 +17,8 @@ def market_notice(context: Mapping[str, Any]) -> str:
     """One sentence where the market is made up, wholly or in part; empty for real bars and where nothing is known."""
     market = _part(context, "market")
     source, planted = _part(market, "source"), _part(market, "planted")
+    if planted.get("kind") == IN_REAL and planted.get("ic") == 0:
+        return f"Real bars and noise: the feature {planted.get('feature')} is made up and says nothing about them."
     if planted.get("kind") == IN_REAL:
         return (
             f"Real bars with a planted signal: the feature {planted.get('feature')} is made up and knows the future. "

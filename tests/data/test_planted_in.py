@@ -65,6 +65,21 @@ def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars: Path) 
     assert abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
 
 
+def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars: Path, tmp_path: Path) -> None:
+    """The negative control."""
+    wanted = planted(bars, ic=0, horizon=1)
+    market, _ = make_market(wanted)
+    signal = market.features[:, :, -1]
+    assert signal.std() == pytest.approx(1.0, abs=0.02)
+    table = minute_table(symbols=8, sessions=12, missing=0.02, seed=9)
+    other, _ = make_market(planted(write_csv(tmp_path, table), ic=0, horizon=1))
+    assert not market.close.equal(other.close)
+    assert signal.equal(other.features[:, :, -1])
+    train = market.split().train
+    found = coefficients(train, train.features[:, :, -1].numpy(), 1)
+    assert 0 < abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
+
+
 def test_a_window_knows_nothing_of_the_next(bars: Path, tmp_path: Path) -> None:
     """Other prices from the first bar after a window on leave its signal as it was."""
     market, _ = make_market(planted(bars))
@@ -94,7 +109,7 @@ def test_equal_seeds_give_equal_signals(bars: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_planted_is_refused(bars: Path, tmp_path: Path) -> None:
-    for wrong in ({"ic": 0.0}, {"ic": 1.0}, {"ic": -0.1}, {"horizon": 0}, {"persistence": 1.0}, {"column": "return_1"}):
+    for wrong in ({"ic": 1.0}, {"ic": -0.1}, {"horizon": 0}, {"persistence": 1.0}, {"column": "return_1"}):
         with pytest.raises(ConfigError):
             planted(bars, **wrong)
     with pytest.raises(DataError, match="200 bars ahead do not fit into the train window of 130 bars"):

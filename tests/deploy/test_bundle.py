@@ -109,7 +109,7 @@ def test_a_planted_signal_is_refused(home: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(home / "bundle")
     market = make_market(settings())[0].split().test
     data = read_settings({"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}})
-    with pytest.raises(DeployError, match="made of the future"):
+    with pytest.raises(DeployError, match="no live bar has"):
         freeze(
             tmp_path, name="x", policy=home / "policy.safetensors", data=data, env=bundle.env, market=market, about={}
         )

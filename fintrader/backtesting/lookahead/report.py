@@ -71,7 +71,7 @@ def trusted(data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequen
         if name != planted
     ]
     if isinstance(source, PlantedInSettings):
-        found.append(f"feature {planted}: planted, and looks ahead on purpose")
+        found.append(f"feature {planted}: planted, and {'looks ahead on purpose' if source.ic else 'noise alone'}")
     elif planted is not None:
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
     if data.benchmark.path is not None:

@@ -2,10 +2,10 @@
 
 The bars stay as they are. One more feature, `signal`, has a given information coefficient: its correlation over the
 members at a bar with their return over the next `horizon` bars, averaged over bars. An agent, or a rule, that makes
-nothing of it would make nothing of anything weaker.
+nothing of it would make nothing of anything weaker. With a coefficient of 0 it is noise, the negative control.
 
-It looks ahead on purpose, and no further than its window: from the open after bar t (where a decision at t fills) over
-`horizon` bars, or to the last bar of the window where that is nearer. A market made so says `planted` in its meta.
+Else it looks ahead on purpose, and no further than its window: from the open after bar t (where a decision at t fills)
+over `horizon` bars, or to the last bar of the window where that is nearer. A market made so says `planted` in its meta.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class PlantedInSettings(FilesSettings):
     """Bars of files with a made-up feature that knows something of the future, and how much."""
 
     kind: Literal["planted_in"] = "planted_in"  # type: ignore[assignment]
-    ic: float = Field(0.1, gt=0, lt=1)
-    """Information coefficient: mean over bars of the correlation over members of the signal with their return ahead."""
+    ic: float = Field(0.1, ge=0, lt=1)
+    """Information coefficient: mean over bars of the correlation over members of the signal with their return ahead.
+    0: noise alone, the negative control."""
     horizon: int = Field(20, ge=1)
     """Bars over which that return is taken."""
     persistence: float | None = Field(None, ge=0, lt=1)
@@ -61,9 +62,9 @@ def plant(
 
         a √h f[t] + √(1 - a² h) e[t],    h = (bars that f[t] spans) / horizon,
 
-    with the weight a of each window for which its mean correlation over the bars with h = 1 is the `ic` asked for.
-    Bars between windows are treated as one more. Raises DataError for a horizon that does not fit into a window, or
-    where no bar has three members.
+    with the weight a of each window for which its mean correlation over the bars with h = 1 is the `ic` asked for;
+    where that is 0, a is 0, and the correlation what chance makes of it. Bars between windows are treated as one more.
+    Raises DataError for a horizon that does not fit into a window, or where no bar has three members.
     """
     bars, horizon = len(open_), settings.horizon
     for name, (start, stop) in zip(Windows._fields, windows, strict=True):
@@ -139,10 +140,11 @@ def _correlation(one: Array, other: Array, known: Array) -> Array:
 
 
 def _weight(ic: float, correlation: Array) -> float:
-    """The weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars with the given corr(e, f); ic without bars."""
+    """The weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars with the given corr(e, f); ic without bars, and
+    of noise alone."""
     from scipy.optimize import brentq
 
-    if not len(correlation):
+    if not len(correlation) or ic == 0:
         return ic
 
     def excess(a: float) -> float:
