@@ -128,7 +128,7 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--bars", type=Path, required=True)
-    arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS])
+    arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS][:-1])
     arguments.add_argument("--seeds", type=int, default=1, help="walk-forwards a set, each of pods of its own")
     arguments.add_argument("--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with")
     arguments.add_argument("--save", action="store_true")
@@ -165,7 +165,7 @@ def main() -> None:
                     f"within 10 bps {value['within_10_bps']:.0%}, Sharpe {value['sharpe']:.2f}",
                     flush=True,
                 )
-    finish("real", {"sets": rows}, seed=0, save=options.save)
+    finish("real_noise" if options.set == ["noise"] else "real", {"sets": rows}, seed=0, save=options.save)
 
 
 if __name__ == "__main__":
