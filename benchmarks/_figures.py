@@ -70,6 +70,7 @@ SETS = {
     "planted_05": "the days with a planted signal (IC 0.05)",
     "noise": "the days with noise for features",
 }
+REAL = ("real", "real_noise")
 WHO = {
     "ensemble": "ensemble",
     "best": "best pod, as it learned",
@@ -95,7 +96,7 @@ def real(records: Records) -> str:
     of = "each ensemble" if many == 1 else "the first seed's ensembles (another seed is another look)"
     said = [f"The verdict on {of}, by the ledger of its runs alone:", "\n".join(verdicts)]
     parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(by_set))]
-    return "\n\n".join([*parts, sentence(records, "real")])
+    return "\n\n".join([*parts, sentence(records, *REAL)])
 
 
 def luck(records: Records) -> str:
@@ -133,7 +134,7 @@ def _real(bars: str, found: Named) -> bool:
 
 def _by_set(records: Records) -> list[tuple[str, list[Named]]]:
     """Name and figures of each set, seed by seed, in the order of SETS."""
-    sets = records["real"]["sets"]
+    sets = {**records["real"]["sets"], **records["real_noise"]["sets"]}
     found = []
     for name, title in SETS.items():
         if seeds := sorted(
@@ -197,7 +198,7 @@ def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
         made = percent(median(one["active_return"] for one in noise), 1, "+")
         said.append(
             f"From noise for features the ensemble made {made}, within 10 basis points of equal weights in "
-            f"{near:.0%} of folds."
+            f"{percent(near, 0)} of folds."
         )
     return " ".join(said)
 
@@ -299,9 +300,9 @@ class Block(NamedTuple):
 
 BLOCKS: dict[str, Block] = {
     "quickstart": Block(quickstart, ("quickstart",)),
-    "luck": Block(luck, ("real",)),
-    "real": Block(real, ("real",)),
-    "real_bars": Block(real_bars, ("real",)),
+    "luck": Block(luck, REAL),
+    "real": Block(real, REAL),
+    "real_bars": Block(real_bars, REAL),
     "tournament": Block(tournament, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
