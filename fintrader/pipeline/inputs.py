@@ -44,6 +44,8 @@ def _environment(config: RunConfig) -> Iterator[str]:
         yield str(error)
     if config.launcher == "ray" and find_spec("ray") is None:
         yield "launcher: ray is not installed here; `pip install 'fintrader[ray]'`, or choose local"
+    if config.tournament.proposals == "tpe" and find_spec("optuna") is None:
+        yield "tournament.proposals: tpe needs optuna; `pip install 'fintrader[search]'`"
 
 
 def _data(data: DataSettings) -> Iterator[str]:

@@ -22,6 +22,7 @@ from fintrader.config import Settings, first_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive, numpy_generator
 from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.proposals import library, proposed
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodSpec, StopRule
 
@@ -45,6 +46,8 @@ class Generator:
 
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
+        if self.settings.proposals == "tpe":
+            library()
 
     def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
@@ -52,9 +55,14 @@ class Generator:
         values = base.model_dump(mode="json")
         if index >= len(self.agents):
             random = numpy_generator(self.seed, "fresh", index)
-            for name, space in self.settings.search.items():
-                if has(values, name):
-                    put(values, name, draw(space, get(values, name), random))
+            there = {name: get(values, name) for name in self.settings.search if has(values, name)}
+            drawn = {name: draw(self.settings.search[name], like, random) for name, like in there.items()}
+            if self.settings.proposals == "tpe":
+                drawn |= proposed(
+                    self.settings.search, there, _fresh_of(base, leaderboard), derive(self.seed, "tpe", index)
+                )
+            for name, value in drawn.items():
+                put(values, name, value)
         return self._spec(index, leaderboard, base, values, origin="fresh", generation=generation)
 
     def founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
@@ -83,16 +91,21 @@ class Generator:
         return self._spec(index, leaderboard, base, values, origin=origin, generation=generation, parent=parent)
 
     def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
-        """The asynchronous tournament's next pod: fresh, or a child of a row picked by rank."""
-        parents = leaderboard.parents
+        """The asynchronous tournament's next pod: fresh, or a child of a row (of a niche's best) picked by rank."""
+        settings = self.settings
         random = numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
-        if len(parents) < self.settings.founders:
+        if len(leaderboard.parents) < settings.founders:
             return self.founder(index, leaderboard)
-        if coin < self.settings.fresh:
+        if coin < settings.fresh:
             return self.fresh(index, leaderboard)
-        parent = parents[rank_softmax(len(parents), self.settings.temperature, pick)]
-        return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1)
+        parents = leaderboard.parents if settings.niche == "none" else leaderboard.elites
+        if settings.niche == "age":  # a score is no measure between the ages
+            parent = parents[int(pick * len(parents))]
+        else:
+            parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
+        same = numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
+        return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same)
 
     def _explored(self, space: Range, value: Any, random: Random) -> Any:
         """Draw anew with probability `resample`, else one step up or down inside the range; back where that is shut."""
@@ -150,6 +163,12 @@ class Generator:
             env=self.env,
             data_hash=self.data_hash,
         )
+
+
+def _fresh_of(base: Settings, leaderboard: Leaderboard) -> list[Entry]:
+    """The fresh pods of that algorithm, as they were applied."""
+    algo = base.model_dump(mode="json").get("algo")
+    return [one for one in leaderboard.applied if one.spec.origin == "fresh" and one.spec.agent.get("algo") == algo]
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
 
 
@@ -52,10 +53,13 @@ class Leaderboard:
     """The leaderboard as the generator sees it: the best `size` entries, and all that was ever applied."""
 
     size: int
+    niche: Niche = "none"
     rows: list[Entry] = field(default_factory=list)
     """Best first, at most `size`."""
     parents: list[Entry] = field(default_factory=list)
     """Rows that others can start from, best first."""
+    elites: list[Entry] = field(default_factory=list)
+    """The best that others can start from of each niche, best first, at most `size`; also such as have no row."""
     applied: list[Entry] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
@@ -63,6 +67,8 @@ class Leaderboard:
     """How many of the applied have come to nothing."""
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     """Scores that pods had on their way: (generation, share of the budget) -> one a pod, lowest first."""
+    founders: dict[str, str] = field(default_factory=dict)
+    """Pod -> the one without a parent that it descends from."""
 
     @property
     def trials(self) -> int:
@@ -78,11 +84,11 @@ class Leaderboard:
 
     def founder(self, entry: Entry) -> str:
         """The pod without a parent that an entry descends from."""
-        parents = {one.spec.pod: one.spec.parent for one in self.applied}
-        pod, parent = entry.spec.pod, entry.spec.parent
-        while parent is not None:
-            pod, parent = parent, parents.get(parent)
-        return pod
+        return self.founders[entry.spec.pod]
+
+    def niche_of(self, entry: Entry) -> str | int:
+        """Whom an entry is compared with before it may be a parent: its family, or those about as deep."""
+        return self.founder(entry) if self.niche == "lineage" else entry.spec.generation.bit_length()
 
 
 VERSION = 2

@@ -90,7 +90,7 @@ class Orchestrator:
         self.retention = Retention(settings, store, self.log)
         self.index, replaced = open_or_replace(store.run.leaderboard)
         self.requested: int | None = None
-        self.leaderboard = Leaderboard(settings.leaderboard_size)
+        self.leaderboard = Leaderboard(settings.leaderboard_size, settings.niche)
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []

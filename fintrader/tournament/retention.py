@@ -61,10 +61,11 @@ class Retention:
                 return
 
     def _kept(self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]) -> set[str]:
-        """Rows, pods that are not over and their parents, the newest two generations where there are generations, where
-        `keep` asks for `lineage` all that these descend from; and pods that failed: what they left says why."""
+        """Rows, the best of each niche, pods that are not over and their parents, the newest two generations where
+        there are generations, where `keep` asks for `lineage` all that these descend from; and pods that failed: what
+        they left says why."""
         waiting = [spec for spec in specs if spec.pod not in over]
-        kept = {row.spec.pod for row in board.rows} | {spec.pod for spec in waiting}
+        kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {spec.pod for spec in waiting}
         if self.settings.scheduler == "generational":
             kept |= {spec.pod for spec in specs[-2 * self.settings.population :]}
         parents = [spec.parent_here for spec in waiting]

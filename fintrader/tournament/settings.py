@@ -11,6 +11,7 @@ from fintrader.agents import Budget
 from fintrader.config import Settings
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio"]
+Niche = Literal["none", "lineage", "age"]
 
 LOOKS = 10
 """Looks of `early_stopping: best_validation` at the validation window, the last one included."""
@@ -91,6 +92,15 @@ class TournamentSettings(Settings):
     """Results on the leaderboard before anyone becomes a parent."""
     temperature: float = Field(1.0, gt=0)
     """Of the softmax over ranks that picks a parent: small favours the best, large favours nobody."""
+    niche: Niche = "none"
+    """Who may be a parent. `none`: every row of the leaderboard; `lineage`: the best of all that descend from one
+    founder, so that no family breeds with more than one; `age`: the best of those as many generations deep (0, 1, 2-3,
+    4-7, ...), each depth as likely, since a lineage's score counts the training it inherited. Not for generations."""
+    unchanged: float = Field(0.0, ge=0, le=1)
+    """Share of children that go on with their parent's hyper-parameters: the same pod for one budget longer."""
+    proposals: Literal["drawn", "tpe"] = "drawn"
+    """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before did well (`tpe`:
+    tree-structured Parzen estimator, after ten of an algorithm; needs `pip install 'fintrader[search]'`)."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     perturb: float = Field(1.25, gt=1)
@@ -219,6 +229,15 @@ class TournamentSettings(Settings):
         if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
             raise ValueError(
                 "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to james_stein too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _niches_of_the_tournament(self) -> TournamentSettings:
+        if self.scheduler == "generational" and (self.niche != "none" or self.unchanged):
+            raise ValueError(
+                "niche and unchanged are of the asynchronous tournament; the generational scheduler copies the best "
+                "`survivors` and carries each on unchanged as it is; leave them out, or set scheduler: tournament"
             )
         return self
 

@@ -35,8 +35,12 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
     for share, reached in entry.result.rung_scores.items():
         if reached is not None:
             bisect.insort(leaderboard.rungs.setdefault((entry.spec.generation, share), []), reached)
+    spec = entry.spec
+    leaderboard.founders[spec.pod] = leaderboard.founders.get(spec.parent, spec.parent) if spec.parent else spec.pod
     if entry.result.score is None:
         return Placement(new=True)
+    if leaderboard.niche != "none" and entry.inheritable:
+        _compete(leaderboard, entry)
     rows, parents = leaderboard.rows, leaderboard.parents
     position = bisect.bisect_left(rows, entry.order, key=_order)
     if position >= leaderboard.size:
@@ -48,6 +52,19 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
     if parents and parents[-1] is evicted:
         parents.pop()
     return Placement(True, position, evicted.spec.pod if evicted else None)
+
+
+def _compete(leaderboard: Leaderboard, entry: Entry) -> None:
+    """Let an entry be its niche's, if it is better than the one there. What is crowded out never comes back: its niche
+    would have to come with something worse."""
+    niche, elites = leaderboard.niche_of(entry), leaderboard.elites
+    held = next((one for one in elites if leaderboard.niche_of(one) == niche), None)
+    if held is not None:
+        if held.order < entry.order:
+            return
+        elites.remove(held)
+    bisect.insort(elites, entry, key=_order)
+    del elites[leaderboard.size :]
 
 
 def _order(entry: Entry) -> tuple[float, int, int]:

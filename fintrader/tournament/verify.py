@@ -135,7 +135,7 @@ class _Found:
         generator = self.made_by()
         scheduler = scheduler_of(generator.settings)
         said = {str(event["pod"]): int(event["seen"]) for event in self.of_kind("proposed")}
-        board, specs = Leaderboard(generator.settings.leaderboard_size), dict[str, PodSpec]()
+        board, specs = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche), dict[str, PodSpec]()
         order = self.order if scheduler.needs(0) is None else self.pods
         for index, pod in enumerate(self.pods):
             needs = scheduler.needs(index)

@@ -1,0 +1,125 @@
+"""Who may be a parent: the best of each family, or of each depth; and children that go on unchanged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fintrader.errors import ConfigError
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.settings import Niche
+from fintrader.tournament.spec import PodResult
+from fintrader.tournament.updater import submit
+from tests.engines import stubs
+from tests.engines.races import settings
+from tests.tournament.test_roles import breeder
+
+
+def child(index: int, score: float | None, parent: Entry | None = None) -> Entry:
+    generation = parent.spec.generation + 1 if parent else 0
+    spec = stubs.spec(index, generation=generation, **({"parent": parent.spec.pod} if parent else {}))
+    outcome = {"status": "failed"} if score is None else {"status": "done", "snapshot": f"sha-{index}"}
+    return Entry(spec, PodResult(pod=spec.pod, score=score, **outcome))
+
+
+def family(draws: list[tuple[int, float | None]]) -> list[Entry]:
+    """Pods whose parents are earlier ones that can be inherited (-1: nobody)."""
+    entries: list[Entry] = []
+    for index, (parent, score) in enumerate(draws):
+        able = [one for one in entries if one.inheritable]
+        entries.append(child(index, score, able[parent % len(able)] if able and parent >= 0 else None))
+    return entries
+
+
+def root(entry: Entry, entries: list[Entry]) -> str:
+    while entry.spec.parent is not None:
+        entry = next(one for one in entries if one.spec.pod == entry.spec.parent)
+    return entry.spec.pod
+
+
+def depth(entry: Entry) -> int:
+    layers = [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
+    return next(k for k, (low, high) in enumerate(layers) if low <= entry.spec.generation <= high)
+
+
+SCORES = st.sampled_from([None, *map(float, range(-6, 7))])
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 20), SCORES), min_size=6, max_size=24),
+    st.integers(1, 5),
+    st.sampled_from(["lineage", "age"]),
+)
+def test_elites_are_the_best_of_each_niche(draws: list[tuple[int, float | None]], size: int, niche: Niche) -> None:
+    """Slow and obvious: group all that was ever applied, take the best of each, sort and cut."""
+    entries = family(draws)
+    board = Leaderboard(size, niche)
+    for one in entries:
+        submit(board, one)
+        assert board.founder(one) == root(one, entries)
+    best: dict[Any, Entry] = {}
+    for one in sorted((one for one in entries if one.inheritable), key=lambda one: one.order):
+        best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)
+    assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]
+
+
+def test_what_is_crowded_out_never_comes_back() -> None:
+    """Its files may be deleted, so it must not be anybody's parent later."""
+    board, gone = Leaderboard(2, "lineage"), set[str]()
+    for index, score in enumerate([1.0, 5.0, 2.0, 0.5, 4.0, 3.0, 6.0]):
+        before = {one.spec.pod for one in board.elites}
+        submit(board, child(index, score))
+        after = {one.spec.pod for one in board.elites}
+        gone |= before - after
+        assert not gone & after
+
+
+def test_one_family_does_not_father_all() -> None:
+    first = child(0, 9.0)
+    strong = [first, *(child(index, 9.0 + index, first) for index in range(1, 8))]
+    weak = [child(index, 1.0) for index in range(8, 12)]
+    parents = {}
+    for niche in ("none", "lineage"):
+        board = Leaderboard(8, niche)
+        for one in strong + weak:
+            submit(board, one)
+        generator = breeder(niche=niche, fresh=0.0, leaderboard_size=8, ensemble_size=2)
+        specs = [generator.propose(index, board) for index in range(20, 320)]
+        parents[niche] = Counter(board.founders[str(spec.parent)] for spec in specs)
+    assert set(parents["none"]) == {"p0000"}
+    assert len(parents["lineage"]) == 5
+    assert parents["lineage"]["p0000"] > parents["lineage"]["p0008"] > 0
+
+
+def test_each_depth_is_as_likely_a_parent() -> None:
+    line = [child(0, 1.0)]
+    for index in range(1, 8):
+        line.append(child(index, 1.0 + index, line[-1]))
+    board = Leaderboard(8, "age")
+    for one in line:
+        submit(board, one)
+    specs = [breeder(niche="age", fresh=0.0).propose(index, board) for index in range(20, 820)]
+    counts = Counter(spec.parent for spec in specs)
+    assert set(counts) == {"p0000", "p0001", "p0003", "p0007"}
+    assert min(counts.values()) > 150
+
+
+def test_some_children_go_on_unchanged() -> None:
+    board = Leaderboard(4)
+    for index in range(3):
+        submit(board, child(index, float(index)))
+    for share in (0.0, 0.5, 1.0):
+        specs = [breeder(unchanged=share, fresh=0.0).propose(index, board) for index in range(20, 220)]
+        same = sum(spec.agent == board.rows[0].spec.agent for spec in specs if spec.parent == "p0002")
+        survivors = sum(spec.origin == "survivor" for spec in specs)
+        assert abs(survivors / 200 - share) <= (0.15 if share == 0.5 else 0.0)
+        assert same <= survivors
+
+
+def test_generations_have_no_niches() -> None:
+    with pytest.raises(ConfigError, match="niche and unchanged are of the asynchronous tournament"):
+        settings(scheduler="generational", niche="lineage")

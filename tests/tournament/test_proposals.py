@@ -1,0 +1,98 @@
+"""Tree-structured Parzen estimates of where to try next."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fintrader.errors import ConfigError
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.settings import Range
+from fintrader.tournament.spec import PodResult
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import submit
+from fintrader.tournament.verify import verify
+from tests.engines.races import settings
+from tests.engines.stubs import StubAgent
+from tests.tournament.conftest import Race
+from tests.tournament.test_roles import breeder
+
+pytest.importorskip("optuna", reason="optuna is missing: pip install 'fintrader[search]'")
+
+SEARCH = {
+    "learning_rate": Range(low=1e-5, high=1e-1, log=True),
+    "width": Range(low=1, high=64),
+}
+
+
+def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]:
+    """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a width of 20."""
+    board, specs = Leaderboard(16), []
+    for index in range(count):
+        spec = generator.fresh(index, board)
+        score = -abs(np.log10(spec.agent["learning_rate"]) + 3) - abs(spec.agent["width"] - 20) / 20
+        more: dict[str, Any] = {"status": "done"}
+        if stopped and index % 2:
+            more = {"status": "stopped", "rung_scores": {"0.25": score}}
+        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more)))
+        specs.append((score, spec))
+    return specs
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_proposals_find_what_draws_find_later(stopped: bool) -> None:
+    drawn, proposed = (
+        np.mean([score for score, _ in search(breeder(search=SEARCH, proposals=how), 40, stopped)[20:]])
+        for how in ("drawn", "tpe")
+    )
+    assert proposed > drawn + 0.3
+
+
+def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges() -> None:
+    first = [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
+    assert first == [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
+    assert first != [spec for _, spec in search(breeder(seed=1, search=SEARCH, proposals="tpe"), 25)]
+    for spec in first[1:]:
+        assert 1e-5 <= spec.agent["learning_rate"] <= 1e-1
+        assert isinstance(spec.agent["width"], int)
+        assert 1 <= spec.agent["width"] <= 64
+
+
+def test_choices_may_be_anything_and_own_settings_outside_the_ranges() -> None:
+    """The first pod has the agent's own settings, which no range needs to hold."""
+    choices = {"learning_rate": Range(low=1e-2, high=1e-1), "width": Range(choices=(2, 4))}
+    made = [spec for _, spec in search(breeder(search=choices, proposals="tpe"), 20)]
+    assert made[0].agent["width"] == 8
+    assert {spec.agent["width"] for spec in made[1:]} == {2, 4}
+
+
+def test_children_do_not_count() -> None:
+    """Their scores come from what they inherited."""
+    generator, board = breeder(search=SEARCH, proposals="tpe"), Leaderboard(16)
+    for index in range(12):
+        spec = generator.fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
+        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")))
+    assert generator.fresh(20, board).agent == generator.fresh(20, Leaderboard(16)).agent
+
+
+def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
+    """Niches, unchanged children and proposals are pure functions of what was seen, also after a stop."""
+    how: dict[str, Any] = {"proposals": "tpe", "fresh": 0.5, "niche": "lineage", "unchanged": 0.5, "search": SEARCH}
+    whole = race("whole", pods=16, **how).folder
+    for pods in (13, 16):
+        halves = race("halves", pods=pods, **how).folder
+    maker = Generator(
+        settings(pods=16, **how), (StubAgent(),), env={}, seed=1, data_hash=RunStore(whole).identity()["data_hash"]
+    )
+    assert RunStore(whole).specs() == RunStore(halves).specs()
+    assert [problem for check in verify(whole, generator=maker) for problem in check.problems] == []
+
+
+def test_without_optuna_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fintrader\[search\]'"):
+        breeder(proposals="tpe")
