@@ -1,6 +1,6 @@
 """How much the search itself gains from more GPUs: real pods on a simulated clock.
 
-    python benchmarks/search.py [--seeds 2] [--gpus 8 16 32 80] [--rows FILE] [--save]
+    python benchmarks/search.py [--seeds 20] [--gpus 16 80] [--rows FILE] [--save]
 
 Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known: `known_optimum.py`),
 bred by the real generator from the real leaderboard. Only time is simulated: a pod takes `POD_SECONDS` of a GPU that is
@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +106,28 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean seconds to each target by number of GPUs, over the seeds that all arrived, and what 16 to 80 gains."""
+    """Seconds to each target by number of GPUs, and what 16 to 80 gains: medians over the seeds, with their range.
+
+    A search that did not arrive counts as longer than all that did; medians and gains are told where there are any.
+    """
     figures: dict[str, Any] = {}
     for target in map(str, TARGETS):
-        rows: dict[str, float] = {}
+        times = {(run["gpus"], run["seed"]): run["seconds"][target] for run in runs}
+        entry: dict[str, Any] = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
-            times = [run["seconds"][target] for run in runs if run["gpus"] == gpus]
-            if all(time is not None for time in times):
-                rows[str(gpus)] = round(sum(times) / len(times), 1)
-        entry: dict[str, Any] = {"seconds": rows}
-        if {"16", "80"} <= set(rows):
-            entry["speedup_16_to_80"] = round(rows["16"] / rows["80"], 3)
-            entry["efficiency_16_to_80"] = round(rows["16"] / rows["80"] / 5, 3)
+            own = [math.inf if time is None else time for (count, _), time in times.items() if count == gpus]
+            entry["arrived"][str(gpus)] = sum(map(math.isfinite, own))
+            if math.isfinite(middle := statistics.median(own)):
+                entry["seconds"][str(gpus)] = round(middle, 1)
+        pairs = [(times.get((16, seed)), times.get((80, seed))) for seed in sorted({run["seed"] for run in runs})]
+        gains = [few / many for few, many in pairs if few is not None and many is not None]
+        if gains:
+            entry["pairs"] = len(gains)
+            for name, share in (("speedup", 1), ("efficiency", 5)):
+                found = (statistics.median(gains), min(gains), max(gains))
+                entry[f"{name}_16_to_80"] = dict(
+                    zip(("median", "least", "most"), (round(one / share, 3) for one in found), strict=True)
+                )
         figures[target] = entry
     return figures
 
@@ -121,22 +135,24 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Every number of GPUs with every seed."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--seeds", type=int, default=2)
-    arguments.add_argument("--gpus", type=int, nargs="+", default=[8, 16, 32, 80])
+    arguments.add_argument("--seeds", type=int, default=20)
+    arguments.add_argument("--gpus", type=int, nargs="+", default=[16, 80])
+    arguments.add_argument("--jobs", type=int, default=2, help="searches at work at once")
     arguments.add_argument("--rows", type=Path, help="JSON lines of searches: those in it are not run again")
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     runs: list[dict[str, Any]] = []
     if options.rows and options.rows.exists():
         runs = [json.loads(line) for line in options.rows.read_text().splitlines()]
-    for seed in range(options.seeds):
-        for gpus in options.gpus:
-            if not any((run["gpus"], run["seed"]) == (gpus, seed) for run in runs):
-                runs.append(search(gpus, seed))
-                if options.rows:
-                    with options.rows.open("a") as file:
-                        file.write(json.dumps(runs[-1]) + "\n")
-            print(next(run for run in runs if (run["gpus"], run["seed"]) == (gpus, seed)), flush=True)
+    known = {(run["gpus"], run["seed"]) for run in runs}
+    missing = [(gpus, seed) for seed in range(options.seeds) for gpus in options.gpus if (gpus, seed) not in known]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(search, *one) for one in missing]):
+            runs.append(done.result())
+            if options.rows:
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(runs[-1]) + "\n")
+            print(runs[-1], flush=True)
     wanted = [run for run in runs if run["seed"] < options.seeds and run["gpus"] in options.gpus]
     wanted.sort(key=lambda run: (run["seed"], run["gpus"]))
     record = {
