@@ -72,6 +72,20 @@ def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_noth
     assert mixed.returns[5:] == pytest.approx((0.0,) * 5, abs=1e-12)
 
 
+def test_active_utility_has_the_environments_risk_aversion() -> None:
+    """What the reward trains for; who does what the benchmark does scores 0."""
+    market = make_market(120, 3, session_bars=10)
+    scores = {}
+    for aversion in (0.0, 10.0):
+        env = ENV.model_copy(update={"benchmark": "equal_weight", "risk_aversion": aversion})
+        found = evaluate([(cautious, market)], env, metric="active_utility")
+        assert found.benchmark_score == 0.0
+        scores[aversion] = found.score
+        days = np.array(found.active_returns)
+    assert scores[0.0] == pytest.approx(252 * days.mean())
+    assert scores[0.0] - scores[10.0] == pytest.approx(252 * 5 * days.var(ddof=1))
+
+
 def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(tmp_path: Path) -> None:
     market = make_market(100, 3, session_bars=10)
     policy, asked = _Idle(), []

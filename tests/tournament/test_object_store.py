@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import Fenced, PodContext
 from fintrader.tournament.status import compare, make_index, rebuild, status
@@ -46,6 +48,24 @@ def empty(run: RunFolder, url: str) -> None:
     """A new disk in the place of the head's."""
     shutil.rmtree(run.root)
     attach(run.root, url)
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_jumps_an_hour_costs_nothing(
+    race: Race, run: RunFolder, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Whoever holds the run keeps it, no pod is taken for hung, and nothing is done twice."""
+    plain, real = race("plain", order="submission"), time.time
+
+    def jump(orchestrator: Orchestrator) -> None:
+        if len(orchestrator.leaderboard.applied) >= 3:
+            monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+
+    stored = race("run", order="submission", how={"watch": jump})
+    assert abs(time.time() - real()) > 3000
+    assert compare(plain.folder, run) == []
+    assert not [event for event in read_jsonl(run.events) if event["event"] == "lost"]
+    assert race("run", order="submission", body="tests.nowhere:body").leaderboard == stored.leaderboard
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
