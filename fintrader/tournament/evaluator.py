@@ -81,7 +81,7 @@ def evaluate(
 
     def scored(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
         cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
-        scores = tuple(score(own, metric, other, year) for own, other in cut)
+        scores = tuple(score(own, metric, other, year, env.risk_aversion) for own, other in cut)
         known = [value for value in scores if value is not None]
         whole = len(known) == windows  # a part without a score leaves none for the whole
         return (float(np.mean(known) - spread_penalty * np.std(known)) if whole else None), scores
@@ -171,15 +171,24 @@ def check_windows(sessions: int, metric: str, windows: int, sessions_a_year: int
         )
 
 
-def score(returns: Array, metric: str, benchmark: Array, sessions_a_year: int = m.TRADING_DAYS) -> float | None:
+def score(
+    returns: Array,
+    metric: str,
+    benchmark: Array,
+    sessions_a_year: int = m.TRADING_DAYS,
+    risk_aversion: float = 1.0,
+) -> float | None:
     """One part's metric, from daily returns `[S]` and the benchmark's; None where it is undefined.
 
     Doing nothing scores 0, and so does doing what the benchmark does where the metric is `information_ratio`:
-    `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised. `utility` is `mean - variance / 2`,
-    annualised: what an investor of risk aversion 1 would pay for the returns.
+    `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised, or `active_utility`: their
+    `mean - risk_aversion x variance / 2`, annualised, what an investor would pay for them. `utility` is the same of the
+    returns themselves for a risk aversion of 1.
     """
+    active = returns - benchmark
+    if metric == "active_utility":
+        return float(sessions_a_year * (active.mean() - 0.5 * risk_aversion * active.var(ddof=1)))
     if metric == "information_ratio":
-        active = returns - benchmark
         spread = m.deviation(active) * math.sqrt(sessions_a_year)
         return float(active.mean()) * sessions_a_year / max(spread, LEAST_TRACKING_ERROR)
     if not returns.any():

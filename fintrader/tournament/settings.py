@@ -10,7 +10,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from fintrader.agents import Budget
 from fintrader.config import Settings
 
-Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio"]
+Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
 Niche = Literal["none", "lineage", "age"]
 
 LOOKS = 10
@@ -110,7 +110,8 @@ class TournamentSettings(Settings):
 
     metric: Metric = "sharpe"
     """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year, and
-    `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs, which itself scores 0."""
+    `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs, which itself scores 0, whatever
+    the size of the bets; `active_utility` is what `env.reward: active_mean_variance` trains for, size and all."""
     validation: Literal["holdout", "kfold"] = "holdout"
     """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks of sessions, and a
     pod is a learner for each block, trained on the others: all sessions are scored, each by who has not seen it. What
