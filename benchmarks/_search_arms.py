@@ -1,0 +1,335 @@
+"""The ways to spend a budget that `tournament.py` compares, ours and others', over the same agent and environment."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import ROOT
+from fintrader import metrics as m
+from fintrader.agents import Budget, load_policy, make_agent, save_policy, train
+from fintrader.backtesting import simulate
+from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.config import overlay, read_yaml
+from fintrader.data.build import build_market
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import TradingEnv
+from fintrader.pipeline.config import RunConfig
+from fintrader.runs import RunFolder
+from fintrader.seeding import derive
+from fintrader.tournament.evaluator import evaluate
+from fintrader.tournament.run import run_tournament
+from fintrader.tournament.settings import TournamentSettings
+
+BARS, MEMBERS = "daily_n100_20151001_20180215.parquet", "n100_membership_20151012_20210601.csv"
+HORIZON = 20
+WHOLE, COUNT, LOOKS = 40_960, 6, 10
+"""Env-steps of a whole training, how many of them an arm may spend, and looks at each."""
+TOTAL = WHOLE * COUNT
+METRIC = "active_utility"
+SEARCH: dict[str, Any] = {
+    "learning_rate": {"low": 2e-3, "high": 6e-2, "log": True},
+    "weight_decay": {"low": 1e-3, "high": 1e-1, "log": True},
+    "feature_dropout": {"low": 0.0, "high": 0.6},
+    "feature_noise": {"low": 0.1, "high": 3.0, "log": True},
+}
+COMMON: dict[str, Any] = {
+    "metric": METRIC,
+    "search": SEARCH,
+    "devices": ("cpu",),
+    "workers": 1,
+    "pool_size": 1,
+    "order": "submission",  # same seed, same figures
+    "leaderboard_size": 16,
+    "ensemble_size": 4,
+}
+OURS: dict[str, Any] = {
+    "niche": "lineage",
+    "founders": 6,
+    "fresh": 0.0,
+    "temperature": 0.7,
+    "unchanged": 0.3,
+    "resample": 0.1,
+}
+PLAIN: dict[str, Any] = {"founders": 2, "fresh": 0.25, "temperature": 1.0}
+LOOKING: dict[str, Any] = {"fresh": 1.0, "early_stopping": "best_validation", "diversity": 0.0}
+
+
+@dataclass(frozen=True)
+class Market:
+    """A market with its windows, and where its arms keep their runs."""
+
+    home: Path
+    path: Path
+    ic: float
+    config: RunConfig
+
+    @classmethod
+    def planted(cls, home: Path, bars: Path, number: int, ic: float, symbols: int) -> Market:
+        """A signal of that information coefficient in the bars of so many symbols, both by the market's number."""
+        import pandas as pd
+
+        known = sorted(pd.read_parquet(bars / BARS, columns=["ticker"])["ticker"].unique())
+        chosen = sorted(np.random.default_rng(number).choice(known, symbols, replace=False))
+        values = read_yaml(ROOT / "configs" / "walkforward_daily.yaml")
+        values["data"]["universe"] = {"membership": str(bars / MEMBERS), "symbols": chosen}
+        planted = {"kind": "planted_in", "ic": ic, "horizon": HORIZON, "seed": number}
+        values["data"]["source"] |= {"path": str(bars / BARS), **planted}
+        data = {
+            "waive": ["excursion_day:LILA:2018-01-03"],  # a fault of the file, as in `real.py`
+            "windows": {"fractions": [0.6, 0.2, 0.2], "embargo_sessions": HORIZON},
+        }
+        values.pop("walkforward")
+        values["env"] |= {"risk_aversion": 20, "episode_bars": 32}
+        values["agent"] |= {"num_steps": 32}
+        config = RunConfig.model_validate(overlay(values, {"data": data, "seed": number, "cache": str(home / "cache")}))
+        return cls(home, build_market(config.data, cache=config.cache), ic, config)
+
+    def figures(self, policy: Path) -> dict[str, float]:
+        """A year's, of the days beyond the benchmark's: on the test window, and on the one it was chosen on."""
+        split, env = MarketTensors.load(self.path).split(), self.config.trading
+        found = dict[str, float]()
+        for name, window in (("", split.test), ("validation_", split.validation)):
+            own = np.asarray(simulate(load_policy(policy), window, env).daily_returns, dtype=np.float64)
+            days = own - np.asarray(benchmark_portfolio(window, env).daily_returns, dtype=np.float64)
+            mean, deviation = float(days.mean()), float(days.std(ddof=1))
+            found[f"{name}utility"] = m.TRADING_DAYS * (mean - 0.5 * env.risk_aversion * deviation**2)
+            if not name:
+                found["active_return"] = m.TRADING_DAYS * mean
+                found["information_ratio"] = m.TRADING_DAYS**0.5 * mean / deviation if deviation > 0 else 0.0
+        return found
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in spent)
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+
+def raced(market: Market, name: str, changes: dict[str, Any], pods: int, steps: int) -> dict[str, dict[str, float]]:
+    """A tournament of so many pods; the figures of its ensemble (`name`) and of its best pod."""
+    how = {**COMMON, **changes, "pods": pods, "budget": Budget(env_steps=steps)}
+    folder = RunFolder(market.home / f"{name}-{market.config.seed}")
+    began = cpu_seconds()
+    result = run_tournament(
+        TournamentSettings(**how),
+        folder=folder,
+        market=market.path,
+        env=market.config.trading,
+        agent=market.config.agent,
+        seed=market.config.seed,
+    )
+    used = sum(json.loads(path.read_text())["env_steps"] for path in folder.root.glob("pods/*/result.json"))
+    spent = {"cpu_seconds": cpu_seconds() - began, "env_steps": used, "trials": result.trials}
+    found = {"": result.ensemble_policy, "_best": result.best_policy}
+    return {f"{name}{what}": {**market.figures(policy), **spent} for what, policy in found.items()}
+
+
+def ours(market: Market, name: str, _: int) -> dict[str, dict[str, float]]:
+    match name:
+        case "tournament":
+            return raced(market, name, OURS, 4 * COUNT, WHOLE // 4)
+        case "tournament_plain":
+            return raced(market, name, PLAIN, 4 * COUNT, WHOLE // 4)
+    found = raced(market, name, {**LOOKING, **({"search": {}} if name == "seeds" else {})}, COUNT, WHOLE)
+    return {name: found[f"{name}_best"], f"{name}_ensemble": found[name]}
+
+
+# --- others' -----------------------------------------------------------------------------------------------------
+
+
+class Trial:
+    """One training of the market's agent with these hyper-parameters, a tenth at a time."""
+
+    def __init__(self, market: Market, values: dict[str, Any], seed: int) -> None:
+        self.market, self.split = market, MarketTensors.load(market.path).split()
+        self.env = TradingEnv(self.split.train, market.config.trading, seed=derive(seed, "env"))
+        self.agent = make_agent(market.config.agent.model_copy(update=values), self.env.layout, seed=seed)
+        self.home = Path(tempfile.mkdtemp(prefix="trial-"))
+
+    def advance(self, tenths: int) -> float:
+        """Train to so many tenths of a whole training; the score on the validation window."""
+        train(self.agent, self.env, Budget(env_steps=WHOLE), folder=self.home, share=tenths / LOOKS)
+        score = evaluate([(self.agent.policy, self.split.validation)], self.market.config.trading, metric=METRIC).score
+        return -1e9 if score is None else score
+
+    def keep(self, path: Path) -> None:
+        save_policy(path, self.agent.policy, market=self.split.train)
+
+
+def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Trials one after another until the steps are spent; what is published is the best look of all."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler: Any = optuna.samplers.TPESampler(seed=seed) if name == "tpe" else optuna.samplers.RandomSampler(seed=seed)
+    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    pruner: Any = optuna.pruners.MedianPruner(n_warmup_steps=2) if name == "tpe" else halving
+    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    policy = market.home / f"{name}-{market.config.seed}.safetensors"
+    left, best, tenth, began = TOTAL, -np.inf, WHOLE // LOOKS, cpu_seconds()
+    while left >= tenth:
+        asked = study.ask()
+        values = {
+            key: asked.suggest_float(key, space["low"], space["high"], log=space.get("log", False))
+            for key, space in SEARCH.items()
+        }
+        trial, found, reached = Trial(market, values, derive(seed, name, asked.number)), -np.inf, 0
+        while reached < LOOKS and left >= tenth:
+            reached, left = reached + 1, left - tenth
+            score = trial.advance(reached)
+            asked.report(score, reached)
+            found = max(found, score)
+            if score > best:
+                best = score
+                trial.keep(policy)
+            if asked.should_prune():
+                break
+        if reached < LOOKS:
+            study.tell(asked, state=optuna.trial.TrialState.PRUNED)
+        else:
+            study.tell(asked, found)
+    spent = {"cpu_seconds": cpu_seconds() - began, "env_steps": TOTAL - left, "trials": len(study.trials)}
+    return {name: {**market.figures(policy), **spent}}
+
+
+def by_ray(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Ray Tune in an environment of its own, since its packages would move ours."""
+    policy, told = (market.home / f"{name}-{market.config.seed}.{kind}" for kind in ("safetensors", "json"))
+    job = {"home": str(market.home), "path": str(market.path), "ic": market.ic, "seed": seed, "policy": str(policy)}
+    job |= {"told": str(told), "config": market.config.model_dump(mode="json")}
+    subprocess.run([str(ray_environment()), __file__, json.dumps(job)], check=True, cwd=ROOT)
+    return {name: {**market.figures(policy), **json.loads(told.read_text())}}
+
+
+def ray_environment() -> Path:
+    """The Python of an environment with Ray Tune that also sees this one's packages."""
+    home = Path.home() / ".cache" / "fintrader" / "bench-ray"
+    python = home / "bin" / "python"
+    if not python.exists():
+        venv.create(home, with_pip=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "ray[tune]>=2.30"], check=True)
+    site = next((home / "lib").glob("python*/site-packages"))
+    mine = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "fintrader.pth").write_text(f"{mine}\n{ROOT}\n")
+    return python
+
+
+def ray_job(job: dict[str, Any]) -> None:
+    """Population-based training: every round the worse quarter goes on from the better, hyper-parameters moved.
+
+    CPU seconds are those of the trials' own steps; what Ray takes beside them is not counted.
+    """
+    from ray import init, tune
+    from ray.tune.schedulers import PopulationBasedTraining
+
+    market = Market(Path(job["home"]), Path(job["path"]), job["ic"], RunConfig.model_validate(job["config"]))
+    rounds, clock = LOOKS - 2, Path(job["told"]).with_suffix(".seconds")
+    clock.write_text("")
+
+    class Pod(tune.Trainable):  # type: ignore[misc]
+        def setup(self, values: dict[str, Any]) -> None:
+            own = {key: values[key] for key in SEARCH}
+            self.trial = Trial(market, own, derive(job["seed"], f"pbt-{values['number']}"))
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            self.setup(new_config)
+            return True
+
+        def step(self) -> dict[str, Any]:
+            began, trial = cpu_seconds(), self.trial
+            train(trial.agent, trial.env, Budget(env_steps=WHOLE // rounds))
+            window, env = trial.split.validation, market.config.trading
+            score = evaluate([(trial.agent.policy, window)], env, metric=METRIC).score
+            with clock.open("a") as file:  # actors are used again, what they count is not
+                file.write(f"{cpu_seconds() - began}\n")
+            return {"score": -1e9 if score is None else score}
+
+        def save_checkpoint(self, folder: str) -> None:
+            from safetensors.torch import save_file
+
+            state = {key: tensor.contiguous().clone() for key, tensor in self.trial.agent.state_dict().items()}
+            save_file(state, str(Path(folder) / "state.safetensors"))
+            self.trial.keep(Path(folder) / "policy.safetensors")
+
+        def load_checkpoint(self, folder: str) -> None:
+            from safetensors.torch import load_file
+
+            self.trial.agent.inherit(load_file(str(Path(folder) / "state.safetensors")))
+
+    def space(key: str) -> Any:
+        low, high = SEARCH[key]["low"], SEARCH[key]["high"]
+        return tune.loguniform(low, high) if SEARCH[key].get("log") else tune.uniform(low, high)
+
+    init("local", num_cpus=1, include_dashboard=False, logging_level="error")
+    kept = tempfile.mkdtemp(prefix="pbt-")
+    tuner = tune.Tuner(
+        tune.with_resources(Pod, {"cpu": 1}),
+        param_space={**{key: space(key) for key in SEARCH}, "number": tune.grid_search(list(range(COUNT)))},
+        tune_config=tune.TuneConfig(
+            metric="score",
+            mode="max",
+            reuse_actors=True,
+            scheduler=PopulationBasedTraining(
+                time_attr="training_iteration",
+                perturbation_interval=1,
+                hyperparam_mutations={key: space(key) for key in SEARCH},
+                synch=True,
+            ),
+        ),
+        run_config=tune.RunConfig(
+            stop={"training_iteration": rounds},
+            storage_path=kept,
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, checkpoint_score_attribute="score"),
+        ),
+    )
+    results = tuner.fit()
+    looks = [
+        (at["score"], number, checkpoint)
+        for number, one in enumerate(results)
+        for checkpoint, at in one.best_checkpoints
+    ]
+    _, _, checkpoint = max(looks, key=lambda look: look[:2])
+    with checkpoint.as_directory() as folder:
+        shutil.copy(Path(folder) / "policy.safetensors", job["policy"])
+    laps = [float(line) for line in clock.read_text().splitlines()]
+    spent = {"cpu_seconds": sum(laps), "env_steps": len(laps) * (WHOLE // rounds), "trials": COUNT}
+    Path(job["told"]).write_text(json.dumps(spent))
+    shutil.rmtree(kept, ignore_errors=True)
+
+
+ARMS: dict[str, Callable[[Market, str, int], dict[str, dict[str, float]]]] = {
+    "tournament": ours,
+    "tournament_plain": ours,
+    "seeds": ours,
+    "random": ours,
+    "asha": by_optuna,
+    "tpe": by_optuna,
+    "ray_pbt": by_ray,
+}
+PEERS = ("seeds", "random", "asha", "tpe", "ray_pbt")
+"""The arms that are not ours."""
+
+
+def run_arm(name: str, market: Market, seed: int) -> dict[str, dict[str, float]]:
+    """Figures of each policy that this way to spend the budget publishes, by name."""
+    return ARMS[name](market, name, seed)
+
+
+if __name__ == "__main__":
+    ray_job(json.loads(sys.argv[1]))
