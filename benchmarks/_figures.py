@@ -206,39 +206,89 @@ def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
 # --- the tournament -----------------------------------------------------------------------------------------------
 
 WAYS = {
-    "tournament": "tournament, wide search; ensemble",
-    "tournament_near": "tournament, search near the agent's own settings; ensemble",
-    "seeds": "best of as many independent seeds, the agent's own settings",
-    "drawn": "best of as many independent draws from the wide search",
-    "generational": "generational, wide search; ensemble",
-    "generational_near": "generational, search near the settings; ensemble",
-    "ray_pbt": "Ray Tune's population-based training, wide search",
+    "tournament": "tournament; ensemble",
+    "tournament_best": "tournament; best pod",
+    "tournament_plain": "tournament, parents by rank alone; ensemble",
+    "seeds": "seeds, stopped early; the best",
+    "seeds_ensemble": "seeds, stopped early; ensemble",
+    "random": "random search, stopped early; the best",
+    "random_ensemble": "random search, stopped early; ensemble",
+    "asha": "Optuna: random search, successive halving (ASHA)",
+    "tpe": "Optuna: Parzen estimates (TPE), median pruning",
+    "ray_pbt": "Ray Tune: population-based training",
 }
+
+
+RIVALS = ("seeds", "random", "asha", "tpe", "ray_pbt")
+"""The arms that the plan tests the tournament against."""
 
 
 def tournament(records: Records) -> str:
     """What the same number of environment steps gave, spent in different ways."""
     found = records["tournament"]
-    wide, near = found["tournament_against"], found["tournament_near_against"]
-    rows = [
-        [
-            title,
-            f"{found['sharpe_mean'][key]:.1f}",
-            *(p_value(against.get(key, {}).get("p_one_sided")) for against in (wide, near)),
-        ]
-        for key, title in WAYS.items()
-        if key in found["sharpe_mean"]
-    ]
-    head = ["way to spend the budget", "mean Sharpe", "p, tournament better"]
-    head += ["p, tournament near the settings better"]
-    steps = found["pods"] * found["env_steps_per_pod"] / 1e6
-    about = f"{found['seeds']} markets, {steps:.2f} M env-steps each way, {found['pods']} pods:"
-    doubled = p_value(2 * near["ray_pbt"]["p_one_sided"])
-    said = (
-        "The search near the settings was thought of when some seeds of the first were known, on the same seeds; its "
-        f"p-values deserve doubling, which makes its lead over Ray Tune's population {doubled}."
+    rows = []
+    for key, title in WAYS.items():
+        if key in found["arms"]:
+            one = found["arms"][key]
+            rows.append(
+                [
+                    title,
+                    percent(one["utility_median"], 2),
+                    percent(one["utility_mean"], 2),
+                    f"{one['information_ratio_median']:.2f}",
+                    f"{one['cpu_seconds_median']:.0f}",
+                    f"{1e4 * one['validation_utility_per_cpu_second']:.1f}",
+                    *_against(found, key),
+                ]
+            )
+    head = ["way to spend the budget", "utility, median", "mean", "information ratio", "CPU s", "bp a CPU s"]
+    about = (
+        f"{_plan(found)} Utility and information ratio are of the test window; bp a CPU s: basis points of utility on "
+        "the validation window by CPU second."
     )
-    return f"{about}\n\n{table(head, rows)}\n\n{prose(said)}\n\n{sentence(records, 'tournament')}"
+    return f"{prose(about)}\n\n{table(head + BESIDE, rows)}\n\n{_came_out(found)}\n\n{sentence(records, 'tournament')}"
+
+
+SHORT = {"seeds": "seeds", "random": "random", "asha": "ASHA", "tpe": "TPE", "ray_pbt": "Ray's PBT"}
+
+
+def tournament_short(records: Records) -> str:
+    """The arms of the plan alone, beside each other."""
+    found = records["tournament"]
+    utilities = [percent(found["arms"][key]["utility_median"], 2) for key in ("tournament", *SHORT)]
+    chances = [p_value(found["against"][key]["p_holm"]) for key in SHORT]
+    shown = table(["", "tournament", *SHORT.values()], [["utility", *utilities], ["p, Holm", "", *chances]])
+    return f"{_plan(found)}\n\n{shown}\n\n{sentence(records, 'tournament')}"
+
+
+BESIDE = ["tournament ahead in", "p", "p, Holm"]
+
+
+def _against(found: Named, key: str) -> list[str]:
+    """How often the tournament was ahead of an arm, and how likely that is by chance."""
+    beside = found["against"].get(key)
+    if beside is None:
+        return ["", "", ""]
+    corrected = p_value(beside["p_holm"]) if "p_holm" in beside else ""
+    return [f"{beside['wins']} of {found['markets']}", p_value(beside["p"]), corrected]
+
+
+def _plan(found: Named) -> str:
+    steps = found["env_steps"] / 1e6
+    return f"{found['markets']} markets with a signal planted in real bars, {steps:.2f} M env-steps each way."
+
+
+def _came_out(found: Named) -> str:
+    """Whom the tournament is ahead of, and behind, beyond chance; in words."""
+    against = found["against"]
+    known = [key for key in RIVALS if against[key]["p_holm"] < 0.05]
+    ahead = [WAYS[key] for key in known if against[key]["median_difference"] > 0]
+    behind = [WAYS[key] for key in known if against[key]["median_difference"] < 0]
+    said = [f"The tournament is ahead of {joined(ahead)} beyond chance."] if ahead else []
+    said += [f"It is behind {joined(behind)} beyond chance."] if behind else []
+    if not known:
+        said = ["The tournament is not distinguishable from any of the five rivals of the plan at 5 %."]
+    return prose(" ".join(said))
 
 
 # --- pages of the documentation -----------------------------------------------------------------------------------
@@ -304,6 +354,7 @@ BLOCKS: dict[str, Block] = {
     "real": Block(real, REAL),
     "real_bars": Block(real_bars, REAL),
     "tournament": Block(tournament, ("tournament",)),
+    "tournament_short": Block(tournament_short, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
     "many_pods": Block(many_pods, ("rows",)),

@@ -54,7 +54,8 @@ def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(records: dic
 
 
 def test_the_readme_fits_one_reading() -> None:
-    assert len(PAGES["README.md"].split()) <= 900
+    """Words and figures; a table's rules are not read."""
+    assert sum(any(map(str.isalnum, word)) for word in PAGES["README.md"].split()) <= 900
 
 
 def test_seeds_of_a_set_of_real_bars_are_told_together(records: dict[str, Any]) -> None:
