@@ -19,8 +19,6 @@ import numpy as np
 from benchmarks.common import ROOT
 from fintrader import metrics as m
 from fintrader.agents import Budget, load_policy, make_agent, save_policy, train
-from fintrader.backtesting import simulate
-from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.config import overlay, read_yaml
 from fintrader.data.build import build_market
 from fintrader.data.tensors import MarketTensors
@@ -101,13 +99,14 @@ class Market:
         split, env = MarketTensors.load(self.path).split(), self.config.trading
         found = dict[str, float]()
         for name, window in (("", split.test), ("validation_", split.validation)):
-            own = np.asarray(simulate(load_policy(policy), window, env).daily_returns, dtype=np.float64)
-            days = own - np.asarray(benchmark_portfolio(window, env).daily_returns, dtype=np.float64)
-            mean, deviation = float(days.mean()), float(days.std(ddof=1))
-            found[f"{name}utility"] = m.TRADING_DAYS * (mean - 0.5 * env.risk_aversion * deviation**2)
+            seen = evaluate([(load_policy(policy), window)], env, metric=METRIC)
+            assert seen.score is not None
+            found[f"{name}utility"] = seen.score
             if not name:
-                found["active_return"] = m.TRADING_DAYS * mean
-                found["information_ratio"] = m.TRADING_DAYS**0.5 * mean / deviation if deviation > 0 else 0.0
+                days = np.asarray(seen.active_returns)
+                deviation = float(days.std(ddof=1))
+                found["active_return"] = m.TRADING_DAYS * float(days.mean())
+                found["information_ratio"] = m.TRADING_DAYS**0.5 * float(days.mean()) / deviation if deviation else 0.0
         return found
 
 
@@ -159,11 +158,11 @@ class Trial:
         self.market, self.split = market, MarketTensors.load(market.path).split()
         self.env = TradingEnv(self.split.train, market.config.trading, seed=derive(seed, "env"))
         self.agent = make_agent(market.config.agent.model_copy(update=values), self.env.layout, seed=seed)
-        self.home = Path(tempfile.mkdtemp(prefix="trial-"))
+        self.folder = tempfile.TemporaryDirectory(prefix="trial-")  # goes with the trial
 
     def advance(self, tenths: int) -> float:
         """Train to so many tenths of a whole training; the score on the validation window."""
-        train(self.agent, self.env, Budget(env_steps=WHOLE), folder=self.home, share=tenths / LOOKS)
+        train(self.agent, self.env, Budget(env_steps=WHOLE), folder=Path(self.folder.name), share=tenths / LOOKS)
         score = evaluate([(self.agent.policy, self.split.validation)], self.market.config.trading, metric=METRIC).score
         return -1e9 if score is None else score
 

@@ -65,7 +65,7 @@ def _distribution(space: Range, like: Any) -> BaseDistribution:
     assert space.low is not None
     assert space.high is not None
     if isinstance(like, int):
-        return IntDistribution(round(space.low), round(space.high), log=space.log)
+        return IntDistribution(max(round(space.low), int(space.log)), round(space.high), log=space.log)
     return FloatDistribution(space.low, space.high, log=space.log)
 
 
@@ -77,7 +77,7 @@ def _trial(
 
     params: dict[str, Any] = {}
     for name, space in spaces.items():
-        value, choices = entry.spec.hyper[name], [*search[name].choices]
+        value, choices = entry.spec.hyper.get(name), [*search[name].choices]
         if choices:
             value = choices.index(value) if value in choices else -1
         with contextlib.suppress(ValueError):

@@ -11,6 +11,7 @@ import pytest
 from fintrader.errors import ConfigError
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.proposals import proposed
 from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
@@ -68,6 +69,16 @@ def test_choices_may_be_anything_and_own_settings_outside_the_ranges() -> None:
     made = [spec for _, spec in search(breeder(search=choices, proposals="tpe"), 20)]
     assert made[0].agent["width"] == 8
     assert {spec.agent["width"] for spec in made[1:]} == {2, 4}
+
+
+def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_below_one() -> None:
+    """What they had says nothing of it; a logarithm of integers begins at one."""
+    board = Leaderboard(16)
+    for index in range(12):
+        spec = breeder(search=SEARCH).fresh(index, board)
+        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")))
+    found = proposed({"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1)
+    assert found["steps"] in range(1, 9)
 
 
 def test_children_do_not_count() -> None:
