@@ -16,6 +16,30 @@ from fintrader.errors import BarError, ConfigError
 from fintrader.files import write_text
 
 _FEWEST = 3
+_CROSS_SECTION, _JUDGED = 5, 120
+"""From so many symbols on, and sessions that are not for the test, agents are judged where they were not trained."""
+_FOLDS, _UPDATES = 3, 40
+_CAREFUL: dict[str, list[str]] = {
+    "features": [
+        "    cross_sectional: zscore    # against the other symbols at the same bar",
+        "    clip: 3",
+        "    context: []",
+    ],
+    "env": [
+        "  training_cost_multiplier: 1.5  # dearer in training: choosier",
+        "  benchmark: equal_weight      # held where there is no evidence for anything else",
+        "  reward: active_mean_variance",
+        "  risk_aversion: 20",
+        "  reward_scale: 10000",
+    ],
+    "tournament": [
+        "  metric: information_ratio    # against the benchmark",
+        "  validation: kfold            # judged where it was not trained, over training and validation window",
+        f"  validation_folds: {_FOLDS}",
+        "  ensemble_shrinkage: james_stein  # towards the benchmark, as far as the evidence does not reach",
+    ],
+}
+"""What the configurations for real bars have (`configs/walkforward_daily.yaml`, `configs/walkforward_us14.yaml`)."""
 
 
 def config_path(bars: str, out: Path | None = None) -> Path:
@@ -49,8 +73,15 @@ def yaml_of(found: Detection, path: Path) -> str:
     else:
         hour = max(1, bars // 7)
         names = ["return_1", f"return_{hour}", f"return_{bars}", f"volatility_{bars}", "intraday", "gap"]
-    episode = max(2, min(21 if daily else 5 * bars, train * bars // 2))
-    decide = 1 if daily else max(1, min(bars // 13, episode // 2))
+    judged = sum(windows[0][0] <= day <= windows[1][1] for day in found.sessions)
+    careful = len(found.symbols) >= _CROSS_SECTION and judged >= _JUDGED
+    if careful:
+        names = _careful_names(bars, daily, train)
+        # an episode has to fit between two blocks and their embargoes
+        decide, episode = bars, bars * min(42 if daily else 20, judged // _FOLDS - 4)
+    else:
+        episode = max(2, min(21 if daily else 5 * bars, train * bars // 2))
+        decide = 1 if daily else max(1, min(bars // 13, episode // 2))
     lines = [
         f"# Made by `fintrader init` from {len(found.symbols)} symbols, {found.first} to {found.last}.",
         f"#   fintrader run {path}",
@@ -72,34 +103,62 @@ def yaml_of(found: Detection, path: Path) -> str:
         "  adjust: {}                   # path: FILE with splits and dividends, where prices are as traded",
         "  features:",
         f"    names: [{', '.join(names)}]",
+        *(_CAREFUL["features"] if careful else ()),
         "  windows:                     # 60, 20 and 20 % of the sessions",
         *(f"    {name}: [{first}, {last}]" for name, (first, last) in zip(_NAMES, windows, strict=True)),
         f"    embargo_sessions: {embargo}        # that belong to no window, before validation and test",
         "",
         "env:",
-        "  num_envs: 64",
+        f"  num_envs: {32 if careful else 64}",
         f"  episode_bars: {episode}",
         f"  decision_interval: {decide:<10} # bars from one decision to the next",
         "  cost_bps: 20                 # of each trade; what you pay, spread included",
+        *(_CAREFUL["env"] if careful else ()),
         "",
         "agent:",
-        "  algo: ppo",
+        *(_agent(episode // decide) if careful else ["  algo: ppo"]),
         "",
         "tournament:",
-        "  pods: 4                      # independent seeds; more pods and steps search longer",
+        f"  pods: {2 if careful else 4}                      # independent seeds; more pods and steps search longer",
         "  fresh: 1.0                   # none inherits: on one machine a tournament finds nothing better",
         "  search: {}                   # none is varied",
         "  pool_size: 2",
         "  workers: 2",
-        "  budget: {env_steps: 60000}",
+        f"  budget: {{env_steps: {32 * (episode // decide) * _UPDATES * (_FOLDS + 1) if careful else 60_000}}}",
         "  order: submission            # same seed, same leaderboard, whatever finishes first",
-        "  leaderboard_size: 4",
+        f"  leaderboard_size: {2 if careful else 4}",
         "  ensemble_size: 2",
+        *(_CAREFUL["tournament"] if careful else ()),
         "",
     ]
     text = "\n".join(lines)
     _check(text, path)
     return text
+
+
+def _careful_names(bars: int, daily: bool, train: int) -> list[str]:
+    """Features over horizons that can pay a trade's costs, as far as the training window holds them several times."""
+    day, week, month = (horizon * bars for horizon in (1, 5, 21))
+    names = ["intraday", "gap", f"return_{day}", f"return_{week}", f"relative_volume_{day}"]
+    names += [f"return_{month}", f"volatility_{month}"] if train >= 4 * 21 else []
+    return names if daily else [*names, f"volatility_{day}"]
+
+
+def _agent(decisions: int) -> list[str]:
+    """An agent that tilts away from the benchmark, regularised."""
+    return [
+        "  algo: apg                    # climbs the gradient of what it earns, through the account",
+        f"  num_steps: {decisions:<17} # decisions it looks ahead: a whole episode",
+        "  learning_rate: 2.0e-2",
+        "  gamma: 1.0",
+        "  bootstrap: false",
+        "  noise: 0.0",
+        "  normalise_rewards: false",
+        "  weight_decay: 1.0e-2",
+        "  feature_dropout: 0.25",
+        "  feature_noise: 1.0",
+        "  network: {hidden: [4], activation: tanh}",
+    ]
 
 
 def _waivers(found: Detection) -> list[str]:

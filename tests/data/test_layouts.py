@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.data.build import make_market
 from fintrader.data.detect import detect
 from fintrader.data.settings import DataSettings
+from fintrader.pipeline.config import RunConfig
 from tests.data.tables import PLAIN, minute_table, write_csv
 
 ZONE = "America/New_York"
@@ -143,3 +145,41 @@ def test_from_a_strangers_file_to_a_backtest(tmp_path: Path, monkeypatch: pytest
     main(["run", "my.yaml", "--tournament.budget.env-steps", "640", "--tournament.pods", "2", "--tournament.workers",
           "1", "--backtest.null-model", "False"])  # fmt: skip
     assert json.loads((tmp_path / "runs" / "my" / "backtest" / "metrics.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a_day", [1, 13])
+@pytest.mark.parametrize("sessions", [149, 150, 230])
+def test_from_a_file_of_many_days_to_a_backtest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: int, a_day: int
+) -> None:
+    """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they were not trained."""
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path, days_table(sessions, a_day), "my.csv")
+    main(["init", "my.csv"])
+    written = validate(RunConfig, yaml.safe_load(Path("my.yaml").read_text()), "my.yaml")
+    careful = sessions >= 150
+    assert (written.tournament.validation == "kfold") is careful
+    assert (written.tournament.ensemble_shrinkage == "james_stein") is careful
+    assert written.env.decision_interval in ({a_day} if careful else {1})
+    assert written.tournament.fresh == 1.0
+    main(["run", "my.yaml", "--tournament.budget.env-steps", "12000", "--backtest.null-model", "False"])
+    figures = json.loads((tmp_path / "runs" / "my" / "backtest" / "metrics.json").read_text())
+    assert figures
+
+
+def days_table(sessions: int, a_day: int) -> pd.DataFrame:
+    """Five walks of so many sessions of the exchange from 2015-03-02 on, in days or in half hours."""
+    from exchange_calendars import get_calendar
+
+    days = get_calendar("XNAS").sessions_in_range("2015-03-02", "2016-12-30")[:sessions]
+    random, opens = np.random.default_rng(3), pd.Timedelta("9h30min")
+    ts = [day + opens + k * pd.Timedelta("30min") for day in days for k in range(a_day)] if a_day > 1 else list(days)
+    tables = []
+    for number in range(5):
+        close = (50 * (number + 1) * np.exp(np.cumsum(random.normal(0, 0.01 / a_day**0.5, len(ts))))).round(2)
+        open_ = np.concatenate([close[:1], close[:-1]])
+        prices = {"open": open_, "high": np.maximum(open_, close), "low": np.minimum(open_, close), "close": close}
+        volume = 1000 + random.integers(0, 500, len(ts))
+        tables.append(pd.DataFrame({"ts": ts, "ticker": chr(65 + number) * 3, **prices, "volume": volume}))
+    return pd.concat(tables)

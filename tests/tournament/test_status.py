@@ -236,7 +236,8 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(race: Race, tmp
     assert [event["pods"] for event in events_of(run, "capacity")] == [1]
     assert not events_of(run, "lost")
     assert events_of(run, "drained")
-    assert not [c for c in psutil.Process().children(recursive=True) if "tournament.worker" in " ".join(c.cmdline())]
+    commands = [one.as_dict(["cmdline"], [])["cmdline"] for one in psutil.Process().children(recursive=True)]
+    assert not [command for command in commands if "tournament.worker" in " ".join(command)]
     undisturbed = race("a", pods=6, pool_size=3)
     assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
 
