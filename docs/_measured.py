@@ -169,11 +169,13 @@ def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
     rows = []
     for target, found in stored["targets"].items():
         times = [f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts]
-        efficiency = found.get("efficiency_16_to_80")
-        rows.append([f"{float(target):.0%} of the optimum", *times, "–" if efficiency is None else f"{efficiency:.0%}"])
+        gain = found.get("efficiency_16_to_80")
+        told = "–" if gain is None else f"{gain['median']:.0%} ({gain['least']:.0%} to {gain['most']:.0%})"
+        arrived = ", ".join(str(found["arrived"][gpus]) for gpus in counts)
+        rows.append([f"{float(target):.0%} of the optimum", *times, arrived, told])
     seeds = len({run["seed"] for run in stored["runs"]})
     heads = [f"{gpus} GPUs, s" for gpus in counts]
-    return (f"target ({seeds} seed{'' if seeds == 1 else 's'})", *heads, "efficiency 16 → 80"), rows
+    return (f"target ({seeds} seeds, medians)", *heads, "arrived", "efficiency 16 → 80 (range)"), rows
 
 
 def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
