@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import _env_peers
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
-from fintrader.agents.networks import NetworkSettings
+from fintrader.agents.trunks import NetworkSettings
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
 

@@ -23,7 +23,7 @@ ASSETS, SESSION, TRAIN, VALIDATION = 10, 390, 30, 5
 DRIFT, VOLATILITY, REGIME, NOISE_FEATURES = 2e-4, 8e-4, 200, 2
 MINUTE_NS = 60_000_000_000
 SHARES_OF_RULE = (0.10, 0.25, 0.50, 0.75)
-MARKS = [round(0.1 * 1.3**k, 3) for k in range(32)]
+MARKS = [round(0.02 * 1.3**k, 3) for k in range(38)]
 """Seconds of training at which a policy is judged."""
 OURS = EnvSettings(episode_bars=390, fill="next_close", cost_bps=10, trade_rate=0.2)
 """The rules for everyone but FinRL's: fills at the next close, 10 bps."""

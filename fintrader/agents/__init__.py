@@ -6,13 +6,13 @@ from fintrader.agents.agent import Agent, AgentSettings, make_agent
 from fintrader.agents.apg import APG
 from fintrader.agents.buffers import Transition
 from fintrader.agents.ddpg import DDPG
-from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import EnsemblePolicy, PolicyModule, load_policy, market_identity, save_policy
 from fintrader.agents.ppo import PPO
 from fintrader.agents.redq import REDQ
 from fintrader.agents.sac import SAC
 from fintrader.agents.td3 import TD3
 from fintrader.agents.training import Budget, TrainingEnvironment, TrainProgress, TrainResult, read_agent_state, train
+from fintrader.agents.trunks import NetworkSettings
 from fintrader.envs.observation import FlatLayout
 
 __all__ = [

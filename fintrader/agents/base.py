@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.checkpoint import below, load_generator, load_module, load_optimiser, optimiser_state, prefixed
-from fintrader.agents.networks import Actor, Critic, NetworkSettings, Seen
+from fintrader.agents.networks import Actor, Critic
 from fintrader.agents.normalisation import RewardScaler
+from fintrader.agents.onednn import tanh
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import Perturbation
+from fintrader.agents.trunks import NetworkSettings, Seen
 from fintrader.config import Settings
 from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.observation import Layout
@@ -123,6 +125,8 @@ class BaseAgent:
         """`[B, L]`: the last draw of persistent noise."""
         self.table: Tensor | None = None
         """`[T, L*W]`: the rows of the market that clocks of observations point to."""
+        self.decision_interval = 1
+        """Bars from one decision to the next."""
 
     def training_env(self, env: Any) -> Any:
         """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there.
@@ -151,7 +155,7 @@ class BaseAgent:
 
     def see_market(self, env: TradingEnv | JoinedEnv | RandomisedEnv) -> None:
         """Take the rows that the clocks of this environment's observations point to."""
-        self.table = env.market_rows
+        self.table, self.decision_interval = env.market_rows, env.settings.decision_interval
         if self.settings.normalise_observations and not self.normaliser.knows_market:
             self.normaliser.update_market(self.table)
 
@@ -163,7 +167,7 @@ class BaseAgent:
     def shared_mean(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
         """The same; where all accounts at a bar share theirs, `[U, L]` and each one's place among them."""
         mean, place = self.actor.first(seen)
-        return torch.tanh(mean) if self.policy.squash else mean, place
+        return tanh(mean) if self.policy.squash else mean, place
 
     def see(self, obs: Tensor, *, acting: bool = False) -> Seen:
         """Raw observations `[R, D]` or `[R, A + N + 1]` as what the networks read. Acting never waits for a GPU."""

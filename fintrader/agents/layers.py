@@ -13,12 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fintrader.agents.onednn import Fused, Tanh, linear, on_cpu
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "tanh": nn.Tanh,
+    "tanh": Tanh,
     "relu": partial(nn.ReLU, inplace=True),
     "silu": nn.SiLU,
     "elu": nn.ELU,
 }
+FUSED: dict[str, Fused] = {"relu": "relu", "tanh": "tanh"}
+"""Those that can be one pass with the layer before."""
 
 
 class Dense(nn.Module):
@@ -41,16 +45,26 @@ class Dense(nn.Module):
         """As `forward`, with some rows of the weights in their place: for the inputs that these belong to."""
         # The fused forms save a pass over the result, which counts in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
-            return torch.addmm(self.bias, x, weight)
+            return linear(x, weight, self.bias)
         if weight.ndim == 3 and x.ndim in (2, 3):
             return torch.baddbmm(self.bias, x.expand(weight.shape[0], -1, -1), weight)
         return x @ weight + self.bias
 
 
-def hidden(width: int, activation: str, *, layer_norm: bool) -> nn.Module:
+class Hidden(nn.Sequential):
     """Optional normalisation, then the non-linearity."""
-    norm = [nn.LayerNorm(width, elementwise_affine=False)] if layer_norm else []
-    return nn.Sequential(*norm, ACTIVATIONS[activation]())
+
+    def __init__(self, width: int, activation: str, *, layer_norm: bool) -> None:
+        norm = [nn.LayerNorm(width, elementwise_affine=False)] if layer_norm else []
+        super().__init__(*norm, ACTIVATIONS[activation]())
+        self.fused: Fused | None = FUSED.get(activation) if not layer_norm else None
+
+    def after(self, layer: Dense, x: Tensor) -> Tensor:
+        """Of what `layer` makes of `x`."""
+        if self.fused is not None and x.ndim == 2 and layer.weight.ndim == 2:
+            return linear(x, layer.weight, layer.bias, self.fused)
+        out: Tensor = self(layer(x))
+        return out
 
 
 def join(*parts: Tensor) -> Tensor:
@@ -126,14 +140,31 @@ class AssetTrunk(nn.Module):
         self.own = nn.ModuleList()
         self.common = nn.ModuleList()
         self.hidden = nn.ModuleList()
+        self.compiled = activation == "relu" and not layer_norm and not batch_shape
         width, shared = asset_width, common_width
         for size in widths:
             self.own.append(Dense(width, size, batch_shape=batch_shape))
             self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
-            self.hidden.append(hidden(size, activation, layer_norm=layer_norm))
+            self.hidden.append(Hidden(size, activation, layer_norm=layer_norm))
             width = shared = size
 
     def forward(self, assets: Tensor, common: Tensor) -> Tensor:
+        """`[*batch_shape, R, N, H]`"""
+        return self._layers(assets, common)[0]
+
+    def pooled(self, assets: Tensor, common: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and its mean over the assets `[*batch_shape, R, H]`."""
+        h, mean = self._layers(assets, common)
+        return h, h.mean(dim=-2) if mean is None else mean
+
+    def _layers(self, assets: Tensor, common: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.compiled and assets.ndim == 3 and on_cpu(assets):
+            from fintrader.agents.numba_trunk import SharedLayer
+
+            h, shared = assets, common
+            for own, other in zip(self.own, self.common, strict=True):
+                h, shared = SharedLayer.apply(h, shared, own.weight, own.bias, other.weight, other.bias)  # type: ignore[no-untyped-call]
+            return h, shared
         count = assets.shape[-2]
         h, shared = assets, common
         for number, (own, other, hidden) in enumerate(zip(self.own, self.common, self.hidden, strict=True)):
@@ -142,7 +173,7 @@ class AssetTrunk(nn.Module):
             # One wide product over all assets: thousands of small ones are up to nine times slower to learn through.
             rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
             h = hidden(rows + other(shared).unsqueeze(-2))
-        return h
+        return h, None
 
 
 ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {"gru": GruEncoder, "attention": AttentionEncoder}

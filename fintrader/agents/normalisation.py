@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Seen, numbered_anew
+from fintrader.agents.trunks import Seen, numbered_anew
 from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
 from fintrader.errors import ConfigError
 
@@ -78,7 +78,11 @@ class ObservationNormaliser(nn.Module):
                 "call agent.training_env(env) first, as `train` does"
             )
         occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table), wait=wait)
-        return Seen(private, perturb(self.see_rows(table[occurring].to(obs.dtype)), occurring), place)
+        return Seen(private, self.see_bars(occurring, table, obs.dtype, perturb), place)
+
+    def see_bars(self, bars: Tensor, table: Tensor, dtype: torch.dtype, perturb: Perturbation) -> Tensor:
+        """The rows `[U, L*W]` of the bars with these numbers `[U]`, standardised and perturbed."""
+        return perturb(self.see_rows(table[bars].to(dtype)), bars)
 
     def see_rows(self, rows: Tensor) -> Tensor:
         """Rows of the market `[U, L*W]`, standardised."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, to_metrics
 from fintrader.agents.buffers import ReplayBuffer, Transition, n_step
 from fintrader.agents.checkpoint import below, prefixed
-from fintrader.agents.networks import NetworkSettings, Seen
+from fintrader.agents.trunks import NetworkSettings, Seen
 from fintrader.envs.observation import Layout
 
 

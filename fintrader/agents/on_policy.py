@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.base import BaseAgent, BaseSettings, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
-from fintrader.agents.networks import Seen
+from fintrader.agents.trunks import Seen
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
@@ -39,6 +39,12 @@ class OnPolicySettings(BaseSettings):
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs
     a deviation that lasts is cheaper and tells more than one that is taken back at the next decision; without it the
     first thing learned is not to trade. None: 0.9 with the heads `aim` and `tilt`, else 0."""
+    noise_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the noise's deviation that goes with every update, down to `noise_least`; without effect on a learned
+    one. Much noise finds soon what pays. But it costs, whoever has it holds cash to pay less, and the more assets there
+    are the longer he does."""
+    noise_least: float = Field(default=0.2, gt=0)
+    """Deviation that `noise_decay` leaves; what is below it from the start stays."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see `env.start_groups`), not only
     against the critic: prices move all of them alike, and no critic foresees them."""
@@ -67,6 +73,15 @@ class Rollout(NamedTuple):
         """The rows with these numbers."""
         seen, *columns = self
         return Rollout(seen.take(rows), *(column.index_select(0, rows) for column in columns))
+
+
+class Ahead(NamedTuple):
+    """What the policy decodes at bars of the rollout at hand."""
+
+    place: Tensor
+    """`[T]` int64: each bar's row of `mean`; -1: it has none yet."""
+    mean: Tensor
+    """`[K, L]`"""
 
 
 def standardised(advantage: Tensor) -> Tensor:
@@ -120,6 +135,7 @@ class OnPolicyAgent(BaseAgent):
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.seen_any = False
+        self.ahead: Ahead | None = None
         self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
         """What learns from a rollout: the agent, or several learners of it side by side (`parallel.py`)."""
 
@@ -138,12 +154,37 @@ class OnPolicyAgent(BaseAgent):
             self.seen_any = True
             if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
-        mean = self.mean_latent(self.see(obs, acting=True))
+        mean = self.acting_mean(obs)
         # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
         self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), each_log_prob(noise, log_std)
         return self.head.decode(obs, self.latent, self.table)
+
+    def acting_mean(self, obs: Tensor) -> Tensor:
+        """`[B, L]`: what the policy decodes without noise.
+
+        Where it is the bar's alone, the bars until the rollout's end are embedded together: their numbers are known,
+        and the weights stay until then. On a GPU to ask which are missing would be a wait.
+        """
+        table, clocked = self.table, obs.shape[-1] != self.layout.width
+        if table is None or not clocked or not self.actor.shares or self.device.type != "cpu":
+            return self.mean_latent(self.see(obs, acting=True))
+        step = 0 if self.buffer is None else self.buffer.step
+        if self.ahead is None or not step or len(self.ahead.place) != len(table):
+            self.ahead = Ahead(torch.full((len(table),), -1), torch.zeros(0, self.head.latents))
+        bars = obs[:, -1].long()
+        place = self.ahead.place.index_select(0, bars)
+        if int(place.min()) < 0:
+            follow = torch.arange(self.settings.num_steps - step) * self.decision_interval
+            due = torch.unique((bars[place < 0].unsqueeze(1) + follow).clamp_max(len(table) - 1))
+            due = due[self.ahead.place[due] < 0]
+            rows = self.normaliser.see_bars(due, table, obs.dtype, self.perturbation)
+            mean, _ = self.shared_mean(Seen(rows[:, :0], rows, None))
+            self.ahead.place[due] = torch.arange(len(due)) + len(self.ahead.mean)
+            self.ahead = self.ahead._replace(mean=torch.cat([self.ahead.mean, mean]))
+            place = self.ahead.place.index_select(0, bars)
+        return self.ahead.mean.index_select(0, place)
 
     @torch.no_grad()
     def observe(self, transition: Transition) -> None:
@@ -260,8 +301,17 @@ class OnPolicyAgent(BaseAgent):
         if settings.normalise_observations:
             self.normaliser.update(buffer.obs)
         buffer.clear()
+        self.calm()
         self.perturbation.redraw()
         return to_metrics(metrics)
+
+    @torch.no_grad()
+    def calm(self) -> None:
+        """Take a part of the noise away, as `noise_decay` says."""
+        settings, log_std = self.settings, self.noise["log_std"]
+        if settings.noise_decay and not settings.learn_noise:
+            least = log_std.clamp_max(math.log(settings.noise_least))
+            log_std.copy_(torch.maximum(log_std + math.log1p(-settings.noise_decay), least))
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)

@@ -32,9 +32,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
-from fintrader.agents.networks import Seen
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardised
+from fintrader.agents.trunks import Seen
 from fintrader.errors import CheckpointError
 from fintrader.seeding import generator
 

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.bound import Bound, bind
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
-from fintrader.agents.networks import Actor, NetworkSettings
+from fintrader.agents.networks import Actor
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.travel import travel
+from fintrader.agents.trunks import NetworkSettings
 from fintrader.config import validate
 from fintrader.data.scaling import statistics_hash
 from fintrader.data.tensors import MarketTensors

@@ -11,9 +11,9 @@ own, as in https://arxiv.org/abs/1905.02363. The ratio of all together, the pape
 smaller steps the more assets there are: at the start, where all are 1, the gradient is the same.
 Details follow "The 37 implementation details of PPO" (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/):
 orthogonal initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
-clipping, observation and reward normalisation. What differs from the paper: exploration noise has a fixed deviation
-unless `learn_noise`, and lasts from one decision to the next on markets (`noise_persistence`); the value is not
-clipped, which did not help there.
+clipping, observation and reward normalisation. What differs from the paper: exploration noise begins large and becomes
+less by a fixed rule (`noise_decay`) unless `learn_noise`, and lasts from one decision to the next on markets
+(`noise_persistence`); the value is not clipped, which did not help there.
 """
 
 from __future__ import annotations
@@ -33,9 +33,16 @@ class PPO(OnPolicySettings):
     """Settings of proximal policy optimisation."""
 
     algo: Literal["ppo"] = "ppo"
-    update_epochs: int = Field(default=2, ge=1)
+    num_steps: int = Field(default=8, ge=1)
+    """Steps of every account between updates."""
+    noise: float = Field(default=1.0, gt=0)
+    """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
+    noise_decay: float = Field(default=0.02, ge=0, lt=1)
+    """Share of the noise's deviation that goes with every update, down to `noise_least`; without effect on a learned
+    one."""
+    update_epochs: int = Field(default=3, ge=1)
     """Passes over each rollout."""
-    num_minibatches: int = Field(default=4, ge=1)
+    num_minibatches: int = Field(default=2, ge=1)
     """Minibatches a pass is cut into."""
     clip_coef: float = Field(default=0.2, gt=0)
     """How far the ratio may move before its gradient is cut."""

@@ -22,9 +22,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Seen
 from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
 from fintrader.agents.on_policy import gaussian_log_prob
+from fintrader.agents.trunks import Seen
 from fintrader.envs.observation import Layout
 
 

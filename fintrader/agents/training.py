@@ -27,6 +27,7 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
+from fintrader.memory import keep_freed_memory
 
 FORMAT = "fintrader-training-1"
 
@@ -124,6 +125,7 @@ def train(
     after every update if 0.
     """
     check_environment(agent, env)
+    keep_freed_memory()
     home = None if folder is None else Path(folder)
     run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share)
     run.begin()

@@ -9,8 +9,8 @@ import torch
 
 from fintrader.agents import bound
 from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.networks import NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
+from fintrader.agents.trunks import NetworkSettings
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 

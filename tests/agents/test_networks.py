@@ -23,8 +23,9 @@ from fintrader.agents import (
 )
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.layers import GruEncoder
-from fintrader.agents.networks import Actor, Critic, Seen
+from fintrader.agents.networks import Actor, Critic
 from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.trunks import Seen
 from fintrader.backtesting import simulate
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv

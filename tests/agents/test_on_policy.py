@@ -8,9 +8,9 @@ import torch
 
 from fintrader.agents import make_agent, on_policy
 from fintrader.agents.buffers import Transition
-from fintrader.agents.networks import Seen
 from fintrader.agents.on_policy import Rollout, against_others
 from fintrader.agents.training import as_tensor
+from fintrader.agents.trunks import Seen
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market

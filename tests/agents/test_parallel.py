@@ -9,9 +9,9 @@ import torch
 
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.buffers import Transition
-from fintrader.agents.networks import Seen
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent, average
+from fintrader.agents.trunks import Seen
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout, Layout

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, train
-from fintrader.agents.networks import NetworkSettings, Seen
 from fintrader.agents.on_policy import Rollout, each_log_prob
 from fintrader.agents.ppo import PPOAgent, ppo_objective
+from fintrader.agents.trunks import NetworkSettings, Seen
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.tiny import DEVICES, Identity
@@ -136,10 +136,19 @@ def test_a_latent_out_of_range_holds_no_other_back() -> None:
     assert float(found["clip_fraction"]) == pytest.approx(1 / 6)
 
 
+def test_noise_becomes_less_with_every_update_down_to_its_least() -> None:
+    env = Identity(seed=5)
+    for start, updates, left in ((1.0, 3, 0.9**3), (0.4, 9, 0.25), (0.1, 3, 0.1)):
+        settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_least=0.25)
+        agent = make_agent(settings, env.layout, seed=0)
+        train(agent, env, Budget(env_steps=updates * 8 * env.num_envs))
+        torch.testing.assert_close(agent.noise["log_std"].exp(), torch.full((agent.head.latents,), left))
+
+
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:
     for learn in (False, True):
         env = Identity(seed=5)
-        agent = make_agent(PPO(num_steps=8, learn_noise=learn), env.layout, seed=0)
+        agent = make_agent(PPO(num_steps=8, learn_noise=learn, noise_decay=0.0), env.layout, seed=0)
         before = agent.noise["log_std"].detach().clone()
         train(agent, env, Budget(env_steps=500))
         assert torch.equal(before, agent.noise["log_std"]) is not learn
