@@ -76,10 +76,11 @@ def at_work(spec: PodSpec, context: PodContext, reason_of: Callable[[BaseExcepti
                 report(*before.said)
             time.sleep(LOOK_SECONDS)
         last = None if before is None else _sign(path)
+        if last is not None and last.lost is not None and last.lost[0] != "fenced":  # that was a head before this one
+            _write(file, None)
+            raise OrphanLost(*last.lost)
         own, written = Sign(identity(), context.slot), 0.0
         _write(file, own)
-        if last is not None and last.lost is not None and last.lost[0] != "fenced":  # that was a head before this one
-            raise OrphanLost(*last.lost)
 
         def tell(share: float, env_steps: int, note: str) -> None:
             nonlocal written
@@ -152,13 +153,17 @@ def outlive(pod: str, context: PodContext) -> None:
                     return
         time.sleep(LOOK_SECONDS)
     if context.orphan_seconds:
-        folder = context.run.pod(pod)
-        before, until = _newest(folder), time.monotonic() + CHECKPOINT_SECONDS
-        while _newest(folder) == before and time.monotonic() < until and folder.is_dir():
-            time.sleep(LOOK_SECONDS)
-        storing = threading.Thread(target=save_all, daemon=True, name="storing")
-        storing.start()
-        storing.join(CHECKPOINT_SECONDS)  # the store may be away; what is on this disk goes there later
+        until_checkpoint(context.run.pod(pod))
+
+
+def until_checkpoint(folder: Path) -> None:
+    """Return when the pod of that folder has stored its training state once more, in the run's store as well."""
+    before, until = _newest(folder), time.monotonic() + CHECKPOINT_SECONDS
+    while _newest(folder) == before and time.monotonic() < until and folder.is_dir():
+        time.sleep(LOOK_SECONDS)
+    storing = threading.Thread(target=save_all, daemon=True, name="storing")
+    storing.start()
+    storing.join(CHECKPOINT_SECONDS)  # the store may be away; what is on this disk goes there later
 
 
 def _newest(folder: Path) -> int:

@@ -106,6 +106,8 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 
 def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
     """The result that stands, which is this one unless there was one before."""
+    if store.replaced(spec):
+        raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
     store.spool(result)
     store.keep_spec(spec)
     if context.token is not None and store.superseded(context.token):

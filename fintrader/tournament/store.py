@@ -183,6 +183,13 @@ class RunStore:
         with self.spec_path(pod).open("rb") as file:
             return seal_of(file.read(SEAL_BYTES))
 
+    def replaced(self, spec: PodSpec) -> bool:
+        """Whether another spec of that pod stands in this folder: that of another run, which lies here now."""
+        try:
+            return self.spec_digest(spec.pod) != spec.digest
+        except OSError:
+            return False  # not everybody who trains a pod has its spec in this folder
+
     def write_result(self, result: PodResult) -> PodResult:
         """Durable and final: the first result of a pod stands. Returns the one that stands."""
         if publish(self.result_path(result.pod), result.to_json().encode()):

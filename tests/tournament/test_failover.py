@@ -21,7 +21,8 @@ from fintrader.tournament import at_work
 from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
-from fintrader.tournament.spec import PodContext, PodSpec
+from fintrader.tournament.pod import run_pod
+from fintrader.tournament.spec import Fenced, PodContext, PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.verify import verify
 from tests.engines import chaos, stubs
@@ -198,6 +199,15 @@ def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> N
         until(lambda: len((run.root / "counted").read_text().split()) > number + 200, "it to count on")
         assert not gone(orphan)
     until(lambda: gone(orphan), "it to end by itself")
+
+
+def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_there_now(run: RunFolder) -> None:
+    store, other = RunStore(run), stubs.spec(0, seed=7)
+    store.write_spec(other)
+    with pytest.raises(Fenced, match="holds another run by now"):
+        run_pod(stubs.spec(0), PodContext(run, run.root), stubs.body)
+    assert not store.has_result("p0000")
+    assert run_pod(other, PodContext(run, run.root), stubs.body).spec == other.digest
 
 
 def test_with_no_patience_pods_end_with_their_launcher(run: RunFolder) -> None:
