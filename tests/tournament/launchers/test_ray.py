@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +27,11 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
+from tests.tournament.launchers.conftest import Started
 from tests.tournament.test_fusion import barrier_in, rank_process
 from tests.tournament.test_state_sync import stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
-Started = Callable[[Any], Any]
-
-
-@pytest.fixture(scope="session")
-def with_ray() -> None:
-    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-
-
-@pytest.fixture
-def started() -> Iterator[Started]:
-    """Remember what was started, and stop it whatever happens."""
-    with ExitStack() as running:
-
-        def remember(one: Any) -> Any:
-            running.callback(one.stop)
-            return one
-
-        yield remember
-
-
-@pytest.fixture(scope="module")
-def nodes(with_ray: None) -> Iterator[Nodes]:
-    cluster = Nodes(1, 1)
-    yield cluster
-    cluster.stop()
 
 
 @pytest.mark.slow
@@ -138,65 +112,6 @@ def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, star
     assert started(Racer(run, nodes.address, "leaving", pods=4)).wait() == (0, "")
     assert [(event["pod"], event["reason"]) for event in chaos.events_of(run, "lost")] == [("p0001", "killed")]
     assert chaos.check(run, {}, chaos.everything(undisturbed)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("meanwhile", ["they train", "they end"])
-def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
-    nodes: Nodes, tmp_path: Path, started: Started, meanwhile: str
-) -> None:
-    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
-    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=8)
-    left, changes = ["p0000", "p0001"], {"pods": 8, "orphan_seconds": PATIENCE_SECONDS}
-    for pod in left:
-        stubs.plant(run, pod, "wait")
-    racer = started(Racer(run, nodes.address, "leaving", **changes))
-    until(lambda: _waiting(run, left) and len(racer.note()["pods"]) == 2, "two pods that wait")
-    processes = {pod: pid for pod, (_, pid) in racer.note()["pods"].items()}
-    racer.process.kill()
-    racer.process.wait()
-    if meanwhile == "they end":
-        stubs.release(run, left)
-        until(lambda: sorted(chaos.acknowledged(run)) == left, "their results without an orchestrator")
-    before = chaos.acknowledged(run)
-    again = started(Racer(run, nodes.address, "leaving", **changes))
-    if meanwhile == "they train":
-        until(lambda: len(again.note()["pods"]) == 2, "them to be taken over")
-        assert {pod: pid for pod, (_, pid) in again.note()["pods"].items()} == processes
-        stubs.release(run, left)
-    assert again.wait() == (0, "")
-    assert chaos.events_of(run, "lost") == []
-    orphans = [event["pod"] for event in chaos.events_of(run, "launched") if event.get("orphan")]
-    assert sorted(orphans) == (left if meanwhile == "they train" else [])
-    assert chaos.check(run, before, chaos.everything(undisturbed)) == []
-    until(lambda: all(gone(pid) for pid in processes.values()), "their processes to be gone")
-
-
-def _waiting(run: RunFolder, pods: list[str]) -> bool:
-    return all(stubs.waiting(run.root / "faults" / pod) for pod in pods)
-
-
-@pytest.mark.slow
-def test_pods_that_nobody_takes_over_end_and_those_of_a_stopped_command_at_once(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    stubs.plant(run, "p0000", "hang", times=3)  # it would work for an hour
-    ended = []
-    for patience, number in (
-        (1.0, signal.SIGKILL),
-        (PATIENCE_SECONDS, signal.SIGKILL),
-        (PATIENCE_SECONDS, signal.SIGINT),
-    ):
-        racer = started(Racer(run, nodes.address, "stub", pods=1, orphan_seconds=patience))
-        until(lambda racer=racer: "p0000" in racer.note()["pods"], "the pod that hangs")
-        ended.append(racer.note()["pods"]["p0000"][1])
-        racer.process.send_signal(number)
-        racer.wait()
-        if patience == 1.0:
-            until(lambda: gone(ended[0]), "it to end by itself")
-    assert ended[1] == ended[2] != ended[0]  # taken over, and then ended with the command
-    until(lambda: gone(ended[1]), "it to be gone")
 
 
 def wish(nodes: Nodes) -> list[dict[str, float]]:
