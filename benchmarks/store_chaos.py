@@ -1,12 +1,15 @@
 """Stores: does any kill, and then the loss of the head's disk, lose, double or change a result? What does it cost?
 
-    python benchmarks/store_chaos.py [--moments 40] [--stride 3] [--save]
+    python benchmarks/store_chaos.py [--moments 40] [--stride 3] [--failovers 3] [--save]
+    python benchmarks/store_chaos.py --only-failovers
 
 Strikes a tournament of stub pods whose run lies in a store at every `stride`-th file and database operation (SIGKILL,
 half of a write), and kills heads with pods in processes of their own at random moments before an S3 server on loopback
 (moto). After each the disk is emptied and the same command must complete; everything a seed fixes must equal an
 undisturbed run without any store, and no result that the database showed may be missing from the store at the moment
-of the kill. Also measured: requests and bytes a pod, and seconds a put and a get of snapshots of several sizes, against
+of the kill. Failover: a second machine runs the same command again and again; the first head is killed and its pods
+are not; seconds pass until the second one's first decision, and until the first machine's pods have ended. Also
+measured: requests and bytes a pod, and seconds a put and a get of snapshots of several sizes, against
 that server and a local folder. Prints one JSON object as its last line.
 """
 
@@ -32,12 +35,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import psutil
+
 from benchmarks.common import ROOT, finish
+from fintrader.errors import FintraderError
 from fintrader.runs import RunFolder
+from fintrader.storage import lease
 from fintrader.storage.mirror import Mirror, attach
 from fintrader.storage.objects import Objects
+from fintrader.tournament.settings import TournamentSettings
 from tests.engines import chaos, emptied
-from tests.engines.chaos import DONE, Faults, everything, forked
+from tests.engines.chaos import DONE, REFUSED, Faults, everything, forked
+from tests.engines.races import settings, stub_race
 
 PODS = 6
 SEED = 5
@@ -47,6 +56,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--moments", type=int, default=40, help="random kills before the S3 server")
     arguments.add_argument("--stride", type=int, default=3, help="1: strike at every operation")
+    arguments.add_argument("--failovers", type=int, default=3, help="takeovers by another machine")
+    arguments.add_argument("--only-failovers", action="store_true", help="nothing else, and nothing is saved")
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="store-chaos-"))
@@ -54,7 +65,10 @@ def main() -> None:
         reference = RunFolder(home / "undisturbed")
         assert forked(reference, PODS).status == DONE
         expected = everything(reference)
-        parts: dict[str, Any] = {}
+        parts: dict[str, Any] = {"failover": failovers(home, options.failovers, expected)}
+        print(f"failover: {parts['failover']}", flush=True)
+        if options.only_failovers:
+            return
         for mode in ("kill", "torn"):
             parts[mode] = at_operations(home, mode, options.stride, expected)
             print(f"{mode}: {parts[mode]}", flush=True)
@@ -73,6 +87,7 @@ def main() -> None:
         "scenarios": sum(part["scenarios"] for part in parts.values()),
         "struck": sum(part["struck"] for part in parts.values()),
         "lost_doubled_or_changed": sum(len(part["problems"]) for part in parts.values()),
+        "failover_seconds_worst": parts["failover"]["seconds_worst"],
         "resume_on_empty_disk_seconds": parts["random_s3"]["resume_seconds_median"],
         "parts": parts,
         "transfer": costs,
@@ -138,17 +153,67 @@ def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]
     }
 
 
-def start(run: RunFolder, url: str) -> subprocess.Popen[bytes]:
-    """A head in a process of its own."""
-    command = [sys.executable, __file__, "head", str(run.root), url]
+def failovers(home: Path, times: int, expected: Any) -> dict[str, Any]:
+    """Another machine takes a run over from a head that is killed while its pods are at work, with default settings."""
+    os.environ["STUB_SECONDS"] = "4"
+    seconds, ends, problems, refused = [], [], [], 0
+    for number in range(times):
+        url = f"file://{home}/store/failover-{number}"
+        one, two = (RunFolder(home / machine / f"failover-{number}") for machine in ("one", "two"))
+        first = start(one, url, machine="one")
+        while not chaos.events_of(one, "launched"):
+            time.sleep(0.05)
+        refused += start(two, url, machine="two").wait() == REFUSED  # while somebody drives the run
+        pods = psutil.Process(first.pid).children()
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        killed = time.time()
+        before = emptied.results_in(url)
+        second = start(two, url, machine="two")
+        while not [event for event in chaos.events_of(two, "resumed") if event["time"] > killed]:
+            if second.poll() not in (None, DONE):
+                second = start(two, url, machine="two")  # as a supervisor would
+            time.sleep(0.02)
+        seconds.append(round(time.time() - killed, 1))
+        while any(pod.is_running() for pod in pods):
+            time.sleep(0.05)
+        ends.append(round(time.time() - killed, 1))
+        if second.wait() != DONE:
+            problems.append("the second head failed")
+        problems += emptied.check(two, url, before, expected, PODS)
+    del os.environ["STUB_SECONDS"]
+    return {
+        "scenarios": times,
+        "struck": times,
+        "refused_before": refused,
+        "seconds": seconds,
+        "seconds_worst": max(seconds, default=None),
+        "orphans_ended_seconds": ends,
+        "problems": problems,
+    }
+
+
+def start(run: RunFolder, url: str, *, machine: str = "") -> subprocess.Popen[bytes]:
+    """A head in a process of its own, on a `machine` of that name or on this one."""
+    command = [sys.executable, __file__, "head", str(run.root), url, machine]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def head(root: Path, url: str) -> None:
+def head(root: Path, url: str, machine: str) -> None:
     """One tournament of stub pods in processes of their own: `start` runs it so."""
     attach(root, url)
-    chaos.race(RunFolder(root), PODS, processes=True)
+    try:
+        if machine:
+            lease._kernel = lambda: machine  # type: ignore[assignment]
+            patient = {"orphan_seconds": TournamentSettings().orphan_seconds}
+            wanted = settings(pods=PODS, workers=2, order="submission", retries=50, fresh=0.2, **patient)
+            stub_race(RunFolder(root), wanted, body="tests.engines.chaos:body", data_hash="data")
+        else:
+            chaos.race(RunFolder(root), PODS, processes=True)
+    except FintraderError as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)
 
 
 def transfers(url: str, home: Path) -> list[dict[str, float]]:
@@ -247,6 +312,6 @@ def s3_server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["head"]:
-        head(Path(sys.argv[2]), sys.argv[3])
+        head(Path(sys.argv[2]), sys.argv[3], sys.argv[4])
     else:
         main()

@@ -19,7 +19,7 @@ from pathlib import Path
 from fintrader.errors import RunError
 from fintrader.files import sync_folder
 from fintrader.results.backtest_files import read_backtest
-from fintrader.results.folders import Folder, RunsFolder, is_locked
+from fintrader.results.folders import Folder, RunsFolder, is_file_locked, is_locked
 from fintrader.results.formatting import count
 from fintrader.results.looks import Ledger, LedgerError, note_shown
 from fintrader.results.notes import check_writable
@@ -106,6 +106,12 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     check_writable(folder)
     if is_locked(folder):
         raise RunError(f"{name} is at work; wait for its end or stop it first")
+    orphans = [pod for pod in folder.folders("pods") if is_file_locked(folder, "pods", pod, ".lock")]
+    if orphans:
+        raise RunError(
+            f"{name} was killed and {', '.join(orphans)} still trains; run its command again and stop it (Ctrl-C), or "
+            "wait for `tournament.orphan_seconds`"
+        )
     return folder
 
 

@@ -259,8 +259,13 @@ def is_locked(folder: Folder) -> bool:
             return True
     except RunError:
         pass
+    return is_file_locked(folder, ".lock")
+
+
+def is_file_locked(folder: Folder, *parts: str) -> bool:
+    """Whether a living process holds the lock of a file in a folder."""
     try:
-        with folder.open(".lock") as file:
+        with folder.open(*parts) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -184,7 +184,7 @@ def _take(objects: Objects, above: int) -> int:
         )
         time.sleep(min(2.0, BEAT_SECONDS))
         record = _read(objects, token)
-        if newest(objects) == token and record is not None and record["id"] == _identity():
+        if newest(objects) == token and record is not None and record["id"] == identity():
             _sweep(objects, token)
             return token
 
@@ -226,7 +226,7 @@ def _name(token: int) -> str:
 
 
 def _record(token: int, beat: int, *, released: bool = False) -> bytes:
-    record = {"token": token, "beat": beat, "released": released, "time": time.time(), "id": _identity()}
+    record = {"token": token, "beat": beat, "released": released, "time": time.time(), "id": identity()}
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
@@ -239,13 +239,13 @@ def _read(objects: Objects, token: int) -> dict[str, Any] | None:
         if {"beat", "released", "time", "id"} <= set(record):
             return dict(record)
         if not record:  # the probe of a store without conditional writes stands there for a moment
-            return {"beat": -1, "released": False, "time": time.time(), "id": _identity() | {"kernel": ""}}
+            return {"beat": -1, "released": False, "time": time.time(), "id": identity() | {"kernel": ""}}
     except (ValueError, TypeError):
         pass
     raise StorageDamagedError(f"{objects}/{_name(token)} is damaged; delete it when nothing drives the run")
 
 
-def _identity() -> dict[str, Any]:
+def identity() -> dict[str, Any]:
     """This process, as no other of this or another machine is described."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "born": born(pid), "kernel": _kernel()}
@@ -267,7 +267,12 @@ def born(pid: int) -> int:
     return 0 if fields[0] == "Z" else int(fields[19])
 
 
-def _is_dead(identity: dict[str, Any]) -> bool:
-    """Whether that process ran here and is gone. False wherever that cannot be known."""
+def is_here(process: dict[str, Any]) -> bool:
+    """Whether a process (its `identity`) ran where its number means something to this one."""
     kernel = _kernel()
-    return kernel != "" and identity["kernel"] == kernel and born(int(identity["pid"])) != identity["born"]
+    return kernel != "" and process["kernel"] == kernel
+
+
+def _is_dead(process: dict[str, Any]) -> bool:
+    """Whether that process ran here and is gone. False wherever that cannot be known."""
+    return is_here(process) and born(int(process["pid"])) != process["born"]

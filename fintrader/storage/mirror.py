@@ -80,10 +80,6 @@ class Mirror:
             raise StorageError(f"{self.objects}: this process does not hold the run, so it may not write to it")
         return held
 
-    def superseded(self, token: int) -> bool:
-        """Whether another holder than that of `token` drives the run now."""
-        return leases.newest(self.objects) != token
-
     def put_bytes(self, data: bytes) -> str:
         """Store data under its hash; returns that."""
         digest = hashlib.sha256(data).hexdigest()

@@ -19,7 +19,7 @@ import fcntl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from fintrader.errors import RunError, StorageError, TournamentError
 from fintrader.runs import RunFolder
@@ -60,13 +60,13 @@ def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 
     path = run.root / ".tournament.lock"
     with path.open("a") as file:
         deadline = time.monotonic() + patience_seconds
-        while not _locked(file):
+        while not try_lock(file):
             if time.monotonic() >= deadline:
                 raise TournamentError(f"{run.root}: another process runs this tournament; wait for it or stop it first")
             time.sleep(0.05)
         if mirror is None:
             with path.open("a") as other:
-                if _locked(other):
+                if try_lock(other):
                     raise TournamentError(
                         f"{run.root}: file locks keep nobody out here (a network file system?), and two orchestrators "
                         "would spoil one run; choose a local disk (--runs-dir), or a store (`store: s3://...`)"
@@ -90,10 +90,10 @@ def _claimed(run: RunFolder, remote: StoreLease | None) -> int:
     return remote.token
 
 
-def _locked(file: IO[str]) -> bool:
-    """Take the lock unless somebody has it; True where locks are not even known."""
+def try_lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool:
+    """Take a file's lock unless somebody has it; True where locks are not even known."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -117,8 +117,6 @@ def is_held(run: RunFolder, mirror: Mirror | None) -> bool:
     path = run.root / ".tournament.lock"
     if path.exists():
         with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file, fcntl.LOCK_SH):
                 return True
     return mirror is not None and is_held_remotely(mirror.objects)

@@ -14,7 +14,9 @@ from pathlib import Path
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
 from fintrader.files import file_sha256, publish, write_text
 from fintrader.runs import RunFolder
+from fintrader.storage.lease import newest
 from fintrader.storage.mirror import Markets, Mirror
+from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.state_sync import clear, synchronised
 from fintrader.tournament.store import POD_FILES, RunStore, aside
@@ -70,7 +72,7 @@ class MirroredStore(RunStore):
         self.mirror.append_events(lines, everything)
 
     def superseded(self, token: int) -> bool:
-        return self.mirror.superseded(token)
+        return newest(self.mirror.objects) > max(token, current_token(self.run))
 
     def market(self, digest: str, path: Path) -> Path:
         if path.exists():

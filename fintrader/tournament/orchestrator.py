@@ -23,7 +23,7 @@ from fintrader.progress import Progress
 from fintrader.tournament import lease as leases
 from fintrader.tournament import terminal
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.launchers import ElasticLauncher, Launcher, PodFailure
+from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.retention import Retention, needed_again
 from fintrader.tournament.schedulers import PendingResults, Scheduler
@@ -96,6 +96,8 @@ class Orchestrator:
         self.waiting: list[PodSpec] = []
         self._made: list[PodSpec] = []
         """Specs that are not stored yet: nobody trains them."""
+        self.orphans: frozenset[str] = frozenset()
+        """Pods that an earlier orchestrator left at work."""
         self.running: dict[str, Future[PodResult]] = {}
         self.lost: dict[str, int] = {}
         """How often each pod came to nothing."""
@@ -126,7 +128,9 @@ class Orchestrator:
         results = self._whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
-        self.waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
+        self.orphans = self.launcher.orphans() if isinstance(self.launcher, AdoptingLauncher) else frozenset()
+        waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
+        self.waiting = sorted(waiting, key=lambda spec: spec.pod not in self.orphans)  # those at work first
         self._announced = {str(event["pod"]) for event in self.log.of("applied")}
         told = {event["pod"] for event in self.log.of("proposed", "adopted")}
         self._events += [_said_of("adopted", spec) for spec in self.specs if spec.pod not in told]
@@ -345,7 +349,9 @@ class Orchestrator:
             future = self.launcher.submit(spec, attempt=attempt)
             self.running[spec.pod] = future
             future.add_done_callback(lambda ended, pod=spec.pod: self._inbox.put((pod, ended)))  # type: ignore[misc]
-            self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt})
+            known = {"orphan": True} if spec.pod in self.orphans else {}
+            self.orphans -= {spec.pod}
+            self._events.append({"event": "launched", "pod": spec.pod, "attempt": attempt, **known})
             self._states[spec.pod] = (spec.pod, "running", attempt, "")
         if ready:
             self.waiting = [spec for spec in self.waiting if spec.pod not in self.running]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -30,9 +29,21 @@ from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
 from fintrader.files import file_sha256
 from fintrader.storage.outages import outages
+from fintrader.tournament.at_work import at_work, outlive
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.process import Channel, location_of
-from fintrader.tournament.spec import BODY, Body, Fenced, Message, PodContext, PodResult, PodSpec, Reason, TrainedPod
+from fintrader.tournament.spec import (
+    BODY,
+    Body,
+    Fenced,
+    Message,
+    OrphanLost,
+    PodContext,
+    PodResult,
+    PodSpec,
+    Reason,
+    TrainedPod,
+)
 from fintrader.tournament.state_sync import save_all
 from fintrader.tournament.store import RunStore
 
@@ -51,7 +62,7 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
     """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is `evaluate_pod`'s."""
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "pod"), _at_work(spec, context), _patient(context):
+    with _logged(spec, context, "pod"), at_work(spec, context, failure_reason), _patient(context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         if (spooled := store.spooled(spec)) is not None:  # trained in an earlier attempt, which could not store it
@@ -72,7 +83,7 @@ def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> Pod
     Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
     """
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "evaluation"), _at_work(spec, context), _patient(context):
+    with _logged(spec, context, "evaluation"), at_work(spec, context, failure_reason), _patient(context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
@@ -95,6 +106,8 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 
 def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResult) -> PodResult:
     """The result that stands, which is this one unless there was one before."""
+    if store.replaced(spec):
+        raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
     store.spool(result)
     store.keep_spec(spec)
     if context.token is not None and store.superseded(context.token):
@@ -143,19 +156,10 @@ def _patient(context: PodContext) -> Iterator[None]:
         context.report = report
 
 
-@contextlib.contextmanager
-def _at_work(spec: PodSpec, context: PodContext) -> Iterator[None]:
-    """Wait until no other process works in this pod's folder; the kernel frees the lock of a dead one."""
-    context.folder = context.run.pod(spec.pod)
-    context.folder.mkdir(parents=True, exist_ok=True)
-    with (context.folder / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def failure_message(error: BaseException) -> Message:
     """What a pod's process sends when the pod came to nothing."""
-    detail = f"{type(error).__name__}: {error}"[:2000]
+    name = "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "  # which was said already
+    detail = f"{name}{error}"[:2000]
     return {"kind": "failed", "reason": failure_reason(error), "detail": detail}
 
 
@@ -184,7 +188,7 @@ def _is_out_of_gpu_memory(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Serve pods until the launcher is gone."""
+    """Serve pods until the launcher is gone, and the last one a while longer."""
     with logs.written():
         logs.print_as_records()
         serve()
@@ -193,22 +197,27 @@ def main() -> None:
 def serve() -> None:
     """Import what pods need, then run one after another."""
     signal.signal(signal.SIGTERM, _leave)
-    channel = Channel()
+    channel = Channel(outlives=True)
     for module in sys.argv[2:]:
         load_object(module)
     reproducible.settle()
     channel.send(kind="ready")
-    tasks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    tasks: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
     def listen() -> None:
+        task = None
         for line in channel.inbox:
-            tasks.put(json.loads(line))
-        os._exit(0)  # the launcher closed the pipe, or is gone
+            task = json.loads(line)
+            tasks.put(task)
+        tasks.put(None)  # the launcher closed the pipe, or is gone: this pod is the last one
+        if task is not None:
+            outlive(task["spec"]["pod"], PodContext.of_task(task))
+            os._exit(1)
 
     threading.Thread(target=listen, daemon=True).start()
-    while _work(tasks.get(), channel):
+    while (task := tasks.get()) is not None and _work(task, channel):
         pass
-    os._exit(1)
+    os._exit(1 if task else 0)
 
 
 def _leave(*_: object) -> None:

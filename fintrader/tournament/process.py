@@ -1,4 +1,5 @@
-"""What the processes of a tournament share: their environment, a channel of JSON lines, and dying with their parent."""
+"""What the processes of a tournament share: their environment, a channel of JSON lines, and what becomes of them when
+their parent dies."""
 
 from __future__ import annotations
 
@@ -57,19 +58,30 @@ def messages_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 class Channel:
     """A spawned process's half of the pipe. Whatever else it prints goes to its standard error, hence to its log."""
 
-    def __init__(self) -> None:
-        """Take the pipe over; from now on this process dies with the one that spawned it, and not by Ctrl-C."""
-        _die_with(int(sys.argv[1]))
+    def __init__(self, *, outlives: bool = False) -> None:
+        """Take the pipe over; from now on this process dies with the one that spawned it, and not by Ctrl-C.
+
+        One that `outlives` its parent sees the end of its `inbox` instead, and decides for itself.
+        """
+        if not outlives:
+            _die_with(int(sys.argv[1]))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
         self.inbox: TextIO = os.fdopen(os.dup(0), "r")
         self._stream = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._lock = threading.Lock()
+        self._heard = True
 
     def send(self, **message: Any) -> None:
+        """Send a message, to nobody where the parent is gone."""
         with self._lock:
-            self._stream.write(json.dumps(message) + "\n")
-            self._stream.flush()
+            if not self._heard:
+                return
+            try:
+                self._stream.write(json.dumps(message) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                self._heard = False
 
 
 _PR_SET_PDEATHSIG = 1

@@ -50,7 +50,7 @@ from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
-    | {"outage_seconds", "keep"}
+    | {"orphan_seconds", "outage_seconds", "keep"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
     | {"ensemble_tracking_error"}
 )
@@ -127,7 +127,7 @@ def run_tournament(
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
-        access.outage_seconds = settings.outage_seconds
+        access.outage_seconds, access.orphan_seconds = settings.outage_seconds, settings.orphan_seconds
         if launcher is None:
             devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
             slots = partial(slots_of, devices, settings.pods_per_device)

@@ -157,6 +157,9 @@ class TournamentSettings(Settings):
     or node somebody ended is started again however often that happens."""
     hang_seconds: float = Field(300.0, gt=0)
     """A pod silent for so long is taken for hung and killed."""
+    orphan_seconds: float = Field(300.0, ge=0)
+    """When the orchestrator is killed, its pods train on for so long; the same command, run again, takes them over. One
+    that nobody takes over ends at its next checkpoint. 0: pods end with their orchestrator."""
     store_seconds: float = Field(120.0, ge=0)
     """Only with `store`: a pod's training state goes there so often, and when its node is drained; 0: never."""
 

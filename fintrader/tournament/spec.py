@@ -191,7 +191,7 @@ class PodContext:
     device: str = "cpu"
     """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
     token: int | None = None
-    """The orchestrator's fencing token; a pod of a superseded orchestrator publishes nothing."""
+    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish nothing."""
     attempt: int = 1
     report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
     """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for hung."""
@@ -202,6 +202,10 @@ class PodContext:
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
     outage_seconds: float = 0.0
     """For so long a store that does not answer is waited for; 0: as long as by default."""
+    orphan_seconds: float = 0.0
+    """For so long the pod goes on without an orchestrator."""
+    slot: str = ""
+    """Where its launcher put it."""
     evaluate_elsewhere: bool = False
     """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
 
@@ -214,6 +218,7 @@ class PodContext:
             "mirror": None if self.mirror is None else self.mirror.address,
             "token": self.token,
             "outage_seconds": self.outage_seconds,
+            "orphan_seconds": self.orphan_seconds,
             **more,
         }
 
@@ -221,11 +226,8 @@ class PodContext:
     def of_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
-        more |= {
-            name: task[name]
-            for name in ("device", "token", "attempt", "store_seconds", "outage_seconds")
-            if name in task
-        }
+        given = ("device", "token", "attempt", "store_seconds", "outage_seconds", "orphan_seconds", "slot")
+        more |= {name: task[name] for name in given if name in task}
         return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
 
 
@@ -233,6 +235,14 @@ class Fenced(TournamentError):
     """Another orchestrator has taken over; this process may no longer publish the pod's result."""
 
     reason = "fenced"
+
+
+class OrphanLost(TournamentError):
+    """A pod came to nothing while nobody listened; whoever took it over says so."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class RankLost(TournamentError):

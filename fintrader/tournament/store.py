@@ -28,7 +28,6 @@ from typing import Any
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import SEAL_BYTES, file_sha256, publish, seal, seal_of, sync_folder, unseal, write_bytes
 from fintrader.runs import RunFolder
-from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
@@ -75,8 +74,11 @@ class RunStore:
         return path if path.exists() else self.market(str(self.identity()["data_hash"]), path)
 
     def superseded(self, token: int) -> bool:
-        """Whether the holder with this token has lost the run."""
-        return current_token(self.run) != token
+        """Whether the run has gone from the holder with this token to one that does not use this folder.
+
+        One that does takes the pods over that are at work in it.
+        """
+        return False
 
     def note(self, result: PodResult) -> PodResult:
         """Have a result here, too, that its pod has published on a machine that does not see this folder."""
@@ -180,6 +182,13 @@ class RunStore:
         """The seal of its stored spec, by which results name it; `read_spec` says whether it is the right one."""
         with self.spec_path(pod).open("rb") as file:
             return seal_of(file.read(SEAL_BYTES))
+
+    def replaced(self, spec: PodSpec) -> bool:
+        """Whether another spec of that pod stands in this folder: that of another run, which lies here now."""
+        try:
+            return self.spec_digest(spec.pod) != spec.digest
+        except OSError:
+            return False  # not everybody who trains a pod has its spec in this folder
 
     def write_result(self, result: PodResult) -> PodResult:
         """Durable and final: the first result of a pod stands. Returns the one that stands."""

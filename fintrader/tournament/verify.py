@@ -29,6 +29,7 @@ from fintrader.results.leaderboard import dropped_pods, read_leaderboard, read_p
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
+from fintrader.tournament.at_work import at_work_in
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance
@@ -175,7 +176,7 @@ def verify(
 
     Raises TournamentError when it is running, or the folder holds none.
     """
-    if leases.is_held(run, mirror_of(run.root)):
+    if leases.is_held(run, mirror_of(run.root)) or at_work_in(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
     found = _Found.of(run, generator)
     _find_foreign(found)

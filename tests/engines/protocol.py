@@ -4,7 +4,9 @@ Modelled are the calls that change or read the store, one a step, in the order i
 `tournament.mirrored_store`, `tournament.orchestrator` and `tournament.pod` make them (`test_protocol.py` holds the real
 code to the same invariants). The model is harsher than any clock: a head may be superseded at any moment, goes on
 without noticing for as long as it likes, and may be killed at any step, its last request landing whenever it likes or
-never. A request that is repeated is one that lands twice.
+never. A request that is repeated is one that lands twice. The pods of a head that is killed live on, or end at any
+moment; each head has a machine of its own, on which it is started again, and where one process at a time has a pod's
+lock.
 
 A state is a plain tuple, and states are visited once; how many schedules lead through them is counted (they grow with
 the product of the choices), so that all of millions of schedules are checked without being walked one by one.
@@ -27,12 +29,15 @@ class Violation(AssertionError):
 
 
 class Pod(NamedTuple):
-    """A pod at work: it looks for a result, asks whether its head was superseded, and publishes."""
+    """A pod's process: it waits for the pod's lock, looks for a result, asks whether the run has left its machine, and
+    publishes."""
 
     number: int
     spec: Spec
     token: int
     at: str
+    home: int
+    """Its machine, by its head."""
 
 
 class Head(NamedTuple):
@@ -69,6 +74,8 @@ class State(NamedTuple):
     """Requests of the dead that may still land."""
     acknowledged: tuple[int, ...]
     kills: int
+    homes: tuple[int, ...] = ()
+    """By token, from 1: the head that took it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ class Rules:
     kills: int = 0
     adopt: bool = True
     """False: a head that finds another's spec in its way ends with an error, as it once did."""
+    locked: bool = True
+    """False: a pod is started without waiting for the process that is at work on it."""
     fenced: bool = True
     """False: readers take the log that was written last, not the one of the highest token."""
 
@@ -132,7 +141,7 @@ def moves(state: State, rules: Rules) -> Iterator[tuple[str, State]]:
             dead = _with(state._replace(kills=state.kills + 1, late=late), number, Head())
             yield f"head {number} is killed", dead
     for number, pod in enumerate(state.pods):
-        for said, after in _pod_moves(state, number, pod):
+        for said, after in _pod_moves(state, number, pod, rules):
             yield f"pod {pod.number} of token {pod.token} {said}", after
     for number, write in enumerate(state.late):
         rest = state.late[:number] + state.late[number + 1 :]
@@ -147,7 +156,8 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
     elif head.at == "take":
         if state.newest == token:
             held = Head(at="log", token=token + 1)
-            yield f"takes token {token + 1}", _with(state._replace(newest=token + 1), number, held)
+            taken = state._replace(newest=token + 1, homes=(*state.homes, number))
+            yield f"takes token {token + 1}", _with(taken, number, held)
         else:
             yield "was too slow", _with(state, number, Head())
     elif head.at == "log":
@@ -177,7 +187,7 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
             yield f"applies pod {pod}", _with(state, number, applied)
         room = rules.slots[number] - len(head.running)
         if room > 0 and head.waiting:
-            yield f"starts pod {head.waiting[0]}", _started(state, number, head)
+            yield f"starts pod {head.waiting[0]}", _started(state, number, head, rules)
         elif room > 0 and len(head.specs) < rules.pods:
             count = min(room, rules.pods - len(head.specs))
             making = ((token, head.applied),) * count
@@ -225,31 +235,45 @@ def _make(state: State, number: int, head: Head, rules: Rules) -> Iterator[tuple
     yield f"stores spec {pod}", _with(after, number, made)
 
 
-def _started(state: State, number: int, head: Head) -> State:
+def _started(state: State, number: int, head: Head, rules: Rules) -> State:
     pod = head.waiting[0]
     if state.specs[pod] != head.specs[pod]:
         raise Violation(f"pod {pod} is trained by a spec that does not stand")
-    at_work = Pod(pod, head.specs[pod], head.token, "look")
+    before = _at_work(state, pod, number)
+    if before and not rules.locked:
+        raise Violation(f"pod {pod} is trained twice at once")
+    at_work = Pod(pod, head.specs[pod], head.token, "wait" if before else "look", number)
     running = head._replace(waiting=head.waiting[1:], running=(*head.running, pod))
     return _with(state._replace(pods=tuple(sorted((*state.pods, at_work)))), number, running)
 
 
-def _pod_moves(state: State, number: int, pod: Pod) -> Iterator[tuple[str, State]]:
+def _at_work(state: State, pod: int, home: int) -> int:
+    """Processes that have a pod's lock on a machine."""
+    return sum(one.number == pod and one.home == home and one.at != "wait" for one in state.pods)
+
+
+def _pod_moves(state: State, number: int, pod: Pod, rules: Rules) -> Iterator[tuple[str, State]]:
     rest = state.pods[:number] + state.pods[number + 1 :]
 
     def at(step: str) -> State:
         return state._replace(pods=tuple(sorted((*rest, pod._replace(at=step)))))
 
-    if pod.at == "look":
+    orphan = all(head.token != pod.token or head.at in ("out", "take") for head in state.heads)
+    if orphan and pod.at == "look":
+        yield "ends by itself", state._replace(pods=rest)
+    if pod.at == "wait":
+        if not _at_work(state, pod.number, pod.home):
+            yield "has the lock", at("look")
+    elif pod.at == "look":
         found = state.results[pod.number] is not None
         yield ("finds a result", _told(state._replace(pods=rest), pod)) if found else ("has trained", at("ask"))
     elif pod.at == "ask":
-        if state.newest == pod.token:
+        if state.newest == pod.token or state.homes[state.newest - 1] == pod.home:
             yield "may publish", at("publish")
         else:
             yield "is fenced", state._replace(pods=rest)
     else:
-        published = _land(state._replace(pods=rest), ("result", pod.number, pod.spec), Rules())
+        published = _land(state._replace(pods=rest), ("result", pod.number, pod.spec), rules)
         yield "publishes", _told(published, pod)
         if pod.token != state.newest:  # it dies, and its request lands later or never
             yield "is gone", state._replace(pods=rest, late=(*state.late, ("result", pod.number, pod.spec)))

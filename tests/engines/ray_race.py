@@ -25,6 +25,8 @@ from tests.engines.ray_cluster import start_module
 from tests.engines.waiting import PATIENCE_SECONDS
 
 REFUSED = 7
+ORPHAN_SECONDS = 30.0
+"""Long enough to be taken over, and no cluster is left with pods of an earlier test for long."""
 
 
 def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any) -> Any:
@@ -56,6 +58,7 @@ class Racer:
         """`store`: URL of the run in a store, if it lies in one."""
         self.run = run
         note_of(run).unlink(missing_ok=True)
+        changes = {"orphan_seconds": ORPHAN_SECONDS, **changes}
         plan = {"run": str(run.root), "address": address, "kind": kind, "ray": ray or {}, "changes": changes}
         if store:
             attach(run.root, store)

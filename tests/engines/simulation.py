@@ -2,7 +2,8 @@
 
 Processes are threads of which one runs at a time. Before and after every call of the store, and wherever the real code
 would wait, whoever runs may be paused for as long as the seed likes. A call may be lost and tried again, done twice,
-done once more much later, or fail for good; a process may be killed. Heads are superseded by the simulated clock.
+done once more much later, or fail for good; a process may be killed. Heads are superseded by the simulated clock. A
+head may be killed with its machine, or alone: then its pods live on, and it is started again beside them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import random
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,12 +22,13 @@ from typing import Any
 from unittest.mock import patch
 
 from fintrader.errors import FintraderError, StorageOfflineError
-from fintrader.files import read_jsonl, unseal
+from fintrader.files import unseal
 from fintrader.progress import SILENT
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.objects import Objects
+from fintrader.tournament import at_work
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.lease import Lease
@@ -36,7 +39,6 @@ from fintrader.tournament.schedulers import Asynchronous
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
-from tests.engines.races import settings
 
 STEPS = 20_000
 """Of one schedule; whoever needs more is stuck."""
@@ -61,6 +63,15 @@ class World:
         self.outcomes: list[str] = []
         self.adopted = 0
         """Specs that the last head's log says were taken over from one who had lost the run."""
+        self.taken_over = 0
+        """Pods that a head has taken over from one that was killed alone."""
+        self.training: list[tuple[str, str]] = []
+        """Machines and the pods that are being trained there."""
+        self.alone: set[str] = set()
+        """Machines of heads that were killed alone."""
+        self.lives: Counter[str] = Counter()
+        """By machine: heads of it that were killed alone."""
+        self.started = 0
         self._doomed: set[str] = set()
         self._sleeps: dict[str, int] = {}
         """Until which step a process is paused."""
@@ -127,9 +138,20 @@ class World:
         self._turns[name] = self._turns.pop(self._names.name)
         self._names.name = name
 
-    def kill(self, machine: str) -> None:
-        """Everything of a machine ends at its next step."""
-        self._doomed |= {name for name in self._turns if name.split()[0] == machine}
+    def kill(self, machine: str, *, alone: bool) -> None:
+        """Everything of a machine (or its head `alone`) ends at its next step."""
+        named = {name for name in self._turns if name.split()[0] == machine}
+        if alone and machine in named:
+            self.alone.add(machine)
+            for name in named - {machine}:  # trainings that outlast a takeover
+                self._sleeps[name] = self.steps + self.random.randrange(1500)
+        self._doomed |= named & {machine} if alone else named
+
+    def revive(self, machine: str) -> None:
+        """Go on as the head of a machine whose head was killed alone."""
+        self.alone.discard(machine)
+        self.lives[machine] += 1
+        self._doomed.discard(machine)
 
     # --- the store -------------------------------------------------------------------------------------
 
@@ -242,7 +264,6 @@ class _Pods:
 
     def __init__(self, world: World, machine: str, access: PodContext, slots: int) -> None:
         self.world, self.machine, self.access, self.slots = world, machine, access, slots
-        self._started = 0
 
     def capacity(self) -> int:
         return self.slots
@@ -257,6 +278,11 @@ class _Pods:
 
     def close(self) -> None: ...
 
+    def orphans(self) -> frozenset[str]:
+        found = frozenset(at_work.at_work_in(self.access.run))
+        self.world.taken_over += len(found)
+        return found
+
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         future: Future[PodResult] = Future()
         access = self.access
@@ -264,15 +290,25 @@ class _Pods:
 
         def work() -> None:
             try:
-                result = run_pod(spec, context, stubs.body)
+                result = run_pod(spec, context, self._body)
             except FintraderError as error:
                 future.set_exception(PodFailure(failure_reason(error), str(error)))
             else:
                 future.set_result(result)
 
-        self._started += 1
-        self.world.start(f"{self.machine} {spec.pod} {self._started}", work)
+        self.world.started += 1
+        self.world.start(f"{self.machine} {spec.pod} {self.world.started}", work)
         return future
+
+    def _body(self, spec: PodSpec, context: PodContext) -> PodResult:
+        here = self.machine, spec.pod
+        if here in self.world.training:
+            self.world.problems.append(f"{spec.pod} is trained twice at once on {self.machine}")
+        self.world.training.append(here)
+        try:
+            return stubs.body(spec, context)
+        finally:
+            self.world.training.remove(here)
 
 
 def head(world: World, home: Path, number: int, wanted: TournamentSettings, slots: int) -> Callable[[], None]:
@@ -285,7 +321,8 @@ def head(world: World, home: Path, number: int, wanted: TournamentSettings, slot
         held = leases.StoreLease(objects, leases._take(objects, 0))
         leases._held[objects.url] = held
         run = RunFolder(home / machine)
-        run.root.mkdir()
+        run.root.mkdir(exist_ok=True)
+        leases.note(Objects(run.root), held.token)
         stubs.market(home)
         mirror = Mirror(run.root, objects)
         store = MirroredStore(run, mirror)
@@ -324,79 +361,11 @@ def simulated(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         time = SimpleNamespace(monotonic=lambda: world.now, sleep=world.pause, time=lambda: world.now)
         stack.enter_context(patch.object(leases, "time", time))
+        stack.enter_context(patch.object(at_work, "time", time))
         stack.enter_context(patch.object(leases, "_kernel", lambda: world._names.name.split()[0]))
+        stack.enter_context(patch.object(leases, "born", lambda _: world.lives[world._names.name.split()[0]]))
         stack.enter_context(patch.object(leases, "print", lambda *_, **__: None, create=True))
         stack.enter_context(patch("os.fsync", lambda _: None))
         connect = sqlite3.connect  # the index is no part of the protocol
         stack.enter_context(patch("sqlite3.connect", lambda _, **how: connect(":memory:", **how)))
         yield
-
-
-def run_schedule(home: Path, seed: int, *, pods: int = 4, heads: int = 3, faults: float = 0.1) -> World:
-    """One schedule to its end; `problems` is what is wrong with it (nothing, one hopes)."""
-    world = World(seed, faults=faults)
-    wanted = settings(pods=pods, order="arrival", founders=1, fresh=0.2)
-    with simulated(world):
-        for number in range(heads):
-            world.start(f"head{number}", _again(world, home, number, wanted))
-        world.run()
-        world.faults = 0.0
-        while world.late:
-            world.late.pop()()
-        world.start("machine99", head(world, home, 99, wanted, 2))  # whoever comes last finds it all
-        world.run()
-    world.problems += _wrong(world, RunFolder(home / "machine99"), pods)
-    return world
-
-
-def _again(world: World, home: Path, number: int, wanted: TournamentSettings) -> Callable[[], None]:
-    """A head that may be killed, with all its pods, at any of its steps, and is started again, on an empty disk."""
-
-    def work() -> None:
-        for attempt in range(3):
-            machine = 10 * number + attempt
-            world.pause(world.random.random() * 60)
-            if world.random.random() < 0.3:
-                world.start(f"killer{machine}", lambda machine=machine: _kill_later(world, f"machine{machine}"))
-            try:
-                head(world, home, machine, wanted, 1 + number % 2)()
-            except FintraderError as error:
-                world.outcomes.append(f"machine{machine}: {type(error).__name__}: {error}")
-            else:
-                return
-
-    return work
-
-
-def _kill_later(world: World, machine: str) -> None:
-    for _ in range(world.random.randrange(300)):
-        world.pause()
-    world.kill(machine)
-
-
-def _wrong(world: World, run: RunFolder, pods: int) -> list[str]:
-    problems = []
-    if "machine99: done" not in world.outcomes:
-        return [f"the last head did not finish: {world.outcomes}"]
-    for outcome in world.outcomes:
-        typed = ("done", "killed", "taken", "does not answer", "in use by process", "another orchestrator")
-        if not any(word in outcome for word in typed):
-            problems.append(outcome)
-    kinds = [event["event"] for event in read_jsonl(run.events)]
-    world.adopted = kinds.count("adopted")
-    applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
-    if sorted(applied) != [f"p{number:04d}" for number in range(pods)]:
-        problems.append(f"applied {applied}")
-    if [pod for pod in applied if pod in world.acknowledged] != world.acknowledged:
-        problems.append(f"acknowledged {world.acknowledged}, and then applied {applied}")
-    if "damaged" in kinds:
-        problems.append("a result was taken for damaged")
-    store = {name: data for name, data in world.content.items() if name.startswith("pods/")}
-    for number in range(pods):
-        text = [
-            unseal(store[f"pods/p{number:04d}/{name}.json"], AssertionError(name))["text"]
-            for name in ("spec", "result")
-        ]
-        if [(run.pod(f"p{number:04d}") / f"{name}.json").read_text() for name in ("spec", "result")] != text:
-            problems.append(f"p{number:04d} here is not what is stored")
-    return problems

@@ -95,7 +95,7 @@ EARLIER = [f"runs/tiny/{name}" for name in ("pods/*/spec.json", "pods/*/result.j
 
 
 def kill_when(command: str, config: Path, appears: str) -> bool:
-    """Start a command and SIGKILL it (its workers die with it) once a file that matches the pattern has appeared."""
+    """Start a command and SIGKILL it (pods at work train on) once a file that matches the pattern has appeared."""
     words = [sys.executable, "-m", "fintrader", command, str(config)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     killed = False

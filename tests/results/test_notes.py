@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -120,6 +121,15 @@ def test_a_running_run_is_not_deleted(runs: RunsFolder) -> None:
                 refused(runs, "racing")
     assert (runs.root / "racing" / "manifest.json").is_file()
     delete_run(runs, "racing")
+
+
+def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs: RunsFolder) -> None:
+    with (runs.root / "demo" / "pods" / "p0001" / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="p0001 still trains; run its command again and stop it"):
+            delete_run(runs, "demo")
+    assert (runs.root / "demo" / "manifest.json").is_file()
+    delete_run(runs, "demo")
 
 
 def killed_between(root: Path) -> None:

@@ -80,10 +80,10 @@ def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFol
     assert not (run.root / "tournament.json").exists()
 
 
-def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
-    """A token that is no longer current publishes nothing: not by the orchestrator, not by an orphaned pod."""
+def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path) -> None:
+    """A pod that an earlier orchestrator started is one of the next one's: the first to come to something stands."""
     from fintrader.tournament.pod import run_pod
-    from fintrader.tournament.spec import Fenced, PodContext
+    from fintrader.tournament.spec import PodContext
 
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as old:
@@ -91,12 +91,12 @@ def test_a_superseded_orchestrator_and_its_pods_stop(tmp_path: Path) -> None:
     with lease.acquire(run, None) as new:
         with pytest.raises(TournamentError, match="taken over"):
             old.check()
-        spec = stubs.spec(0)
-        with pytest.raises(Fenced):
-            run_pod(spec, PodContext(run, tmp_path, token=old.token), chaos.body)
-        assert not RunStore(run).has_result("p0000")
-        run_pod(spec, PodContext(run, tmp_path, token=new.token), chaos.body)
-        assert RunStore(run).has_result("p0000")
+        specs = [stubs.spec(0), stubs.spec(1)]
+        by_old = run_pod(specs[0], PodContext(run, tmp_path, token=old.token), chaos.body)
+        assert run_pod(specs[0], PodContext(run, tmp_path, token=new.token, attempt=2), chaos.body) == by_old
+        by_new = run_pod(specs[1], PodContext(run, tmp_path, token=new.token), chaos.body)
+        assert run_pod(specs[1], PodContext(run, tmp_path, token=old.token, attempt=2), chaos.body) == by_new
+        assert RunStore(run).results() == {"p0000": by_old, "p0001": by_new}
 
 
 @pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])

@@ -149,8 +149,10 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     race("run", pods=2)
     told = [event["event"] for event in read_jsonl(run.events)]
     spec = RunStore(run).read_spec("p0000").model_copy(update={"pod": "p0002", "index": 2})
-    with pytest.raises(Fenced):
-        run_pod(spec, PodContext(run, tmp_path, mirror_of(run.root), token=late.token), stubs.body)
+    elsewhere = RunFolder(tmp_path / "elsewhere" / "run")
+    attach(elsewhere.root, url)
+    with pytest.raises(Fenced):  # its machine is not the one that drives the run now
+        run_pod(spec, PodContext(elsewhere, tmp_path, mirror_of(elsewhere.root), token=late.token), stubs.body)
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)

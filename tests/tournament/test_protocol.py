@@ -14,7 +14,7 @@ from fintrader.storage import lease
 from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
-from tests.engines import simulation
+from tests.engines import schedules
 from tests.engines.protocol import Rules, Violation, explore
 
 
@@ -36,6 +36,7 @@ def test_no_schedule_violates_an_invariant(rules: Rules, least: int) -> None:
     [
         ({"adopt": False}, "the lawful head ends with an error"),  # the schedule of the split brain
         ({"fenced": False}, "acknowledged"),
+        ({"locked": False, "kills": 1}, "is trained twice at once"),
     ],
 )
 def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -> None:
@@ -45,16 +46,17 @@ def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -
 
 @pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 1400), marks=pytest.mark.slow)], ids=len)
 def test_the_real_code_on_schedules_of_seeds(tmp_path: Path, seeds: range) -> None:
-    adopted = superseded = killed = 0
+    adopted = superseded = killed = taken_over = 0
     for seed in seeds:
         home = tmp_path / str(seed)
         home.mkdir()
-        world = simulation.run_schedule(home, seed)
+        world = schedules.run_schedule(home, seed)
         assert world.problems == [], f"seed {seed}"
         adopted += world.adopted > 0
         superseded += any("taken" in outcome for outcome in world.outcomes)
         killed += any("killed" in outcome for outcome in world.outcomes)
-    assert min(adopted, superseded, killed) > len(seeds) / 50
+        taken_over += world.taken_over > 0
+    assert min(adopted, superseded, killed, taken_over) > len(seeds) / 50
 
 
 def _own_spec(store: MirroredStore, spec: PodSpec) -> PodSpec:
@@ -69,7 +71,7 @@ def test_real_code_without_a_rule_is_found_out(tmp_path: Path, monkeypatch: pyte
     for seed in range(200):
         home = tmp_path / str(seed)
         home.mkdir()
-        if simulation.run_schedule(home, seed).problems:
+        if schedules.run_schedule(home, seed).problems:
             return
     raise AssertionError("nobody noticed")
 

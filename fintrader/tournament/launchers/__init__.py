@@ -70,6 +70,14 @@ LauncherFactory = Callable[[TournamentSettings, PodContext], Launcher]
 
 
 @runtime_checkable
+class AdoptingLauncher(Launcher, Protocol):
+    """One whose pods outlive an orchestrator that is killed."""
+
+    def orphans(self) -> frozenset[str]:
+        """Pods at work that an earlier orchestrator started: to `submit` one is to take it over."""
+
+
+@runtime_checkable
 class ElasticLauncher(Launcher, Protocol):
     """One that may be empty now and grow later. Its `tick` raises TournamentError when it has waited too long."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
+from fintrader.tournament.at_work import at_work_in, end, holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec, Reason
@@ -59,7 +60,8 @@ class LocalLauncher:
     """One spawned process a slot, with one thread and its own `CUDA_VISIBLE_DEVICES`.
 
     A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and the next pod of
-    that slot gets a new worker. Workers die with this process (the kernel sees to it).
+    that slot gets a new worker. When this process is killed, workers finish the pod they are at (`at_work.outlive`); a
+    later launcher takes such a pod over by starting it again. Every other end of this process ends all pods.
     """
 
     def __init__(
@@ -79,11 +81,17 @@ class LocalLauncher:
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
         self._store_seconds = store_seconds
         self._stores_state = store_seconds > 0 and access.mirror is not None
+        self._farewell = signal.SIGTERM if self._stores_state else signal.SIGKILL
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
 
     def capacity(self) -> int:
         return len(self.slots())
+
+    def orphans(self) -> frozenset[str]:
+        with self._lock:
+            mine = {worker.spec.pod for worker in self._workers.values() if worker.spec is not None}
+        return frozenset(at_work_in(self.access.run)) - mine
 
     def slots(self) -> list[Slot]:
         """Slots in use: the machine's, thinned or doubled up to the requested number of workers."""
@@ -99,15 +107,15 @@ class LocalLauncher:
         self._limit = workers
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        orphan = holder(self.access.run.pod(spec.pod))
         with self._lock:
-            worker = self._free_worker()
+            worker = self._free_worker(prefers=orphan.slot if orphan else "")
             future: Future[PodResult] = Future()
             worker.spec, worker.future, worker.lost_by = spec, future, None
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
-            task = self.access.task(
-                spec, device=worker.slot.device, attempt=attempt, body=self.body, store_seconds=self._store_seconds
-            )
+            here = {"device": worker.slot.device, "slot": worker.slot.name, "store_seconds": self._store_seconds}
+            task = self.access.task(spec, attempt=attempt, body=self.body, **here)
             tell(worker.process, task)
             return future
 
@@ -134,22 +142,30 @@ class LocalLauncher:
             workers = list(self._workers.values())
             for worker in workers:
                 self._drain(worker, "stopped on request")
+        for pod in self.orphans():
+            end(self.access.run.pod(pod), self._farewell)
         deadline = time.monotonic() + LEAVE_SECONDS
         for worker in workers:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.wait()
+        while (left := self.orphans()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pod in left:
+            end(self.access.run.pod(pod), signal.SIGKILL)
 
-    def _free_worker(self) -> _Worker:
-        for slot in self.slots():
-            worker = self._workers.get(slot.name)
-            if worker is not None and worker.usable:
-                return worker
-        for slot in self.slots():
+    def _free_worker(self, prefers: str) -> _Worker:
+        """For the slot of that name if it is free, since an orphan is on its device; else an idle one, or a new one."""
+
+        def usable(slot: Slot) -> bool:
+            return slot.name in self._workers and self._workers[slot.name].usable
+
+        for slot in sorted(self.slots(), key=lambda slot: (slot.name != prefers, not usable(slot))):
             worker = self._workers.get(slot.name)
             if worker is None or worker.spec is None:
-                self._workers[slot.name] = self._spawn(slot)
+                if not usable(slot):
+                    self._workers[slot.name] = self._spawn(slot)
                 return self._workers[slot.name]
         raise TournamentError("no free slot; submit no more pods than capacity() allows")
 
@@ -169,11 +185,14 @@ class LocalLauncher:
             return
         worker.lost_by = worker.lost_by or ("drained", detail)
         worker.leaves = worker.leaves or time.monotonic() + LEAVE_SECONDS
+        end(self.access.run.pod(worker.spec.pod), self._farewell, but=worker.process.pid)
         with suppress(ProcessLookupError):
             worker.process.terminate()
 
     def _kill(self, worker: _Worker, reason: Reason, detail: str) -> None:
         worker.lost_by = worker.lost_by or (reason, detail)
+        if worker.spec is not None:
+            end(self.access.run.pod(worker.spec.pod), signal.SIGKILL)
         with suppress(ProcessLookupError):
             worker.process.kill()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +27,11 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
+from tests.tournament.launchers.conftest import Started
 from tests.tournament.test_fusion import barrier_in, rank_process
 from tests.tournament.test_state_sync import stored
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
-Started = Callable[[Any], Any]
-
-
-@pytest.fixture(scope="session")
-def with_ray() -> None:
-    pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-
-
-@pytest.fixture
-def started() -> Iterator[Started]:
-    """Remember what was started, and stop it whatever happens."""
-    with ExitStack() as running:
-
-        def remember(one: Any) -> Any:
-            running.callback(one.stop)
-            return one
-
-        yield remember
-
-
-@pytest.fixture(scope="module")
-def nodes(with_ray: None) -> Iterator[Nodes]:
-    cluster = Nodes(1, 1)
-    yield cluster
-    cluster.stop()
 
 
 @pytest.mark.slow

@@ -128,16 +128,7 @@ def remote(
     in `options`.
     """
     ray = import_ray()
-    options: dict[str, Any] = {
-        "num_cpus": need["CPU"],
-        "num_gpus": need.get("GPU", 0.0),
-        "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
-        "num_returns": "streaming",
-        "max_retries": 0,
-        "name": name,
-    }
-    if reproducible.is_fixed():  # this node's environment is not that of the others
-        options["runtime_env"] = {"env_vars": reproducible.VARIABLES}
+    options = {**options_of(need), "num_returns": "streaming", "max_retries": 0, "name": name}
     if group is not None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -145,6 +136,18 @@ def remote(
     task = ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
     start: Callable[..., Any] = task.options(**options).remote
     return start
+
+
+def options_of(need: Resources) -> dict[str, Any]:
+    """Ray's options of a task or actor that takes `need` of a node."""
+    options: dict[str, Any] = {
+        "num_cpus": need["CPU"],
+        "num_gpus": need.get("GPU", 0.0),
+        "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
+    }
+    if reproducible.is_fixed():  # this node's environment is not that of the others
+        options["runtime_env"] = {"env_vars": reproducible.VARIABLES}
+    return options
 
 
 def _init(ray: ModuleType, address: str, **more: Any) -> bool:

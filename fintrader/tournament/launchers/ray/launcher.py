@@ -1,9 +1,10 @@
 """Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
 
-A pod is one task, its evaluation another with resources of its own, a pod of several GPUs or nodes holds them as a
-placement group. There are no actors and nothing of worth in the object store: a task (`tasks.py`) streams a few
-messages to this process, everything else goes to the run's store. Ray never retries a task; a lost pod
-is the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any time.
+A pod is one actor, which outlives this process (`actors.py`), or one task, which ends with it (`tasks.py`): where it is
+to, and of several GPUs or nodes, which it holds as a placement group. Its evaluation is another, with resources of its
+own. Nothing of worth is in the object store: a few messages go to this process, everything else to the run's store. Ray
+never retries; a lost pod is the orchestrator's to record and to start again. So a node, all nodes, or the head may
+vanish at any time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fintrader.errors import ConfigError, TournamentError
+from fintrader.errors import ConfigError, StorageError, TournamentError
 from fintrader.tournament.launchers import START_SECONDS, LauncherFactory, PodFailure, PodProgress
+from fintrader.tournament.launchers.ray.actors import EVALUATION, Listened, kill, left_in, namespace_of, start
 from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups, remote
 from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.ray.tasks import Stream, Streams, cause_of, run_task
+from fintrader.tournament.launchers.ray.tasks import Generated, Source, Stream, Streams, cause_of, run_task
+from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
@@ -80,6 +84,12 @@ class RayLauncher:
         self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
+        outlives = access.orphan_seconds > 0 and settings.address != "local"
+        outlives = outlives and gpus <= 1 and settings.nodes == 1
+        self._namespace = namespace_of(access) if outlives else ""
+        """Of the actors; empty where pods are tasks."""
+        self._left = left_in(self._namespace, access) if outlives else set()
+        """Actors of an earlier orchestrator that this one has not taken over yet, by name."""
         self._streams = Streams()
 
     # --- Launcher --------------------------------------------------------------------------------------
@@ -96,8 +106,11 @@ class RayLauncher:
         in_all = groups((fits(self.need, node.total) for node in staying.values()), size)
         # others may use the cluster too
         vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
-        room = min(in_all, len(training) - leaving + vacant) + evaluating + leaving
+        room = min(in_all, len(training) - leaving + vacant) + evaluating + leaving + len(self._left)
         return room if self._limit is None else min(room, self._limit)
+
+    def orphans(self) -> frozenset[str]:
+        return frozenset(name.removesuffix(EVALUATION) for name in self._left)
 
     def resize(self, workers: int | None) -> None:
         """Requested number of pods at once; None: whatever the cluster holds."""
@@ -121,9 +134,11 @@ class RayLauncher:
 
             bundles = [dict(self.need)] * self.settings.nodes
             group = placement_group(bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod)
+        pod.evaluating = spec.pod + EVALUATION in self._left
         with self._lock:
             self._pods[spec.pod] = pod
         self._start(pod, self.need, group)
+        self._left -= {spec.pod, spec.pod + EVALUATION}
         return pod.future
 
     def progress(self) -> dict[str, PodProgress]:
@@ -153,10 +168,22 @@ class RayLauncher:
     def close(self) -> None:
         with self._lock:
             pods = list(self._pods.values())
-        for pod in pods:
-            self._stop(pod, "drained", "stopped on request")
+        if not self._lost():
+            for pod in pods:
+                self._stop(pod, "drained", "stopped on request")
+            for name in self._left:
+                kill(name, self._namespace)
         self._streams.close(wait=not self._cluster.silent)
         self._cluster.close()
+
+    def _lost(self) -> bool:
+        """Whether another orchestrator has these pods by now."""
+        if not self._namespace or self.access.token is None:
+            return False
+        token, store = self.access.token, open_store(self.access.run, self.access.mirror)
+        with suppress(StorageError):
+            return current_token(self.access.run) != token or store.superseded(token)
+        return False
 
     # --- room ------------------------------------------------------------------------------------------
 
@@ -202,9 +229,15 @@ class RayLauncher:
     def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
         """Hand a pod's task to Ray."""
         pod.last = None
-        name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
+        source: Source
+        if self._namespace:
+            name = pod.spec.pod + (EVALUATION if pod.evaluating else "")
+            source = Listened(start(pod.task, need, name, self._namespace), self.access.token)
+        else:
+            name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
+            source = Generated(remote(run_task, need, name, group=group)(pod.task))
         pod.stream = self._streams.start(
-            remote(run_task, need, name, group=group)(pod.task),
+            source,
             lambda message: self._on_message(pod, message),
             lambda error: self._conclude(pod, error),
             group=group,

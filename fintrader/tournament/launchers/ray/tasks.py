@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fintrader import reproducible
 from fintrader.config import load_object
@@ -37,6 +37,33 @@ LAST_MESSAGES = ("done", "trained", "failed")
 WAIT_SECONDS = 0.2
 
 
+class Source(Protocol):
+    """Where a pod's messages come from."""
+
+    pending: Any
+    """What Ray is to wait for."""
+
+    def take(self, ray: Any) -> Sequence[Message]:
+        """What has arrived. Raises RayError for what went wrong, StopIteration at the end."""
+
+    def kill(self) -> None:
+        """End its process, without another call."""
+
+
+class Generated:
+    """A task that yields its messages."""
+
+    def __init__(self, generator: Any) -> None:
+        self.pending = generator
+
+    def take(self, ray: Any) -> Sequence[Message]:
+        return [ray.get(next(self.pending))]
+
+    def kill(self) -> None:
+        with suppress(Exception):
+            import_ray().cancel(self.pending, force=True)
+
+
 class Stream:
     """One task's messages, with the placement group that it lives in.
 
@@ -46,12 +73,12 @@ class Stream:
 
     def __init__(
         self,
-        generator: Any,
+        source: Source,
         group: Any,
         on_message: Callable[[Message], None],
         ended: Callable[[Exception | None], None],
     ) -> None:
-        self.generator, self.group, self.on_message, self.ended = generator, group, on_message, ended
+        self.source, self.group, self.on_message, self.ended = source, group, on_message, ended
         self.error: Exception | None = None
         self.silent = False
         """Stopped: whatever else it sends is of no interest."""
@@ -77,14 +104,14 @@ class Streams:
 
     def start(
         self,
-        generator: Any,
+        source: Source,
         on_message: Callable[[Message], None],
         ended: Callable[[Exception | None], None],
         *,
         group: Any = None,
     ) -> Stream:
         """Read a task from now on. `on_message`, and `ended` at last, once, are called by the reading thread."""
-        stream = Stream(generator, group, on_message, ended)
+        stream = Stream(source, group, on_message, ended)
         with self._lock:
             self._streams.add(stream)
         return stream
@@ -93,8 +120,7 @@ class Streams:
         """Kill the task's process, without another call. Its group is released when it is gone."""
         stream.silent = True
         stream.leave_soon()
-        with suppress(Exception):
-            import_ray().cancel(stream.generator, force=True)
+        stream.source.kill()
 
     def close(self, *, wait: bool = True) -> None:
         """Read those that were stopped to their end, as long as they have; not where the head is gone."""
@@ -108,7 +134,7 @@ class Streams:
         ray = import_ray()
         while not self._closing.is_set():
             with self._lock:
-                streams = {stream.generator: stream for stream in self._streams}
+                streams = {stream.source.pending: stream for stream in self._streams}
             if not streams:
                 self._closing.wait(0.05)
                 continue
@@ -119,28 +145,28 @@ class Streams:
             except Exception:  # disconnected: whoever closed us knows
                 self._closing.wait(WAIT_SECONDS)
                 continue
-            for generator in ready:
-                self._next_message(streams[generator], ray)
+            for one in ready:
+                self._next_messages(streams[one], ray)
             for stream in streams.values():
                 if stream.deadline is not None and time.monotonic() > stream.deadline:
-                    with suppress(Exception):
-                        ray.cancel(stream.generator, force=True)
+                    stream.source.kill()
                     self._end(stream)
 
-    def _next_message(self, stream: Stream, ray: Any) -> None:
-        """Take the next message. An error is not the end: another may follow, and is to be read as well."""
+    def _next_messages(self, stream: Stream, ray: Any) -> None:
+        """Take what has arrived. An error is not the end: another may follow, and is to be read as well."""
         try:
-            message: Message = ray.get(next(stream.generator))
+            messages = stream.source.take(ray)
         except StopIteration:
             self._end(stream)
         except ray.exceptions.RayError as error:
             stream.error = stream.error or error
             stream.leave_soon()
         else:
-            if message["kind"] in LAST_MESSAGES:
-                stream.leave_soon()
-            if not stream.silent:
-                stream.on_message(message)
+            for message in messages:
+                if message["kind"] in LAST_MESSAGES:
+                    stream.leave_soon()
+                if not stream.silent:
+                    stream.on_message(message)
 
     def _end(self, stream: Stream) -> None:
         with self._lock:
@@ -243,7 +269,7 @@ class RayHost:
             for rank in sorted(ranks):
                 on_message(rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail})
 
-        self._stream = self._streams.start(serve(self._task, list(tasks)), receive, ended)
+        self._stream = self._streams.start(Generated(serve(self._task, list(tasks))), receive, ended)
 
     def stop(self) -> None:
         if self._stream is not None and not self._stream.over.wait(GRACE_SECONDS):  # its ranks were ordered to end
@@ -259,7 +285,9 @@ def cause_of(error: Exception) -> tuple[Reason, str]:
         return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
     if isinstance(error, exceptions.NodeDiedError):
         return "node", "its node vanished"
-    if isinstance(error, exceptions.WorkerCrashedError):
+    if isinstance(error, exceptions.RayActorError) and "out of memory" in str(error).lower():
+        return "oom", "killed by Ray, out of memory on its node; lower env.num_envs"
+    if isinstance(error, exceptions.WorkerCrashedError | exceptions.RayActorError):
         return "killed", "its process died"
     if isinstance(error, exceptions.TaskCancelledError):
         return "drained", "cancelled from outside"
@@ -290,7 +318,7 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
     threading.Thread(target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]).start()
     over = threading.Event()
     if task["mirror"] is not None and task["store_seconds"]:
-        threading.Thread(target=_watch, args=(node, over), daemon=True, name="node").start()
+        threading.Thread(target=watch_node, args=(node, over), daemon=True, name="node").start()
     try:
         while True:
             message = messages.get()
@@ -303,7 +331,7 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
             streams.close(wait=False)
 
 
-def _watch(node: str, over: threading.Event) -> None:
+def watch_node(node: str, over: threading.Event) -> None:
     """While this node is about to go, store the pod's state as often as there is a new one.
 
     Not left to Ray's cancellation of the task, which does not always interrupt it.
@@ -338,14 +366,14 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
         else:
             outcome = begin_pod(spec, context, task["body"])
     except BaseException as error:
-        _log(context.run, spec.pod)
+        log_traceback(context.run, spec.pod)
         messages.put(failure_message(error))
         return
     kind = "trained" if isinstance(outcome, TrainedPod) else "done"
     messages.put({"kind": kind, "outcome": outcome.model_dump(mode="json")})
 
 
-def _log(run: RunFolder, pod: str) -> None:
+def log_traceback(run: RunFolder, pod: str) -> None:
     """Where a local worker would have left it: in the run's folder."""
     with suppress(OSError):
         folder = run.root / "logs"

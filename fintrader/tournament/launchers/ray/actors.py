@@ -1,0 +1,215 @@
+"""A pod on a Ray cluster as an actor, which may outlive the process that started it.
+
+Where `tournament.orphan_seconds` says so, actors are detached, and named after their pod in a namespace of the run: the
+cluster knows one at most by a name, so no pod is trained twice, and whoever drives the run next asks for the name and
+has the actor that is there, or a new one. An actor trains in a thread and is *listened to*; nobody has to be there. A
+last message that nobody takes waits for the next orchestrator; an evaluation that nobody starts the actor does itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from fintrader import reproducible
+from fintrader.config import load_object
+from fintrader.files import dump_json
+from fintrader.tournament.at_work import until_checkpoint
+from fintrader.tournament.launchers.ray.cluster import Resources, import_ray, options_of
+from fintrader.tournament.launchers.ray.tasks import LAST_MESSAGES, REPORT_SECONDS, log_traceback, run_of, watch_node
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
+from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
+
+LISTEN_SECONDS = 2.0
+"""A call that waits for a message returns after so long without one."""
+ALONE_SECONDS = 10.0
+"""Who is not listened to for so long has no orchestrator at the moment."""
+EVALUATION = "-evaluation"
+"""In the name of an actor that evaluates its pod."""
+
+
+class PodActor:
+    """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
+
+    def __init__(self, task: Message) -> None:
+        """`task`: of the launcher's `submit`; further keys `orphan_seconds` and `token` as in `PodContext`."""
+        import ray
+
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+        self.task, self.patience = task, float(task["orphan_seconds"])
+        self.token: int | None = task["token"]
+        self.node = ray.get_runtime_context().get_node_id()
+        self._messages: list[tuple[int, Message]] = []
+        self._number = self._taken = 0
+        self._change = threading.Condition()
+        self._heard = time.monotonic()
+        self._over = threading.Event()
+        self._say({"kind": "started", "node": self.node, "pid": os.getpid(), "host": socket.gethostname()})
+        threading.Thread(target=self._work, daemon=True, name=task["spec"]["pod"]).start()
+        if self.patience:
+            threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
+        if task["mirror"] is not None and task["store_seconds"]:
+            threading.Thread(target=watch_node, args=(self.node, self._over), daemon=True, name="node").start()
+
+    def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
+        """Messages above number `after`, which the caller has taken; `token` is that of the caller."""
+        with self._change:
+            self._heard = time.monotonic()
+            self._taken = max(self._taken, after)
+            if token is not None and (self.token is None or token > self.token):
+                self.token = token
+                self._change.notify_all()
+            self._change.wait_for(lambda: self._number > after, timeout=LISTEN_SECONDS)
+            self._heard = time.monotonic()
+            return [(number, message) for number, message in self._messages if number > after]
+
+    def _say(self, message: Message) -> None:
+        with self._change:
+            kind = message["kind"]
+            self._messages = [one for one in self._messages if kind != "progress" or one[1]["kind"] != "progress"]
+            self._number += 1
+            self._messages.append((self._number, message))
+            self._change.notify_all()
+
+    def _alone(self) -> float:
+        """Seconds since somebody listened."""
+        return time.monotonic() - self._heard
+
+    def _wait_for_listeners(self) -> None:
+        """End this process once nobody has listened for too long: at a checkpoint, or with its result stored."""
+        while self._alone() < self.patience:
+            time.sleep(1.0)
+            if self._over.is_set() and self._alone() > ALONE_SECONDS:
+                os._exit(0)
+        with suppress(Exception):  # whatever is wrong here, nobody else ends this process
+            until_checkpoint(run_of(self.task)[0].pod(self.task["spec"]["pod"]))
+        os._exit(1)
+
+    def _work(self) -> None:
+        """Train or evaluate the pod."""
+        spec = PodSpec.model_validate(self.task["spec"])
+        last_report = 0.0
+
+        def report(share: float, env_steps: int, note: str) -> None:
+            nonlocal last_report
+            if time.monotonic() - last_report >= REPORT_SECONDS:
+                last_report = time.monotonic()
+                self._say({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
+
+        elsewhere = self.task["evaluate_elsewhere"]
+        context = PodContext.of_task(self.task, report=report, evaluate_elsewhere=elsewhere)
+        try:
+            context.run, context.mirror = run_of(self.task)
+            load_object(self.task["body"])
+            reproducible.settle()  # as in a local worker: results depend on the number of threads
+            report(0.0, 0, "ready")
+            outcome = self._outcome(spec, context)
+            if isinstance(outcome, TrainedPod):
+                if self._hand_over(outcome):
+                    return
+                outcome = evaluate_pod(spec, context, outcome)
+        except BaseException as error:
+            log_traceback(context.run, spec.pod)
+            self._say(failure_message(error))
+            return
+        self._over.set()
+        self._say({"kind": "done", "outcome": outcome.model_dump(mode="json")})
+
+    def _outcome(self, spec: PodSpec, context: PodContext) -> PodResult:
+        """The pod's, stored under the newest token that listens. Raises Fenced when none of the run's holder comes."""
+        while True:
+            context.token = self.token
+            try:
+                if self.task["trained"] is not None:
+                    return evaluate_pod(spec, context, TrainedPod.model_validate(self.task["trained"]))
+                return begin_pod(spec, context, self.task["body"])
+            except Fenced:  # by the head that is about to take this pod over, or by one elsewhere
+                with self._change:
+                    if not self._change.wait_for(lambda: self.token != context.token, timeout=self.patience):
+                        raise
+
+    def _hand_over(self, outcome: TrainedPod) -> bool:
+        """Leave the evaluation to the orchestrator; False when there is none, and it is for this process."""
+        self._say({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
+        with self._change:
+            number = self._number
+            while not self._change.wait_for(lambda: self._taken >= number, timeout=1.0):
+                if self.patience and self._alone() > ALONE_SECONDS:
+                    self._messages = [one for one in self._messages if one[0] != number]
+                    return False
+        return True
+
+
+def namespace_of(access: PodContext) -> str:
+    """Of a run's actors: equal for whoever drives the run, on whatever machine, and another one for another run that
+    lies there later."""
+    where = str(access.run.root.resolve()) if access.mirror is None else json.dumps(access.mirror.address)
+    identity = open_store(access.run, access.mirror).identity()
+    return f"fintrader-{hashlib.sha256(f'{where} {dump_json(identity)}'.encode()).hexdigest()[:16]}"
+
+
+def left_in(namespace: str, access: PodContext) -> set[str]:
+    """Names of the actors that are there and whose pod has no result yet; the others are about to end."""
+    import_ray()
+    from ray.util import list_named_actors
+
+    store = open_store(access.run, access.mirror)
+    names = {one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == namespace}
+    return {name for name in names if not store.has_result(name.removesuffix(EVALUATION))}
+
+
+def start(task: Message, need: Resources, name: str, namespace: str) -> Any:
+    """The actor of that name, or a new one for `task`."""
+    ray = import_ray()
+    named = {"name": name, "namespace": namespace, "lifetime": "detached", "get_if_exists": True}
+    options = {**options_of(need), **named, "max_concurrency": 4, "max_restarts": 0}
+    return ray.remote(PodActor).options(**options).remote(task)
+
+
+def kill(name: str, namespace: str) -> None:
+    """End the actor of that name, if there is one."""
+    ray = import_ray()
+    with suppress(Exception):
+        ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+
+
+class Listened:
+    """An actor as `tasks.Streams` reads it: by one call after another."""
+
+    def __init__(self, actor: Any, token: int | None) -> None:
+        """`token`: of the orchestrator that listens."""
+        self.actor, self.token = actor, token
+        self._taken, self._gone = 0, False
+        self.pending = actor.listen.remote(0, token)
+
+    def take(self, ray: ModuleType) -> list[Message]:
+        """The messages that have arrived. Raises RayError when the actor is gone, and StopIteration after that."""
+        if self._gone:
+            raise StopIteration
+        found: list[tuple[int, Message]] = []
+        try:
+            found = ray.get(self.pending)
+        except ray.exceptions.ActorUnavailableError:
+            pass  # out of reach at the moment: whether it matters is seen by how long it is silent
+        except ray.exceptions.RayError:
+            self._gone = True
+            raise
+        self._taken = max([self._taken, *(number for number, _ in found)])
+        self.pending = self.actor.listen.remote(self._taken, self.token)
+        messages = [message for _, message in found]
+        if any(message["kind"] in LAST_MESSAGES for message in messages):
+            self.kill()
+        return messages
+
+    def kill(self) -> None:
+        """End the actor's process; the next call says that it is gone."""
+        with suppress(Exception):
+            import_ray().kill(self.actor, no_restart=True)
