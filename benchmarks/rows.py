@@ -29,12 +29,13 @@ import numpy as np
 from benchmarks.common import finish
 from benchmarks.orchestrator import FarmLauncher
 from fintrader.runs import RunFolder
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.run import market_hash, run_tournament
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import applied_event, submit
 from tests.engines import stubs
 
