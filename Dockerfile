@@ -6,9 +6,10 @@
 #
 # Neither holds a compiler, a package manager's cache, or anything of this folder that .dockerignore does not name.
 # The CUDA libraries come with torch's own wheels; the host brings the driver and the NVIDIA container toolkit.
-# The base by digest, for the same bytes in every build (a tag may be moved): docker prints it when it pulls the tag.
-#   docker build --build-arg PYTHON=3.11.13-slim-bookworm@sha256:... --target cpu -t REGISTRY/fintrader:cpu .
-ARG PYTHON=3.11.13-slim-bookworm
+# The base by digest (of the index of all architectures), for the same bytes in every build: a tag may be moved. Another
+# base goes the same way; `docker pull` prints the digest of a tag:
+#   docker build --build-arg PYTHON=3.11.14-slim-bookworm@sha256:... --target cpu -t REGISTRY/fintrader:cpu .
+ARG PYTHON=3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 
 # --- everything but the wheels of torch and the packages: shared by both --------------------------------------------
 FROM python:${PYTHON} AS build

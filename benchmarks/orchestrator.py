@@ -180,8 +180,8 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
+    from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
-    from fintrader.tournament.store import EventLog
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")

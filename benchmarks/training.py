@@ -10,6 +10,8 @@ of whole updates, acting and learning included, of the best round. Ratios are th
 - `mlp`: networks of 128-128 with tanh, learned independent noise, no normalisation, 16 steps of 256 accounts, two
   passes of two minibatches, one step size, discount and clip, the same actions (the `aim` head), everything in our
   environment. Ours beside Stable-Baselines3's PPO and a CleanRL-style loop; see _train_peers.py and _train_clean.py.
+- `micro`: the rate of ours with one thing changed over that without, alternating on one agent: products by oneDNN and
+  fused Adam taken away, products in bfloat16 put in, the default's trunk by torch alone and compiled by torch.
 - `profile`: which share of ours goes to the environment, to acting and to learning (wall time, from train's metrics).
 
 The last line is one JSON object; `table` in it holds the figures that have a target, null where a peer cannot be had
@@ -21,7 +23,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from benchmarks._train_peers import NoPeer, make_clean, make_sb3
 from benchmarks.common import finish
 from benchmarks.env import ASSETS, FEATURES, Figures, make_market
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
+from fintrader.agents.layers import AssetTrunk
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 
@@ -166,6 +170,59 @@ def measure_mlp(market: MarketTensors, rounds: int, seconds: float, seed: int) -
     return figures
 
 
+@contextmanager
+def put(target: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value for a while."""
+    before = getattr(target, name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        setattr(target, name, before)
+
+
+@contextmanager
+def plain_adam(side: Ours) -> Iterator[None]:
+    """Adam a tensor at a time."""
+    group = side.agent.optimisers["adam"].param_groups[0]
+    group.update(fused=False, foreach=False)
+    try:
+        yield
+    finally:
+        group.update(fused=True, foreach=None)
+
+
+def measure_micro(market: MarketTensors, rounds: int, seconds: float, seed: int) -> Figures:
+    """One change at a time, on the MLP (wide products) and on the default (narrow ones)."""
+    sides = {"mlp": Ours(market, our_mlp(), MLP_ACCOUNTS, seed), "default": Ours(market, PPO(), MLP_ACCOUNTS, seed)}
+    by_torch, mkldnn = AssetTrunk.by_torch, torch.backends.mkldnn
+    compiled = torch.compile(by_torch, dynamic=True)
+    changes: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
+        "mlp_without_onednn": ("mlp", lambda: put(mkldnn, "enabled", False)),
+        "mlp_bfloat16_products": ("mlp", lambda: put(mkldnn.matmul, "fp32_precision", "bf16")),
+        "mlp_plain_adam": ("mlp", lambda: plain_adam(sides["mlp"])),
+        "default_plain_adam": ("default", lambda: plain_adam(sides["default"])),
+        "default_trunk_by_torch": (
+            "default",
+            lambda: put(AssetTrunk, "_layers", lambda *given: (by_torch(*given), None)),
+        ),
+        "default_trunk_compiled_by_torch": (
+            "default",
+            lambda: put(AssetTrunk, "_layers", lambda *given: (compiled(*given), None)),
+        ),
+    }
+    figures = Figures()
+    for name, (side, change) in changes.items():
+
+        def changed(run: Ours = sides[side], change: Any = change) -> int:
+            with change():
+                return run()
+
+        rates = alternate({"as_it_is": sides[side], "changed": changed}, rounds, seconds)
+        figures.times(f"micro_{name}", rates["changed"], rates["as_it_is"])
+    return figures
+
+
 def show(figures: dict[str, Any]) -> None:
     """The table and the profile."""
     for name, least in TARGETS.items():
@@ -174,6 +231,9 @@ def show(figures: dict[str, Any]) -> None:
         span = "" if low is None else f" ({low:,.2f} to {high:,.2f})"
         missing = "no peer" if name == "mlp_times_sb3" else "not measured"
         print(f"{name:34} {missing if found is None else f'{found:,.2f}':>12}{span:20} at least {least:,}")
+    for name in (name for name in figures if name.startswith("micro_")):
+        low, high = figures["ranges"][name]
+        print(f"{name:34} {figures[name]:.2f} ({low:.2f} to {high:.2f})")
     for name, shares in figures["profile"].items():
         print(f"{name:34} " + ", ".join(f"{part} {share:.0%}" for part, share in shares.items()))
 
@@ -192,12 +252,14 @@ def main() -> None:
     market = make_market(arguments.seed)
     accounts, rounds, seconds = (ACCOUNTS[:2], 1, 0.2) if arguments.quick else (ACCOUNTS, arguments.rounds, 1.0)
     figures: dict[str, Any] = {"assets": ASSETS, "features": FEATURES, "ranges": {}, "profile": {}}
-    for part in (
+    parts = (
         measure_mlp(market, rounds if arguments.quick else 2 * rounds, seconds, arguments.seed),
         measure_default(market, accounts, rounds, seconds, arguments.seed),
-    ):
+        Figures() if arguments.quick else measure_micro(market, rounds, seconds, arguments.seed),
+    )
+    for part in parts:
         figures["ranges"] |= part.pop("ranges", {})
-        figures["profile"] |= part.pop("profile")
+        figures["profile"] |= part.pop("profile", {})
         figures |= part
     figures["table"] = {name: figures.get(name) for name in TARGETS}
     show(figures)

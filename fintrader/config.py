@@ -317,7 +317,7 @@ def check_place(path: str) -> str:
     return path
 
 
-SECRET_NAME = re.compile(r"(sig|token|key|secret|passw|credential)", re.I)
+SECRET_NAME = re.compile(r"(sig|token|key|secret|passw|pwd|auth|credential)", re.I)
 _SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\w-]*=", re.I)
 
 

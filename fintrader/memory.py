@@ -29,6 +29,15 @@ def require_memory(
         raise error(f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device}; {remedy}")
 
 
+def oom_kills() -> int:
+    """Processes that this machine's kernel has killed so far because memory ran out; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (PROC / "vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can still be taken on `device`; None where the system does not say."""
     if device.type == "cuda":

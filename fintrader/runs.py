@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import platform
 import re
 import subprocess
@@ -23,6 +24,15 @@ from fintrader.progress import reporter
 MANIFEST_FORMAT = "fintrader-run-1"
 PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "pydantic", "exchange-calendars")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+POD_NAME = re.compile(r"p[0-9]{4,9}", re.ASCII)
+_FILES = (
+    "tournament.json",
+    "events.jsonl",
+    "leaderboard.sqlite",
+    "ensemble/ensemble.json",
+    "ensemble/policy.safetensors",
+)
+_POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")
 
 
 class _Inside:
@@ -69,6 +79,19 @@ class RunFolder:
     def pod(self, pod_id: str) -> Path:
         """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`, `result.json`."""
         return self.pods / pod_id
+
+    def misplaced(self) -> list[Path]:
+        """What stands where a tournament keeps a file or a folder and is none: a folder for a file, a link to nowhere.
+
+        Nothing can be written there before it is renamed.
+        """
+        snapshots = self.root / "snapshots"
+        pods = [path for path in sorted(self.pods.glob("p[0-9]*")) if POD_NAME.fullmatch(path.name)]
+        files = [self.root / name for name in _FILES] + [pod / name for pod in pods for name in _POD_FILES]
+        files += [path for path in sorted(snapshots.glob("*.safetensors")) if ".damaged-" not in path.name]
+        found = [path for path in (self.pods, snapshots, self.ensemble, *pods) if not path.is_dir()]
+        found += [path for path in files if not path.is_file()]
+        return [path for path in found if os.path.lexists(path)]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -212,8 +212,8 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
 
 def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     """What makes one result durable: the pod's result file, the synced event, the index's transaction."""
+    from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
-    from fintrader.tournament.store import EventLog
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")

@@ -165,6 +165,10 @@ class AssetTrunk(nn.Module):
             for own, other in zip(self.own, self.common, strict=True):
                 h, shared = SharedLayer.apply(h, shared, own.weight, own.bias, other.weight, other.bias)  # type: ignore[no-untyped-call]
             return h, shared
+        return self.by_torch(assets, common), None
+
+    def by_torch(self, assets: Tensor, common: Tensor) -> Tensor:
+        """The same as torch's operations alone: for other devices, several networks in one, and to compare with."""
         count = assets.shape[-2]
         h, shared = assets, common
         for number, (own, other, hidden) in enumerate(zip(self.own, self.common, self.hidden, strict=True)):
@@ -173,7 +177,7 @@ class AssetTrunk(nn.Module):
             # One wide product over all assets: thousands of small ones are up to nine times slower to learn through.
             rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
             h = hidden(rows + other(shared).unsqueeze(-2))
-        return h, None
+        return h
 
 
 ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {"gru": GruEncoder, "attention": AttentionEncoder}

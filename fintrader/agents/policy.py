@@ -242,7 +242,10 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
     """The module of a description, of which so many numbers are stored."""
     try:
         if description["kind"] == "ensemble":
-            members = [_build(member, stored) for member in description["members"]]
+            members = []
+            for member in description["members"]:  # what one takes of the stored numbers, no other has
+                members.append(_build(member, stored))
+                stored -= sum(tensor.numel() for tensor in members[-1].state_dict().values())
             return EnsemblePolicy(members, [1.0] * len(members), description["mode"])
         layout = layout_from_json(description["layout"])
         network = validate(NetworkSettings, description["network"], "policy")

@@ -230,7 +230,8 @@ def verify(argv: list[str]) -> None:
     """RUN [--repair]: recount all that its tournaments say; with --repair make again what follows from the rest, and
     set aside the rest; status 1 when something is wrong."""
     from fintrader import pipeline
-    from fintrader.tournament.verify import repair, tournaments
+    from fintrader.tournament.repair import repair
+    from fintrader.tournament.verify import tournaments
     from fintrader.tournament.verify import verify as ask
 
     home = run_folder("verify", [word for word in argv if word != "--repair"])

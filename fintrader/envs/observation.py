@@ -140,14 +140,23 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
     return {"kind": "market", "layout": layout.to_json()}
 
 
+MOST_COLUMNS = 2**24
+"""Of a stored layout. What shares its weights among assets takes memory by the layout alone, whatever was stored."""
+
+
 def layout_from_json(value: dict[str, Any]) -> Layout:
-    """Raises CheckpointError when `value` is no layout of this version."""
+    """Raises CheckpointError when `value` is no layout of this version, or wider than any that is trained."""
     try:
         if value["kind"] == "flat":
-            return FlatLayout(int(value["width"]), int(value["num_actions"]))
-        return ObservationLayout.from_json(value["layout"])
+            layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
+        else:
+            layout = ObservationLayout.from_json(value["layout"])
+        columns = layout.width + num_actions(layout)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the stored observation layout cannot be read ({error}); train again") from None
+    if columns > MOST_COLUMNS:
+        raise CheckpointError(f"the stored observation layout has {columns:,} columns, which no market here has")
+    return layout
 
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")

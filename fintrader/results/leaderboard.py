@@ -41,6 +41,8 @@ _RESULT = (
 _BENCHMARK = "SELECT benchmark_score FROM entries WHERE benchmark_score IS NOT NULL ORDER BY applied LIMIT 1"
 READ_SECONDS = 20.0
 """Ten thousand pods are read in one."""
+CELL_BYTES = 1 << 24
+"""Of one cell: an agent's settings take a few thousand, and a foreign view may ask for as many as there is memory."""
 BENCHMARK = "benchmark"
 """Stands in the place of a pod's name where the benchmark portfolio stands among pods."""
 
@@ -169,6 +171,7 @@ def _select(uri: str, query: str) -> list[dict[str, Any]]:
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA trusted_schema = OFF")  # a foreign file's views call nothing
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CELL_BYTES)
         connection.row_factory = sqlite3.Row
         deadline = time.monotonic() + READ_SECONDS  # a foreign file's view may never come to an end
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)

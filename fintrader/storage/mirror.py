@@ -337,7 +337,9 @@ def mirror_at(folder: Path, address: Mapping[str, str] | None) -> Mirror | None:
         return None
     depth = len(Path(address["inside"]).parts)
     home = folder.parents[depth - 1] if depth else folder
-    return Mirror(home, Objects(address["url"]), address["inside"])
+    objects = Objects(address["url"])
+    objects.expect()  # whoever sent the address holds its lease there
+    return Mirror(home, objects, address["inside"])
 
 
 def _marker(path: Path) -> dict[str, Any]:

@@ -46,6 +46,7 @@ PATIENCE_SECONDS = 30.0
 """How long a store that does not answer is tried again, beyond what its own client does."""
 _OFFLINE_WORDS = ("connect", "timeout", "timed out", "closed", "slowdown", "serviceunavailable", "requestlimit")
 _OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, getattr(errno, "EREMOTEIO", errno.EIO)}
+_OFFLINE_ERRNO |= {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _memory = threading.Lock()
 
 
@@ -66,6 +67,8 @@ class Objects:
         self.private = self.protocol == "memory"
         """Whether only this process sees the objects."""
         self.local: Path | None = None
+        self._seen = False
+        """Whether a local folder has been there."""
         self._fs: Any = None
         self._root = ""
         if self.protocol == "file":
@@ -76,6 +79,16 @@ class Objects:
 
     def __str__(self) -> str:
         return self.url
+
+    def expect(self) -> None:
+        """From now on a local folder that is not there is one that does not answer, not an empty one."""
+        self._seen = True
+
+    def _look(self) -> None:
+        """Raises OSError when a local folder that was there is gone: its disk, not what lay on it; nothing is to be
+        written where it was mounted."""
+        if self._seen and self.local is not None and not self.local.is_dir():
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(self.local))
 
     def below(self, name: str) -> Objects:
         """The objects below a folder of this one."""
@@ -175,6 +188,7 @@ class Objects:
         """Remove all objects, and a local folder with them."""
         if self.local is not None:
             shutil.rmtree(self.local, ignore_errors=True)
+            self._seen = False
         else:
             self.remove(*self.names())
 
@@ -314,7 +328,10 @@ class Objects:
         began, pause = time.monotonic(), 0.1
         while True:
             try:
-                return call()
+                self._look()
+                answer = call()
+                self._seen = self._seen or (self.local is not None and self.local.is_dir())
+                return answer
             except FintraderError:
                 raise
             except Exception as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.store import aside
 
 
 @dataclass(frozen=True)
@@ -205,18 +206,27 @@ class LeaderboardIndex:
         )
 
 
+_BESIDE = ("-wal", "-shm")
+"""What SQLite keeps beside a database."""
+
+
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
-    """The leaderboard at `path`; a damaged one is moved aside first. True if that was necessary."""
+    """The leaderboard at `path`; one that is damaged or cannot be written to is moved aside first. True if that was
+    necessary."""
+    for beside in _BESIDE:
+        if (place := Path(f"{path}{beside}")).is_dir():
+            aside(place)
     try:
         index = LeaderboardIndex(path)
         if index.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok":
+            index.connection.executescript("BEGIN IMMEDIATE; ROLLBACK")
             return index, False
         index.close()
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             raise
     number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    for beside in _BESIDE:
+        Path(f"{path}{beside}").unlink(missing_ok=True)
     os.replace(path, path.with_name(f"{path.name}.damaged-{number}"))
     return LeaderboardIndex(path), True

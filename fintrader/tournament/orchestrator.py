@@ -22,6 +22,7 @@ from fintrader.errors import TournamentError
 from fintrader.progress import Progress
 from fintrader.tournament import lease as leases
 from fintrader.tournament import terminal
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
 from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
@@ -30,7 +31,7 @@ from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import requested_pods
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import applied_event, submit
 
 
@@ -122,6 +123,7 @@ class Orchestrator:
     def recover(self) -> None:
         """Derive everything from the store. The database is made again, whatever state it was in."""
         self.store.sweep()
+        self.log.check_owner(self.store.identity_digest())
         self.specs = self.store.unbroken_specs()
         for event in self.log.of("lost"):
             self._count(str(event["pod"]), str(event["reason"]))
@@ -141,7 +143,8 @@ class Orchestrator:
         self._indexed = made, len(self.leaderboard.applied)
         resumed = {"event": "resumed", "results": len(results)}
         begun = resumed if made else {"event": "started", "seed": self.generator.seed}
-        self._events.append({**begun, "token": self.lease.token, "pods": self.settings.pods})
+        whose = {"token": self.lease.token, "of": self.store.identity_digest()}
+        self._events.append({**begun, **whose, "pods": self.settings.pods})
         self._flush()
         self.retention.resume(self.leaderboard, self.specs)
 
@@ -187,7 +190,8 @@ class Orchestrator:
         for event in self.log.records[reported:]:
             progress.event(event, "")
         reported = len(self.log.records)
-        with progress.task(title, total=self.settings.pods, unit="pods") as task:
+        total = max(self.settings.pods, len(self.leaderboard.applied))  # `pods` may have been lowered since
+        with progress.task(title, total=total, unit="pods") as task:
             progress.show(self._view)
             task.resume_at(len(self.leaderboard.applied))
             while not self.finished:

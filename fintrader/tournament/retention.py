@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fintrader.errors import StorageError
 from fintrader.results.leaderboard import dropped_pods
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 
 EVERY = 64
 """Results between two times that it is asked what may go: the answer costs a look at every row that is kept."""

@@ -15,10 +15,11 @@ from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodSpec
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
 

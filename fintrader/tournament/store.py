@@ -1,11 +1,11 @@
-"""The run's store: specs, results and snapshots, each written once and never changed; and the log of what happened.
+"""The run's store: specs, results and snapshots, each written once and never changed.
 
     runs/<name>/
       tournament.json          what this tournament was started with
       pods/<id>/spec.json      what to train
       pods/<id>/result.json    what came out, written last: a pod with a result is finished
       snapshots/<sha256>.safetensors   networks and optimiser, named by their content
-      events.jsonl             what happened, in order, one line each, durable before anyone acts on it
+      events.jsonl             what happened, in order (`events.py`)
 
 Everything else (the SQLite leaderboard, the terminal view) can be made again from these files.
 
@@ -15,12 +15,10 @@ A run may be a working copy of one in an object store. Then `MirroredStore` (`mi
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -111,6 +109,13 @@ class RunStore:
         if not {"settings", "agents", "env", "seed", "data_hash"} <= known.keys():
             raise damaged
         return known
+
+    def identity_digest(self) -> str:
+        """The seal of what `identity` gives, by which the log says whose it is; empty where there is none."""
+        try:
+            return seal_of(self.identity_path.read_bytes()[:SEAL_BYTES])
+        except OSError:
+            return ""
 
     def claim(self, identity: dict[str, Any], follow: Callable[[], bool] = lambda: True) -> None:
         """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one.
@@ -318,7 +323,10 @@ class RunStore:
         return self._whole(path, digest)
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind: temporaries, and the state of trainings whose result stands."""
+        """Remove what killed writers left behind: temporaries, and the state of trainings whose result stands; and move
+        away what nothing could be written over."""
+        for path in self.run.misplaced():
+            aside(path)
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
@@ -327,9 +335,13 @@ class RunStore:
 
 
 def aside(path: Path) -> Path:
-    """Rename what is damaged, so that it can be made again and is still there to be looked at; its new path."""
-    number = 1 + sum(1 for _ in path.parent.glob(f"{path.stem}.damaged-*{path.suffix}"))
-    target = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+    """Rename what is damaged, so that it can be made again and is still there to be looked at; its new path.
+
+    A name without a suffix, as a pod's folder has, gets it in front: nobody takes it for a pod.
+    """
+    before, after = (f"{path.stem}.", path.suffix) if path.suffix else ("", f".{path.name}")
+    number = 1 + sum(1 for _ in path.parent.glob(f"{before}damaged-*{after}"))
+    target = path.with_name(f"{before}damaged-{number}{after}")
     os.replace(path, target)
     return target
 
@@ -340,90 +352,3 @@ def _differing(there: Any, here: Any) -> str:
         return ""
     names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     return f" ({', '.join(f'{name}: {there.get(name)} there, {here.get(name)} here' for name in names[:3])})"
-
-
-def applied_order(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Pods as they were applied: by the number that says so, which one that is noted again keeps."""
-    applied = [event for event in events if event.get("event") == "applied"]
-    return list(dict.fromkeys(str(event["pod"]) for event in sorted(applied, key=lambda event: event["applied"])))
-
-
-def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The events of a log by number, and which lines (from 1) are not as they were written or not in their place."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise TournamentError(f"{path} cannot be read ({error.strerror}); move it away") from None
-    events, broken = dict[int, dict[str, Any]](), list[int]()
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
-        try:
-            event = unseal(line, TournamentError(str(number)))
-        except TournamentError:
-            broken.append(number)
-            continue
-        n = event.pop("n", None)
-        if n != number:
-            broken.append(number)
-        if isinstance(n, int):
-            events.setdefault(n, event)
-    return [events[n] for n in sorted(events)], broken
-
-
-class EventLog:
-    """Appends to `events.jsonl`, whose lines are sealed and numbered.
-
-    A torn last line (the writer was killed) is cut off before anything is added. Raises TournamentError when another
-    line is not as it was written, is missing, or stands elsewhere.
-    """
-
-    def __init__(
-        self, path: Path, keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None
-    ) -> None:
-        """`keep` stores new lines elsewhere before they are written here; it may ask for the whole log instead."""
-        self.path, self._keep = path, keep
-        self.records, broken = read_log(path)
-        if broken:
-            raise TournamentError(
-                f"{path}: line {broken[0]} is not as it was written, or not in its place; `fintrader verify "
-                f"{path.parent} --repair` sets the log aside and keeps its whole lines"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            return
-        with path.open("rb+") as file:  # mend it
-            data = file.read()
-            if data and not data.endswith(b"\n"):
-                file.truncate(data.rfind(b"\n") + 1)
-                os.fsync(file.fileno())
-
-    def append(self, *events: dict[str, Any]) -> None:
-        """Write the events with one sync. Each has an `event` and gets a `time`."""
-        if not events:
-            return
-        now = round(time.time(), 3)
-        stamped = [{"time": now, **event} for event in events]
-        text = "".join(seal({**event, "n": n}).decode() for n, event in enumerate(stamped, len(self.records) + 1))
-        self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            before = os.fstat(handle).st_size
-            data = text.encode()
-            written = os.write(handle, data)
-            if written != len(data):  # a full disk can take part of a write
-                os.ftruncate(handle, before)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        self.records += stamped
-
-    def order(self, results: Mapping[str, PodResult]) -> list[str]:
-        """Pods that have a result as they were applied; then those that never were, as they finished."""
-        known = [pod for pod in applied_order(self.records) if pod in results]
-        return known + sorted(set(results) - set(known), key=lambda pod: (results[pod].finished, pod))
-
-    def of(self, *kinds: str) -> Iterable[dict[str, Any]]:
-        """The events of these kinds, oldest first."""
-        return (record for record in self.records if record.get("event") in kinds)

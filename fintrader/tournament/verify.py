@@ -1,9 +1,9 @@
-"""Whether all that a tournament's folder says follows from the rest of it, and what does not made again or set aside.
+"""Whether all that a tournament's folder says follows from the rest of it.
 
 Specs, results, the event log and `tournament.json` carry a seal. Beyond seals, everything that is a function of
 something else is computed again and compared: specs from the seed and the results they had seen, the leaderboard's
-database from specs, results and log, the ensemble from the leaderboard. `repair` makes those again and renames, never
-deletes, what is not what was written; the run's own command then trains what is missing.
+database from specs, results and log, the ensemble from the leaderboard. `repair.py` makes those again, and sets aside
+what is not what was written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,11 +26,13 @@ from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import read_json
 from fintrader.results.audit import Check
 from fintrader.results.leaderboard import dropped_pods, read_leaderboard, read_pods
-from fintrader.runs import RunFolder
+from fintrader.runs import POD_NAME, RunFolder
+from fintrader.seeding import derive
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
 from fintrader.tournament.at_work import at_work_in
 from fintrader.tournament.ensemble import build_ensemble
+from fintrader.tournament.events import applied_order, owner_of, read_log
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.leaderboard import Entry, Leaderboard
@@ -39,7 +41,7 @@ from fintrader.tournament.schedulers import scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import make_index, settings_of
-from fintrader.tournament.store import EventLog, RunStore, applied_order, aside, read_log
+from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 
 _MARKS = ("tournament.json", "events.jsonl", "pods")
@@ -49,7 +51,7 @@ _CHANGES = ("state", "attempts", "reason", "device", "seconds", "started", "fini
 
 
 @dataclass
-class _Found:
+class Found:
     """What lies in a folder, as far as it is whole."""
 
     run: RunFolder
@@ -66,7 +68,7 @@ class _Found:
     """Pods whose result is not whole, or not of their spec and files, and what is wrong."""
 
     @classmethod
-    def of(cls, run: RunFolder, generator: Generator | None) -> _Found:
+    def of(cls, run: RunFolder, generator: Generator | None) -> Found:
         found = cls(run, open_store(run, mirror_of(run.root)), generator)
         found.events, found.broken_lines = read_log(run.events)
         for pod in found.pods:
@@ -87,10 +89,22 @@ class _Found:
     @cached_property
     def pods(self) -> list[str]:
         """Every pod up to the last that anything speaks of, in order."""
-        named = {path.name for path in self.run.pods.glob("p[0-9]*")}
-        named |= {str(event["pod"]) for event in self.events if isinstance(event.get("pod"), str)}
-        numbers = [int(pod[1:]) for pod in named if pod[:1] == "p" and pod[1:].isdigit()]
+        numbers = {int(pod[1:]) for pod in self._named} - {int(pod[1:]) for pod in self.strays}
         return [f"p{number:04d}" for number in range(max(numbers, default=-1) + 1)]
+
+    @cached_property
+    def strays(self) -> list[str]:
+        """Pods' folders of numbers that no tournament of so many pods has come to."""
+        numbers = (event["pods"] for event in self.of_kind("started", "resumed") if isinstance(event.get("pods"), int))
+        most = max(numbers, default=0) + 2 * len(self._named)
+        return sorted(pod for pod in self._named if int(pod[1:]) >= most)
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """Pods that have a spec or a result, or that the log speaks of."""
+        folders = [path for path in self.run.pods.glob("p[0-9]*") if any(map(os.path.lexists, _records_in(path)))]
+        named = {path.name for path in folders} | {str(event.get("pod")) for event in self.events}
+        return {pod for pod in named if POD_NAME.fullmatch(pod)}
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("event") in kinds]
@@ -114,6 +128,14 @@ class _Found:
         """Specs that one made whose leaderboard is not on the log."""
         return {str(event["pod"]) for event in self.of_kind("adopted")}
 
+    @property
+    def ours(self) -> bool:
+        """Whether the agents come with the package, and so does what makes the ensemble."""
+        try:
+            return self.generator is None and bool(self.made_by())
+        except FintraderError:
+            return False
+
     def made_by(self) -> Generator:
         """Raises TournamentError where `tournament.json` is damaged or of agents that nobody knows here."""
         if self.generator is not None:
@@ -127,6 +149,32 @@ class _Found:
         inherited = Inheritance.read(self.run)
         entries = () if inherited is None else inherited.entries
         return Generator(settings, agents, known["env"], known["seed"], known["data_hash"], entries)
+
+    @cached_property
+    def foreign(self) -> str:
+        """Which of log and `tournament.json` is of another tournament, where they are of two; `""`: neither."""
+        try:
+            known = self.store.identity()
+        except TournamentError:
+            return ""
+        owner = owner_of(self.events)
+        if owner is None:  # begun before logs said whose they are
+            same = all(event.get("seed") == known["seed"] for event in self.of_kind("started"))
+        else:
+            same = owner == self.store.identity_digest()
+        return "" if same else "events.jsonl" if self._of_identity(known) else "tournament.json"
+
+    def _of_identity(self, known: Mapping[str, Any]) -> bool:
+        """Whether the specs are of what `tournament.json` says, as far as that shows without the log."""
+        first = self.specs.get("p0000")
+        if first is None:
+            return True
+        said = derive(known["seed"], "pod", 0), known["data_hash"], known["env"]
+        if said != (first.seed, first.data_hash, first.env):
+            return False
+        derived = derived_or_none(self)
+        sure = derived if scheduler_of(self.settings).needs(0) is not None else {"p0000"} & derived.keys()
+        return all(self.specs.get(pod, derived[pod]) == derived[pod] for pod in sure)
 
     def derived(self) -> dict[str, PodSpec]:
         """Specs as they follow from seed, number and the results seen, by pod; left out where those are not known.
@@ -152,6 +200,10 @@ class _Found:
         return specs
 
 
+def _records_in(pod: Path) -> list[Path]:
+    return [pod / "spec.json", pod / "result.json"]
+
+
 def tournaments(home: RunFolder) -> list[RunFolder]:
     """The tournaments of a run: its own, those of its folds, their null models. Raises TournamentError without any."""
     places = [home.root, *sorted((home.root / "folds").glob("*"))]
@@ -164,7 +216,7 @@ def tournaments(home: RunFolder) -> list[RunFolder]:
 
 def follows(run: RunFolder, generator: Generator) -> bool:
     """Whether the specs that are in a folder are those that `generator` makes."""
-    found = _Found.of(run, generator)
+    found = Found.of(run, generator)
     derived = found.derived()
     return bool(derived) and all(found.specs.get(pod, spec) == spec for pod, spec in derived.items())
 
@@ -178,36 +230,43 @@ def verify(
     """
     if leases.is_held(run, mirror_of(run.root)) or at_work_in(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
-    found = _Found.of(run, generator)
-    _find_foreign(found)
-    checks = [_identity(found), _log(found), _specs(found), _results(found)]
+    if wrong := run.misplaced():
+        return [Check("files", tuple(f"{path} stands where something else belongs" for path in wrong))]
+    found = Found.of(run, generator)
+    find_foreign(found)
+    checks = [identity_check(found), _log(found), _specs(found), _results(found)]
     if all(check.ok for check in checks):
-        checks += [_index(found), _ensemble(found, settings)]
+        checks += [index_check(found), ensemble_check(found, settings)]
     return checks
 
 
-def _identity(found: _Found) -> Check:
+def identity_check(found: Found) -> Check:
+    """Whether `tournament.json` is whole, and of these pods."""
     try:
         found.store.identity()
     except TournamentError as error:
         return Check("settings", (str(error),))
+    if found.foreign == "tournament.json":
+        return Check("settings", ("tournament.json is of another tournament",))
     return Check("settings", (), "tournament.json is as it was written")
 
 
-def _log(found: _Found) -> Check:
+def _log(found: Found) -> Check:
     problems = []
     if found.broken_lines:
         shown = ", ".join(map(str, found.broken_lines[:5]))
         problems.append(f"events.jsonl: lines {shown} are not as they were written, or not in their place")
     if found.pods and not found.events:
         problems.append("events.jsonl is missing or empty")
+    if found.foreign == "events.jsonl":
+        problems.append("events.jsonl is the log of another tournament")
     applied = [str(event["pod"]) for event in found.of_kind("applied")]
     problems += [f"{pod} was applied {applied.count(pod)} times" for pod in found.order if applied.count(pod) > 1]
     return Check("events", tuple(problems), f"{len(found.events)} lines, each as it was written, in their order")
 
 
-def _specs(found: _Found) -> Check:
-    problems = list(found.broken.values())
+def _specs(found: Found) -> Check:
+    problems = [*found.broken.values(), *(f"{pod} is of no pod of this run" for pod in found.strays)]
     said = f"{len(found.specs)}, each as it was written"
     try:
         derived = found.derived()
@@ -220,8 +279,10 @@ def _specs(found: _Found) -> Check:
     return Check("specs", tuple(problems), f"{said}; {same} made again from the seed and what they had seen, and equal")
 
 
-def _find_foreign(found: _Found) -> None:
+def find_foreign(found: Found) -> None:
     """Specs and results that are whole but belong to something else."""
+    if found.foreign:
+        return  # first the one that is
     scored = {str(event["pod"]): event.get("score") for event in found.of_kind("applied")}
     dropped = dropped_pods(found.events)
     for pod, result in list(found.results.items()):
@@ -233,7 +294,7 @@ def _find_foreign(found: _Found) -> None:
             _refuse(found, pod, f"its snapshot {result.snapshot[:12]} is missing or damaged")
         elif not found.store.has_policy(result):
             _refuse(found, pod, "its policy is missing or damaged")
-    for pod, spec in _derived(found).items():
+    for pod, spec in derived_or_none(found).items():
         own, known = found.results.get(pod), found.specs.get(pod)
         if known not in (None, spec) and (own is None or own.spec == spec.digest):
             found.broken[pod] = f"{pod}: its spec does not follow from the seed and the results that it had seen"
@@ -244,12 +305,12 @@ def _find_foreign(found: _Found) -> None:
             _refuse(found, pod, "its result belongs to another spec")
 
 
-def _refuse(found: _Found, pod: str, why: str) -> None:
+def _refuse(found: Found, pod: str, why: str) -> None:
     found.unusable[pod] = f"{pod}: {why}"
     del found.results[pod]
 
 
-def _results(found: _Found) -> Check:
+def _results(found: Found) -> Check:
     problems = list(found.unusable.values())
     gone = [pod for pod in found.order if pod not in found.results and pod not in found.unusable]
     if gone:
@@ -266,7 +327,7 @@ def _results(found: _Found) -> Check:
     return Check("results", tuple(problems), f"{len(found.results)}, each of its spec, snapshot and policy")
 
 
-def _index(found: _Found) -> Check:
+def index_check(found: Found) -> Check:
     """The database against one that is made from everything else."""
     path = found.run.leaderboard
     with tempfile.TemporaryDirectory() as folder:
@@ -314,24 +375,26 @@ def _beside(run: RunFolder, folder: Path) -> RunFolder:
     return RunFolder(folder)
 
 
-def _board(found: _Found, size: int) -> Leaderboard:
+def board_of(found: Found, size: int) -> Leaderboard:
     board = Leaderboard(size)
     for pod in found.order:
         submit(board, Entry(found.specs[pod], found.results[pod]))
     return board
 
 
-def _ensemble(found: _Found, settings: TournamentSettings | None) -> Check:
+def ensemble_check(found: Found, settings: TournamentSettings | None) -> Check:
     """The members and the policy against those that the leaderboard makes."""
     described = found.run.ensemble / "ensemble.json"
     if not found.finished or set(found.order) != set(found.results):
         return Check("ensemble", (), "none yet")
     if not described.is_file():
+        if found.ours:
+            return Check("ensemble", (f"{described} is missing",))
         return Check("ensemble", (), "not made by us, so not made again")
     wanted = settings or found.settings
     with tempfile.TemporaryDirectory() as folder:
         other = _beside(found.run, Path(folder))
-        board = _board(found, wanted.leaderboard_size)
+        board = board_of(found, wanted.leaderboard_size)
         try:
             for row in board.rows:
                 found.store.ensure_policy(row.result)
@@ -350,77 +413,9 @@ def _ensemble(found: _Found, settings: TournamentSettings | None) -> Check:
     )
 
 
-def repair(run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None) -> list[str]:
-    """Make again what follows from the rest, set aside what is not what was written; what was done, a sentence each.
-
-    Raises TournamentError when the tournament is running.
-    """
-    done: list[str] = []
-    with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
-        found = _Found.of(run, generator)
-        _find_foreign(found)
-        if found.broken_lines:
-            _mend_log(found)
-            done.append(f"events.jsonl: set aside; a new one holds its {len(found.events)} whole lines")
-        if found.store.identity_path.exists() and not _identity(found).ok:
-            aside(found.store.identity_path)
-            done.append(
-                "tournament.json: set aside; the run's command makes it anew where the pods follow from its settings"
-            )
-        done += _mend_pods(found)
-        if not _identity(found).ok:
-            return done
-        found = _Found.of(run, generator)
-        _find_foreign(found)
-        if not found.broken and not _index(found).ok:
-            make_index(run)
-            done.append(f"{run.leaderboard.name}: made again from {len(found.results)} results")
-        if not (found.broken or found.unusable) and not _ensemble(found, settings).ok:
-            for path in sorted(run.ensemble.glob("*.*")):
-                if ".damaged-" not in path.name:
-                    aside(path)
-            build_ensemble(run, _board(found, found.settings.leaderboard_size), settings or found.settings)
-            done.append("ensemble: set aside, and made again from the leaderboard")
-    return done
-
-
-def _mend_log(found: _Found) -> None:
-    aside(found.run.events)
-    log = EventLog(found.run.events, found.store.keep_events)
-    log.append(*found.events, {"event": "repaired", "lines": found.broken_lines})
-
-
-def _mend_pods(found: _Found) -> list[str]:
-    """Specs are made again where they can be; what cannot be, and results that are no good, are set aside."""
-    done = []
-    for pod, why in found.unusable.items():
-        found.store.set_aside(pod)
-        done.append(f"{why}; set aside, to be trained again")
-    derived = _derived(found) if found.broken else {}
-    for number, pod in enumerate(found.pods):
-        if pod not in found.broken:
-            continue
-        spec, result = derived.get(pod), found.results.get(pod)
-        if spec is None or (result is not None and result.spec != spec.digest):
-            later = [one for one in found.pods[number:] if _set_pod_aside(found.store, one)]
-            return [*done, f"{', '.join(later)}: set aside, because {found.broken[pod]}, and it follows from nothing"]
-        found.store.restore_spec(spec)
-        done.append(f"{pod}: its spec is made again from the seed and the results it had seen")
-    return done
-
-
-def _derived(found: _Found) -> Mapping[str, PodSpec]:
+def derived_or_none(found: Found) -> Mapping[str, PodSpec]:
+    """The same, and none where nobody can tell."""
     try:
         return found.derived()
     except FintraderError:
         return {}
-
-
-def _set_pod_aside(store: RunStore, pod: str) -> bool:
-    """Rename what a pod came to, so that it is made anew; whether there was anything."""
-    paths: Sequence[Path] = [path for path in (store.spec_path(pod), store.result_path(pod)) if path.exists()]
-    if store.result_path(pod).exists():
-        store.set_aside(pod)
-    if store.spec_path(pod).exists():
-        store.set_spec_aside(pod)
-    return bool(paths)

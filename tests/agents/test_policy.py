@@ -165,6 +165,29 @@ def test_networks_that_are_not_stored_are_not_built(tmp_path: Path, ensemble: bo
         load_policy(path)
 
 
+@pytest.mark.parametrize("name", ["num_assets", "account_width"])
+def test_a_layout_that_no_market_has_is_not_built(tmp_path: Path, name: str) -> None:
+    """Networks that share their weights among assets are as small as ever: it would take 90 GB all the same."""
+    path = tmp_path / "p"
+    save_policy(path, policy(1), {})
+    tensors, header = read_tensors(path, FORMAT)
+    header["policy"]["layout"]["layout"][name] = 10**9
+    write_tensors(path, tensors, header)
+    with pytest.raises(CheckpointError, match=r"layout has [\d,]+ columns"):
+        load_policy(path)
+
+
+def test_members_that_are_not_stored_are_not_built(tmp_path: Path) -> None:
+    """Twenty thousand of one that is: minutes, and as many networks."""
+    path = tmp_path / "p"
+    save_policy(path, EnsemblePolicy([policy(1), policy(2)]), {})
+    tensors, header = read_tensors(path, FORMAT)
+    header["policy"]["members"] *= 10_000
+    write_tensors(path, tensors, header)
+    with pytest.raises(CheckpointError, match=r"numbers, and [\d,]+ are stored"):
+        load_policy(path)
+
+
 def test_another_market_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p"
     save_policy(path, policy(1), market=MARKET)

@@ -30,7 +30,7 @@ def test_every_image_runs_the_command_as_a_numbered_user() -> None:
 
 def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(context: set[str]) -> None:
     file = parse(TEXT)
-    assert re.fullmatch(r"\d+\.\d+\.\d+-slim-\w+", file.arguments["PYTHON"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", file.arguments["PYTHON"])
     for stage in file.stages:
         assert stage.base == "python:${PYTHON}" or stage.base in {one.name for one in file.stages}
         assert not stage.all("ADD")

@@ -19,9 +19,10 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.factories import make_market
 

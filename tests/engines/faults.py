@@ -41,6 +41,8 @@ def strike(root: Path, seed: int) -> str:
     path = choose.choice(files)
     if choose.random() < 0.3:  # where most is written
         path = root / "events.jsonl"
+    if choose.random() < 0.1 and path.parent.name != "lease":
+        return misplace(path, choose.choice(PLACED))
     data = path.read_bytes()
     kind = choose.choice([_flip, _cut, _insert, _line, _line, _line, _other, _none])
     changed = kind(data, choose, files)
@@ -49,6 +51,27 @@ def strike(root: Path, seed: int) -> str:
     else:
         path.write_bytes(changed)
     return f"{path.relative_to(root)}: {kind.__name__[1:]}"
+
+
+PLACED = ("folder", "file", "nowhere", "loop")
+
+
+def misplace(path: Path, what: str) -> str:
+    """Have a folder, a file, a link to nowhere or one to itself where something of a run lies; what it was."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    match what:
+        case "folder":
+            path.mkdir()
+        case "file":
+            path.write_bytes(b"x")
+        case "nowhere":
+            path.symlink_to("/nowhere/at/all")
+        case _:
+            path.symlink_to(path.name)
+    return f"{path.name}: a {what}"
 
 
 def _flip(data: bytes, choose: random.Random, _: list[Path]) -> bytes:

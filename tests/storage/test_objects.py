@@ -267,3 +267,31 @@ def test_urls_and_paths_are_told_apart() -> None:
             refuse_url(url, "cache")
     for folder in ("data/tensors", "C:/tensors", "/a/b"):
         refuse_url(folder, "cache")
+
+
+def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
+    """What lay there is not gone, and nothing is written below the empty folder where it was mounted."""
+    store = Objects(tmp_path / "mounted" / "runs" / "one", patience=0.0)
+    store.put("name", b"bytes")
+    (tmp_path / "mounted").rename(tmp_path / "away")
+    (tmp_path / "mounted").mkdir()
+    for call in (
+        lambda: store.get("name"),
+        lambda: store.put("other", b""),
+        lambda: store.create("name", b""),
+        store.names,
+    ):
+        with pytest.raises(StorageOfflineError, match="does not answer"):
+            call()
+    assert list((tmp_path / "mounted").iterdir()) == []
+    (tmp_path / "mounted").rmdir()
+    (tmp_path / "away").rename(tmp_path / "mounted")
+    assert store.get("name") == b"bytes"
+
+
+def test_a_folder_that_is_expected_and_was_never_there_does_not_answer(tmp_path: Path) -> None:
+    store = Objects(tmp_path / "one", patience=0.0)
+    assert store.names() == []  # a new one is empty
+    store.expect()
+    with pytest.raises(StorageOfflineError):
+        store.put("name", b"")

@@ -140,6 +140,22 @@ def test_a_foreign_database_that_never_ends_is_damaged(
     assert everything(run) == everything(undisturbed)
 
 
+def test_a_foreign_database_takes_no_memory(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its view is as long as a line, and asks for gigabytes."""
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.root, run.root)
+    monkeypatch.setattr("fintrader.results.leaderboard.CELL_BYTES", 100_000)
+    assert len(read_leaderboard(run.leaderboard)) > 0
+    with closing(sqlite3.connect(run.leaderboard)) as connection:
+        (columns,) = connection.execute("SELECT group_concat(name) FROM pragma_table_info('leaderboard')").fetchone()
+        large = ", ".join(f"zeroblob(200000) AS {name}" for name in columns.split(","))
+        connection.executescript(f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS SELECT {large}")
+    with pytest.raises(RunError, match=r"too big.*fintrader tournament rebuild"):
+        read_leaderboard(run.leaderboard)
+
+
 @pytest.mark.parametrize("victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"])
 def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undisturbed: RunFolder, victim: str) -> None:
     run = RunFolder(tmp_path / "run")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,14 @@ from fintrader.storage.mirror import attach, copies, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion import learners as fusion
-from fintrader.tournament.fusion.coordinator import LOOPBACK, LocalHost, RankGroup, interface_of, rank_addresses
+from fintrader.tournament.fusion.coordinator import (
+    LOOPBACK,
+    LocalHost,
+    RankAddress,
+    RankGroup,
+    interface_of,
+    rank_addresses,
+)
 from fintrader.tournament.fusion.learners import average, home_of, maker, read_round
 from fintrader.tournament.launchers.local import cuda_devices
 from fintrader.tournament.launchers.ray import tasks as nodes
@@ -112,6 +121,37 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert again.snapshot == alone.snapshot
 
 
+@pytest.mark.parametrize(
+    ("codes", "reason", "said"),
+    [
+        ([-9, None], "killed", "rank 0 of 2 on cpu: killed by signal 9"),
+        ([-15, -9], "killed", "rank 0 of 2 on cpu: killed by signal 15"),
+        ([-9, -11], "rank", "rank 1 of 2 on cpu: killed by signal 11"),  # it took the other
+        ([None, 3], "node", "rank 0 of 2 on cpu: its node died"),
+        ([1, 0], "rank", "rank 0 of 2 on cpu: exited with status 1"),
+    ],
+)
+def test_who_ended_a_rank_is_told_apart(tmp_path: Path, codes: list[int | None], reason: str, said: str) -> None:
+    """What counts against `retries`, and what does not."""
+
+    class Ended:
+        address = "127.0.0.1"
+
+        def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
+            for task, code in zip(tasks, codes, strict=True):
+                lost = {"reason": "rank", "detail": "its node died"} if code is None else {"log": "log"}
+                on_message(task["rank"], {"kind": "ended", "code": code, **lost})
+
+        def stop(self) -> None: ...
+
+    two = [RankAddress(0, "cpu"), RankAddress(0, "cpu")]
+    context = PodContext(RunFolder(tmp_path), tmp_path)
+    group = RankGroup(first_spec(), context, two, "gloo", [Ended()])
+    with pytest.raises(RankLost, match=re.escape(said)) as lost:
+        group.receive()
+    assert lost.value.reason == reason
+
+
 @pytest.mark.slow
 def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
     spec_settings = SETTINGS.model_copy(
@@ -131,7 +171,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     threading.Thread(target=kill, daemon=True).start()
     result = real_race(RunFolder(tmp_path / "run"), spec_settings)
     lost = events_of(result.folder, "lost")
-    assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "rank")]
+    assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "killed")]
     assert "rank 1 of 2 on cpu: killed by signal 9" in lost[0]["detail"]
     stored = RunStore(result.folder)
     found, spec = stored.read_result("p0000"), stored.read_spec("p0000")

@@ -8,10 +8,11 @@ import pytest
 from fintrader.errors import TournamentError
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.launchers.local import cuda_devices
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.spec import PodResult, PodSpec
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of, everything
 from tests.engines.races import ORDER

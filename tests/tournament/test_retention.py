@@ -16,11 +16,12 @@ from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, working_copy
 from fintrader.tournament import retention
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run import TournamentResult
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.store import EventLog, RunStore
+from fintrader.tournament.store import RunStore
 from fintrader.tournament.verify import verify
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, Faults, events_of

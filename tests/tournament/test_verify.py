@@ -16,9 +16,11 @@ from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import seal, unseal
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.store import EventLog, RunStore
-from fintrader.tournament.verify import repair, verify
+from fintrader.tournament.repair import repair
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.verify import verify
 from tests.engines import chaos, faults, stubs
 from tests.engines.chaos import everything
 from tests.engines.races import settings
@@ -136,6 +138,82 @@ def test_a_pod_folder_that_is_gone_is_made_again(run: RunFolder, undisturbed: Ru
     assert any("p0002: its spec is made again" in line for line in repair(run, generator=MAKER))
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
+
+
+@pytest.mark.parametrize("what", faults.PLACED)
+def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(
+    tmp_path: Path, undisturbed: RunFolder, what: str
+) -> None:
+    files = ["spec.json", "result.json", "policy.safetensors"]
+    names = ["pods", "pods/p0001", "snapshots", "tournament.json", "events.jsonl", "leaderboard.sqlite", "ensemble"]
+    names += [f"pods/p0001/{name}" for name in files]
+    for name in names:
+        run = RunFolder(Path(shutil.copytree(undisturbed.root, tmp_path / name.replace("/", "-"))))
+        faults.misplace(run.root / name, what)
+        if name == "ensemble" and what == "folder":
+            continue  # an empty one: see below
+        try:
+            said = problems(run)
+        except TournamentError as error:
+            said = [str(error)]
+        assert said, f"{name}: a {what} was not noticed"
+        repair(run, generator=MAKER)
+        assert again(run) == "", f"{name}: {what}"
+        assert everything(run) == everything(undisturbed), f"{name}: {what}"
+        assert problems(run) == []
+
+
+def test_a_pod_is_trained_although_a_folder_stands_where_its_policy_goes(
+    run: RunFolder, undisturbed: RunFolder
+) -> None:
+    faults.misplace(run.pod("p0001") / "policy.safetensors", "folder")
+    assert again(run) == ""  # without `verify`
+    assert everything(run) == everything(undisturbed)
+
+
+@pytest.mark.parametrize("name", ["", "-wal", "-shm"])
+def test_a_database_that_nobody_can_write_to_is_made_again(run: RunFolder, undisturbed: RunFolder, name: str) -> None:
+    place = Path(f"{run.leaderboard}{name}")
+    place.touch()
+    faults.misplace(place, "folder")
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+
+
+def test_folders_of_no_pod_are_passed_over(run: RunFolder, undisturbed: RunFolder) -> None:
+    for name in ("p9999", "p999999999", "p1²", "p0001.old"):
+        run.pod(name).mkdir()
+    assert problems(run) == []
+    shutil.copy(run.pod("p0001") / "spec.json", run.pod("p999999999"))
+    assert any("p999999999 is of no pod of this run" in problem for problem in problems(run))
+    repair(run, generator=MAKER)
+    assert problems(run) == []
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "tournament.json"])
+@pytest.mark.parametrize("logs_say", [True, False])
+def test_a_file_of_another_run_is_found_out_and_costs_no_result(
+    run: RunFolder, undisturbed: RunFolder, tmp_path: Path, name: str, logs_say: bool
+) -> None:
+    other = RunFolder(tmp_path / "other")
+    chaos.race(other, PODS, seed=6)
+    if not logs_say:  # as logs of earlier versions
+        for one in (run, other):
+            records = EventLog(one.events).records
+            one.events.unlink()
+            EventLog(one.events).append(*({k: v for k, v in event.items() if k != "of"} for event in records))
+    shutil.copy(other.root / name, run.root / name)
+    before = chaos.acknowledged(run)
+    assert any(f"{name} is" in problem and "another tournament" in problem for problem in problems(run))
+    if logs_say or name == "tournament.json":
+        assert "another tournament" in again(run) or "other seed" in again(run)
+    repair(run, generator=MAKER)
+    assert again(run) == ""
+    assert problems(run) == []
+    assert everything(run) == everything(undisturbed)
+    assert chaos.acknowledged(run) == before
 
 
 def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_path: Path) -> None:

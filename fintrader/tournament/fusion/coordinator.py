@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import signal
 import socket
 import struct
 import subprocess
@@ -26,6 +27,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
+from fintrader.memory import oom_kills
 from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
@@ -36,6 +38,8 @@ PATIENCE_SECONDS = 1800.0
 """A rank waits so long for the others before it gives up; the orchestrator's `hang_seconds` usually comes first."""
 END = -1
 """The last order."""
+_ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""No rank ends itself by these."""
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 
@@ -114,6 +118,7 @@ class RankGroup:
             hosts[0].address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._orders = 0
+        self._oom_kills = oom_kills()
         meeting = {"rendezvous": f"{hosts[0].address}:{port}", "backend": backend, "patience": PATIENCE_SECONDS}
         common = context.task(spec, folder=str(context.folder), world=len(ranks), **meeting)
         tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
@@ -149,14 +154,22 @@ class RankGroup:
         self.stop()
         killed = [(number, -one["code"]) for number, one in sorted(ended.items()) if (one["code"] or 0) < 0]
         if killed:
-            return self._lost(killed[0][0], "rank", f"killed by signal {killed[0][1]}")
+            number, by = min(killed, key=lambda one: one[1] in _ENDED_BY_OTHERS)  # who fell by itself took the others
+            return self._lost(number, self._reason_of(by), f"killed by signal {by}")
         reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
         reasons += sorted(failed.items())
         if reasons:  # those who only lost the others come last
             number, one = min(reasons, key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed")
-            return self._lost(number, one["reason"], one["detail"])
+            gone = one["kind"] == "ended" and one["reason"] == "rank"  # its machine, or the process above it
+            return self._lost(number, "node" if gone else one["reason"], one["detail"])
         number, one = min(ended.items())
         return self._lost(number, "rank", f"exited with status {one['code']}; see {one['log']}")
+
+    def _reason_of(self, by: int) -> Reason:
+        """What a signal says: whom somebody ended is tried again without limit, as any pod is."""
+        if by == signal.SIGKILL and oom_kills() > self._oom_kills:
+            return "oom"
+        return "killed" if by in _ENDED_BY_OTHERS else "rank"
 
     def _lost(self, rank: int, reason: Reason, detail: str) -> RankLost:
         return RankLost(reason, f"rank {rank} of {len(self.ranks)} on {self.ranks[rank].device}: {detail}")
