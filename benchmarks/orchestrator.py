@@ -117,7 +117,11 @@ def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     from tests.engines import stubs
 
     settings = TournamentSettings(
-        pods=pods, order="arrival", search={"learning_rate": Range(low=1e-5, high=1e-1, log=True)}, leaderboard_size=64
+        pods=pods,
+        order="arrival",
+        search={"learning_rate": Range(low=1e-5, high=1e-1, log=True)},
+        leaderboard_size=64,
+        fresh=0.25,
     )
     return run_tournament(
         settings,

@@ -46,7 +46,9 @@ LAST = 1000
 
 def settings_of(pods: int, size: int, keep: str) -> TournamentSettings:
     search = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
-    return TournamentSettings(pods=pods, order="arrival", search=search, leaderboard_size=size, halving=0.5, keep=keep)  # type: ignore[arg-type]
+    return TournamentSettings(
+        pods=pods, order="arrival", search=search, fresh=0.25, leaderboard_size=size, halving=0.5, keep=keep
+    )  # type: ignore[arg-type]
 
 
 def fill(run: RunFolder, settings: TournamentSettings, market: Path) -> dict[str, float]:

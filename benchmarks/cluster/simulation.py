@@ -345,6 +345,7 @@ def simulate(
 def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
     """A tournament by arrival over that many pods."""
     values: dict[str, Any] = {
+        "fresh": 0.25,
         "order": "arrival",
         "pool_size": gpus,
         "founders": min(8, pods),

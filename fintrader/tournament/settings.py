@@ -86,8 +86,9 @@ class TournamentSettings(Settings):
 
     leaderboard_size: int = Field(16, ge=1)
     """Rows of the leaderboard, hence the number of possible parents."""
-    fresh: float = Field(0.25, ge=0, le=1)
-    """Share of pods that start from scratch once parents exist."""
+    fresh: float = Field(1.0, ge=0, le=1)
+    """Share of pods that start from scratch once parents exist. 1: a race of seeds, which on one machine does as well
+    as anything else here (docs/results.md); below 1 pods descend from each other, e.g. 0.25 with a `search`."""
     founders: int = Field(2, ge=1)
     """Results on the leaderboard before anyone becomes a parent."""
     temperature: float = Field(1.0, gt=0)
@@ -105,7 +106,7 @@ class TournamentSettings(Settings):
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     perturb: float = Field(1.25, gt=1)
     """Factor by which a child's hyper-parameter is multiplied or divided."""
-    search: dict[str, Range] = Field(default_factory=lambda: {"learning_rate": Range(low=3e-5, high=3e-3, log=True)})
+    search: dict[str, Range] = Field(default_factory=dict)
     """Dotted field of the agent's settings -> its range. Algorithms without the field pass it over."""
 
     metric: Metric = "sharpe"

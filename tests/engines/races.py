@@ -25,6 +25,7 @@ SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True), "width": Range(
 def settings(**changes: Any) -> TournamentSettings:
     """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
     values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, "order": "submission"}
+    values["fresh"] = 0.25
     values["orphan_seconds"] = 0.0  # no test leaves pods at work, but those about them
     return TournamentSettings(**{**values, **changes})
 

@@ -30,6 +30,8 @@ TINY: dict[str, Any] = {
         "budget": {"env_steps": 1024},
         "leaderboard_size": 3,
         "ensemble_size": 3,
+        "fresh": 0.25,
+        "search": {"learning_rate": {"low": 3e-5, "high": 3e-3, "log": True}},
     },
     "backtest": {"null_model": False, "sensitivity": False},
 }

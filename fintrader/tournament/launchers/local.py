@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import ConfigError, TournamentError
+from fintrader.memory import oom_kills
 from fintrader.tournament.at_work import at_work_in, end, holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
@@ -174,7 +175,7 @@ class LocalLauncher:
         log.parent.mkdir(parents=True, exist_ok=True)
         module = "fintrader.tournament.pod"
         process = spawn(module, self.body, log=log, variables=dict(slot.variables))
-        worker = _Worker(slot, process, log, oom_kills=_oom_kills())
+        worker = _Worker(slot, process, log, oom_kills=oom_kills())
         threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
         return worker
 
@@ -206,7 +207,7 @@ class LocalLauncher:
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
-            reason, detail = worker.lost_by or _cause(code, worker.log, _oom_kills() > worker.oom_kills)
+            reason, detail = worker.lost_by or _cause(code, worker.log, oom_kills() > worker.oom_kills)
             future.set_exception(PodFailure(reason, detail))
 
     def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
@@ -229,15 +230,6 @@ class LocalLauncher:
             future.set_result(PodResult.model_validate(message["result"]))
         else:
             future.set_exception(PodFailure(message["reason"], message["detail"]))
-
-
-def _oom_kills() -> int:
-    """Processes that this machine's kernel has killed so far because memory ran out."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
 
 
 _ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

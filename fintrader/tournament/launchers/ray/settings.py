@@ -44,7 +44,12 @@ class RaySettings(Settings):
     @field_validator("runtime_env")
     @classmethod
     def _no_secrets(cls, runtime_env: dict[str, Any]) -> dict[str, Any]:
-        secret = sorted(name for name in runtime_env.get("env_vars") or () if SECRET_NAME.search(name))
+        variables = runtime_env.get("env_vars") or {}
+        if not isinstance(variables, dict) or not all(
+            isinstance(part, str) for pair in variables.items() for part in pair
+        ):
+            raise ValueError("env_vars maps names to texts; write numbers in quotes")
+        secret = sorted(name for name in variables if SECRET_NAME.search(name))
         if secret:
             raise ValueError(
                 f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets belong into the nodes' "
