@@ -201,14 +201,18 @@ class BaseAgent:
         norm."""
         optimiser = self.optimisers[name]
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-        optimiser.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = None
         # Only this optimiser's parameters get a gradient: what the loss passes through on its way is left alone.
         inputs = [parameter for parameter in parameters if parameter.requires_grad]
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             torch.autograd.backward(part, inputs=inputs)
-        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        slopes = [parameter.grad for parameter in inputs if parameter.grad is not None]
+        # As nn.utils.clip_grad_norm_, which sorts them by device first; here all are on one.
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(slopes)))
+        torch._foreach_mul_(slopes, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()
-        return norm.detach()
+        return norm
 
     def anneal(self, fraction: float) -> None:
         """Move step sizes to where they stand once `fraction` of the budget is used, for settings with `anneal`."""

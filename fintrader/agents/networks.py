@@ -86,8 +86,12 @@ class Actor(nn.Module):
         """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and each one's place."""
         if not self.shares:
             return self(seen)[0], None
-        of = self.coefficients(seen.rows)
-        latent = of.constant[0] if of.common is None else torch.cat([of.constant[0], of.common[0]], dim=-1)
+        assert isinstance(self.trunk, MarketTrunk)
+        h, mean = self.trunk.pooled(seen.rows)
+        latent = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs)[..., 0]
+        if self.common_head is not None:
+            common = COMMON_PACE * self.common_head(mean)
+            latent = torch.cat([latent, common[:, : self.common]], dim=-1)
         return latent, seen.place
 
     def forward(self, seen: Seen) -> tuple[Tensor, ...]:
@@ -182,17 +186,18 @@ class Critic(nn.Module):
     def _square(self, seen: Seen) -> Tensor:
         assert isinstance(self.trunk, MarketTrunk)
         count, (h, mean) = self.num_assets, self.trunk.pooled(seen.rows)
-        constant, slope = self.head(h.flatten(0, 1)).view(*h.shape[:2], 2).permute(2, 0, 1).contiguous().unbind(0)
-        top, private = self.top(mean), seen.private
+        # As `self.head(h)`, what belongs together side by side.
+        each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
+        each, top, private = each.view(2, *h.shape[:2]), self.top(mean), seen.private
         if on_cpu(private) and private.ndim == 2 and not private.requires_grad:
             from fintrader.agents.numba_value import Quadratic
 
             place = torch.arange(len(private)) if seen.place is None else seen.place
-            value: Tensor = Quadratic.apply(constant, slope, top[:, 0], place, private)  # type: ignore[no-untyped-call]
+            value: Tensor = Quadratic.apply(each, top, place, private)  # type: ignore[no-untyped-call]
         else:
             held = private[..., -count:]
-            each = torch.addcmul(seen.spread(constant), seen.spread(slope), held)
-            value = seen.spread(top[..., 0]) + torch.linalg.vecdot(each, held) / count
+            by_held = torch.addcmul(seen.spread(each[0]), seen.spread(each[1]), held)
+            value = seen.spread(top[..., 0]) + torch.linalg.vecdot(by_held, held) / count
         if self.account:
             x = seen.private[..., : self.account]
             linear, square = seen.spread(top[..., 1:]).chunk(2, dim=-1)

@@ -18,52 +18,51 @@ _ZERO = np.float32(0.0)
 
 
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _forward(constant: Any, slope: Any, top: Any, place: Any, private: Any, value: Any) -> None:
-    rows, assets = private.shape[0], constant.shape[1]
+def _forward(each: Any, top: Any, place: Any, private: Any, value: Any) -> None:
+    rows, assets = private.shape[0], each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
         bar, own = place[r], private[r, first_asset:]
-        first, second, total = constant[bar], slope[bar], _ZERO
+        first, second, total = each[0, bar], each[1, bar], _ZERO
         for n in range(assets):
             total += (first[n] + second[n] * own[n]) * own[n]
-        value[r] = top[bar] + share * total
+        value[r] = top[bar, 0] + share * total
 
 
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _backward(place: Any, private: Any, of_value: Any, of_constant: Any, of_slope: Any, of_top: Any) -> None:
-    """Adds to the last three."""
-    rows, assets = private.shape[0], of_constant.shape[1]
+def _backward(place: Any, private: Any, of_value: Any, of_each: Any, of_top: Any) -> None:
+    """Adds to the last two."""
+    rows, assets = private.shape[0], of_each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
         bar, own = place[r], private[r, first_asset:]
-        first, second, given = of_constant[bar], of_slope[bar], share * of_value[r]
+        first, second, given = of_each[0, bar], of_each[1, bar], share * of_value[r]
         for n in range(assets):
             first[n] += given * own[n]
             second[n] += given * own[n] * own[n]
-        of_top[bar] += of_value[r]
+        of_top[bar, 0] += of_value[r]
 
 
 class Quadratic(torch.autograd.Function):
-    """`(constant [U, N], slope [U, N], top [U], place [R], private [R, A + N])` to values `[R]`:
-    V = top + mean_n (constant_n + slope_n h_n) h_n with the coefficients of each row's bar and the holdings h, which
+    """`(each [2, U, N], top [U, K], place [R], private [R, A + N])` to values `[R]`:
+    V = top_0 + mean_n (each_0n + each_1n h_n) h_n with the coefficients of each row's bar and the holdings h, which
     stand last in `private`, by which there are no slopes."""
 
     @staticmethod
-    def forward(ctx: Any, constant: Tensor, slope: Tensor, top: Tensor, place: Tensor, private: Tensor) -> Tensor:
+    def forward(ctx: Any, each: Tensor, top: Tensor, place: Tensor, private: Tensor) -> Tensor:
         private = private.contiguous()  # what is known to lie side by side is read eight at a time
         value = private.new_empty(len(private))
-        given = (constant, slope, top, place, private)
-        _forward(*(tensor.detach().numpy() for tensor in given), value.numpy())
+        _forward(*(tensor.detach().contiguous().numpy() for tensor in (each, top, place, private)), value.numpy())
         ctx.save_for_backward(place, private)
-        ctx.shape = constant.shape
+        ctx.shapes = each.shape, top.shape
         return value
 
     @staticmethod
     def backward(ctx: Any, of_value: Tensor) -> tuple[Tensor | None, ...]:
         place, private = ctx.saved_tensors
-        slopes = [private.new_zeros(ctx.shape) for _ in range(2)] + [private.new_zeros(ctx.shape[0])]
-        given = (place, private, of_value.contiguous(), *slopes)
+        of_each, of_top = (private.new_zeros(shape) for shape in ctx.shapes)
+        given = (place, private, of_value.contiguous(), of_each, of_top)
         _backward(*(tensor.detach().numpy() for tensor in given))
-        return (*slopes, None, None)
+        return of_each, of_top, None, None

@@ -221,6 +221,9 @@ class OnPolicyAgent(BaseAgent):
         def descend(rows: Tensor) -> dict[str, Tensor]:
             metrics: dict[str, Tensor] = {}
             advantage = standardised(rollout.advantage[rows])
+            if len(rows) <= ROWS_AT_ONCE:
+                loss, metrics = self.loss(rollout.take(rows)._replace(advantage=advantage))
+                return {**metrics, "grad_norm": self.descend("adam", loss)}
 
             def losses() -> Iterator[Tensor]:
                 # Some rows at a time, so that what is between inputs and loss stays in the processor's caches.
@@ -256,9 +259,11 @@ class OnPolicyAgent(BaseAgent):
     def whole_loss(self, batch: Rollout, policy_loss: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy's loss with the value's and the entropy's, and the three as metrics."""
         settings = self.settings
-        value_loss = 0.5 * (self.critic(batch.seen) - batch.target).pow(2).mean()
+        value_loss = 0.5 * nn.functional.mse_loss(self.critic(batch.seen), batch.target)
         entropy = gaussian_entropy(self.noise["log_std"])
-        loss = policy_loss + settings.vf_coef * value_loss - settings.ent_coef * entropy
+        loss = torch.add(policy_loss, value_loss, alpha=settings.vf_coef)
+        if settings.ent_coef:
+            loss = loss - settings.ent_coef * entropy
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
