@@ -80,6 +80,18 @@ def _training_peers(found: Named) -> str:
     )
 
 
+def _micro(found: Named) -> str:
+    said = {
+        "mlp_without_onednn": "MLP without oneDNN",
+        "mlp_bfloat16_products": "with products in bfloat16",
+        "mlp_plain_adam": "with Adam a tensor at a time",
+        "default_plain_adam": "the default with that",
+        "default_trunk_by_torch": "with its trunk by torch's operations",
+        "default_trunk_compiled_by_torch": "with that compiled by torch",
+    }
+    return ", ".join(f"{what} {found[f'micro_{name}']:.2f} ×" for name, what in said.items())
+
+
 def _build(found: Named) -> str:
     again = f"again {1e3 * found['second_build_seconds']:.0f} ms, loading {1e3 * found['load_seconds']:.0f} ms"
     return (
@@ -153,6 +165,7 @@ SPEED = (
         "30 k at 256, 80 k at 4,096; 1.5 ×",
     ),
     Row("MLP 128-128, the same everything, in our environment", "training", _training_peers, "3 ×, 2 ×"),
+    Row("the rate of training with one thing changed, 256 accounts", "training", _micro, DASH),
     Row("paper-sized build: 152 tickers, 528,030 minutes, 8 features", "data_build", _build, "45 CPU-s, 1 GiB, 1 ×"),
     Row("a day added to the bars of 500 symbols", "data_build", _day_added, "5 s, 500 chunks"),
     Row("the paper's eight features, if chunks kept them (they do not)", "data_build", _features_kept, DASH),
