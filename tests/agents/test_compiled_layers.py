@@ -121,6 +121,17 @@ def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
             torch.testing.assert_close(found[name], slope, check_dtype=False, atol=1e-4, rtol=1e-4, msg=name)
 
 
+def test_a_trunk_that_has_diverged_says_so() -> None:
+    """What is no number stays none, as torch's relu has it: a zero would hide that a training is lost."""
+    trunk = AssetTrunk(4, 2, (8, 8), "relu")
+    with torch.no_grad():
+        trunk.own[0].weight[0, 3] = torch.nan
+    h, mean = trunk.pooled(randn(6, 5, 4), randn(6, 2, seed=1))
+    assert h.isnan().any()
+    assert mean.isnan().any()
+    assert any(slope.isnan().any() for slope in slopes((h, mean), trunk).values())
+
+
 @pytest.mark.parametrize("interval", [1, 3])
 def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
     """Episodes end within rollouts, and accounts begin where nobody looked ahead."""
