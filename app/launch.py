@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fintrader.config import is_url
-from fintrader.errors import ConfigError, FintraderError
+from fintrader.errors import ConfigError, FintraderError, install_command
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"
@@ -49,7 +49,7 @@ _OPTIONS = {
 def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None) -> list[str]:
     """The command that serves the app. Raises ConfigError when streamlit is not installed."""
     if find_spec("streamlit") is None:
-        raise ConfigError("the app needs streamlit; install it with `pip install 'fintrader[app]'`")
+        raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")
     if not 1 <= port <= 65535:
         raise ConfigError(f"port: must lie in 1..65535, got {port}")
     options = {"server.address": host, "server.port": str(port), **_OPTIONS}

@@ -6,6 +6,11 @@ shows its traceback. `reason` is the one word by which a lost pod's error is cou
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
 
 class FintraderError(Exception):
     """Base of all errors that a user can mend."""
@@ -96,3 +101,22 @@ class StorageFullError(StorageError):
     """The store, or the disk that a copy was to be written to, is full."""
 
     reason = "disk_full"
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs the packages of an extra for the running Python.
+
+    It names the packages themselves: fintrader is in no registry, so `pip install 'fintrader[ray]'`
+    would fail from a checkout and from a wheel alike.
+    """
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    try:
+        requirements = metadata.requires("fintrader") or []
+    except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH, never installed
+        requirements = []
+    marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""")
+    packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
+    names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
+    return f"{python} -m pip install {names}"

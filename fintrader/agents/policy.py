@@ -30,7 +30,7 @@ from fintrader.config import validate
 from fintrader.data.scaling import statistics_hash
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
-from fintrader.errors import CheckpointError, ConfigError
+from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
 
 FORMAT = "fintrader-policy-3"
@@ -277,7 +277,7 @@ def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e
         import onnxruntime  # type: ignore[import-untyped,unused-ignore]
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"ONNX export needs {error.name}: pip install 'fintrader[onnx]'") from None
+        raise ConfigError(f"ONNX export needs {error.name}: {install_command('onnx')}") from None
     draw = torch.Generator().manual_seed(seed)
     obs = torch.randn(7, policy.layout.width, generator=draw)
     policy = policy.cpu().eval()

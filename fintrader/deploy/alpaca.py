@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from fintrader.data.sources.alpaca import limit
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
-from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, install_command
 
 PAPER = "https://paper-api.alpaca.markets"
 _REAL_MONEY = "api.alpaca.markets"
@@ -251,7 +251,7 @@ class AlpacaBroker:
         try:
             found = importlib.import_module("alpaca.trading.client").TradingClient
         except ImportError:
-            raise DeployError("the broker alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
+            raise DeployError(f"the broker alpaca needs alpaca-py: {install_command('alpaca')}") from None
         key, secret = (os.environ.get(variable) for variable in self._variables)
         if not key or not secret:
             raise DeployError(f"alpaca needs keys; set {' and '.join(self._variables)} in the environment")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, install_command
 
 HOST = "127.0.0.1"
 MEANING = {
@@ -34,7 +34,7 @@ class Gauges:
             from prometheus_client.core import GaugeMetricFamily
         except ImportError:
             raise ConfigError(
-                "metrics_port needs prometheus-client; install it with `pip install 'fintrader[observe]'`"
+                f"metrics_port needs prometheus-client; install it with `{install_command('observe')}`"
             ) from None
 
         class Collector(prometheus_client.registry.Collector):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fintrader.config import Settings
 from fintrader.envs.observation import FlatLayout
-from fintrader.errors import ConfigError, EnvError
+from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive
 
 
@@ -81,7 +81,7 @@ class WorkerEnv:
             ) from None
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             module, own, _ = settings.id.partition(":")
-            hint = "pip install 'fintrader[classic]' brings MuJoCo and classic control"
+            hint = f"`{install_command('classic')}` brings MuJoCo and classic control"
             hint = f"install what holds the module {module!r}, or put its folder on PYTHONPATH" if own else hint
             raise ConfigError(f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}") from None
         except gymnasium.error.Error as error:

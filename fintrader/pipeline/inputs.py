@@ -14,14 +14,12 @@ from fintrader.data.sources.crypto import CcxtSettings
 from fintrader.data.sources.layout import FilesSettings
 from fintrader.data.sources.listing import files_of
 from fintrader.data.sources.planted_in import PlantedInSettings
-from fintrader.data.sources.yahoo import YahooSettings
-from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run import changed_claim
 from fintrader.results.looks import Ledger, LedgerError
 
 _PACKAGES = {
-    YahooSettings: ("yfinance", "yahoo"),
     AlpacaSettings: ("alpaca", "alpaca"),
     CcxtSettings: ("ccxt", "crypto"),
 }
@@ -43,9 +41,9 @@ def _environment(config: RunConfig) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
     if config.launcher == "ray" and find_spec("ray") is None:
-        yield "launcher: ray is not installed here; `pip install 'fintrader[ray]'`, or choose local"
+        yield f"launcher: ray is not installed here; `{install_command('ray')}`, or choose local"
     if config.tournament.proposals == "tpe" and find_spec("optuna") is None:
-        yield "tournament.proposals: tpe needs optuna; `pip install 'fintrader[search]'`"
+        yield f"tournament.proposals: tpe needs optuna; `{install_command('search')}`"
 
 
 def _data(data: DataSettings) -> Iterator[str]:
@@ -58,7 +56,7 @@ def _data(data: DataSettings) -> Iterator[str]:
             yield f"data.source.path: {error}"
     for kind, (package, extra) in _PACKAGES.items():
         if isinstance(source, kind) and find_spec(package) is None:
-            yield f"data.source: {source.kind} needs {package}; `pip install 'fintrader[{extra}]'`"
+            yield f"data.source: {source.kind} needs {package}; `{install_command(extra)}`"
     if isinstance(source, AlpacaSettings) and not all(map(os.environ.get, _KEYS)):
         yield f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of this app"
     for field, path in named_files(data).items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fintrader.errors import BacktestError
+from fintrader.errors import BacktestError, install_command
 from fintrader.files import atomic_file
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
@@ -51,7 +51,7 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
     if sessions < LEAST_SESSIONS:
         return f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}"
     if importlib.util.find_spec("pyfolio") is None:
-        return "a tear sheet needs pyfolio; install it with `pip install fintrader[report]`"
+        return f"a tear sheet needs pyfolio; install it with `{install_command('report')}`"
     return None
 
 

@@ -32,6 +32,7 @@ from fintrader.errors import (
     StorageError,
     StorageFullError,
     StorageOfflineError,
+    install_command,
 )
 from fintrader.files import atomic_file, publish, unseal, write_bytes
 from fintrader.storage.outages import under_way
@@ -393,7 +394,7 @@ def file_system(url: str) -> tuple[Any, str]:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         if protocol in _EXTRAS:
-            raise StorageError(f"{url}: install the extra: pip install 'fintrader[{_EXTRAS[protocol]}]'") from None
+            raise StorageError(f"{url}: it needs another package: {install_command(_EXTRAS[protocol])}") from None
         raise StorageError(f"{url}: {error}; install the package it names") from None
     except ValueError as error:
         raise StorageError(f"{url}: {error}") from None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, install_command
 from fintrader.runs import commit, versions
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
@@ -172,7 +172,7 @@ class Endpoint:
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(
-                "metrics_port needs prometheus-client; install it with `pip install 'fintrader[observe]'`"
+                f"metrics_port needs prometheus-client; install it with `{install_command('observe')}`"
             ) from None
         self._watches: dict[str, Watch] = {}
         self._racing: set[str] = set()

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, install_command
 from fintrader.tournament.leaderboard import Entry
 from fintrader.tournament.settings import Range
 
@@ -51,7 +51,7 @@ def library() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("tournament.proposals: tpe needs Optuna: pip install 'fintrader[search]'") from None
+        raise ConfigError(f"tournament.proposals: tpe needs Optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -101,7 +101,7 @@ class TournamentSettings(Settings):
     """Share of children that go on with their parent's hyper-parameters: the same pod for one budget longer."""
     proposals: Literal["drawn", "tpe"] = "drawn"
     """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before did well (`tpe`:
-    tree-structured Parzen estimator, after ten of an algorithm; needs `pip install 'fintrader[search]'`)."""
+    tree-structured Parzen estimator, after ten of an algorithm; needs the extra `search`)."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     perturb: float = Field(1.25, gt=1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import TournamentError
+from fintrader.errors import TournamentError, install_command
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -48,9 +48,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise TournamentError(
-            "TensorBoard is not installed; install it with `pip install 'fintrader[observe]'`"
-        ) from None
+        raise TournamentError(f"TensorBoard is not installed; install it with `{install_command('observe')}`") from None
     out = run.root / "tensorboard" if out is None else out
     if out.exists() and not (out / MARK).is_file():
         raise TournamentError(f"{out} exists and is no export of a run; choose another --out")

@@ -305,7 +305,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeployError, match="set FTL_KEY and FTL_SECRET"):
         AlpacaBroker(variables=("FTL_KEY", "FTL_SECRET"))
     monkeypatch.setitem(sys.modules, "alpaca.trading.client", None)
-    with pytest.raises(DeployError, match=r"pip install 'fintrader\[alpaca\]'"):
+    with pytest.raises(DeployError, match=r"pip install 'alpaca-py"):
         AlpacaBroker()
 
 

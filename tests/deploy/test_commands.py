@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
+pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
 import fintrader
 from fintrader.config import validate

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
+pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
 from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import control, status

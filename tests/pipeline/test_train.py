@@ -138,7 +138,7 @@ def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command
         ({"env__id": "Pendulm-v1"}, "Did you mean: `Pendulum`"),
         ({"agent": {"algo": "apg"}}, "apg needs the trading environment"),
         ({"agent": {"algo": "ddpg", "buffer_size": 10**13}}, r"buffer_size of 10,000,000,000,000 steps needs .* GiB"),
-        ({"env__id": "Reacher-v5"}, r"fintrader\[classic\]"),
+        ({"env__id": "Reacher-v5"}, r"pip install .gymnasium\[classic-control,mujoco\]"),
     ],
 )
 def test_what_cannot_be_trained(

@@ -182,7 +182,7 @@ def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"fintrader\[observe\]"):
+    with pytest.raises(ConfigError, match=r"pip install .prometheus-client"):
         Endpoint()
 
 

@@ -22,7 +22,7 @@ from tests.engines.stubs import StubAgent
 from tests.tournament.conftest import Race
 from tests.tournament.test_roles import breeder
 
-pytest.importorskip("optuna", reason="optuna is missing: pip install 'fintrader[search]'")
+pytest.importorskip("optuna", reason="optuna is missing: pip install '.[search]'")
 
 SEARCH = {
     "learning_rate": Range(low=1e-5, high=1e-1, log=True),
@@ -105,5 +105,5 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
 
 def test_without_optuna_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fintrader\[search\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'optuna>="):
         breeder(proposals="tpe")

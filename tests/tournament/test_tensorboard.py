@@ -87,5 +87,5 @@ def test_problems_are_readable(run: RunFolder, tmp_path: Path, monkeypatch: Any)
     with pytest.raises(TournamentError, match="holds no tournament"):
         export(RunFolder(tmp_path))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(TournamentError, match=r"fintrader\[observe\]"):
+    with pytest.raises(TournamentError, match=r"pip install .prometheus-client"):
         export(run)

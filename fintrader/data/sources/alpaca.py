@@ -24,7 +24,7 @@ from pydantic import Field
 from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.corporate_actions import Action
 from fintrader.data.sources.vendor import Busy, Refused, VendorSettings
-from fintrader.errors import DataError
+from fintrader.errors import DataError, install_command
 
 _NEW_YORK = ZoneInfo("America/New_York")
 _RETRY = {408, 429, 500, 502, 503, 504}
@@ -133,7 +133,7 @@ class Alpaca:
         try:
             found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
         except ImportError:
-            raise DataError("the source alpaca needs alpaca-py: pip install 'fintrader[alpaca]'") from None
+            raise DataError(f"the source alpaca needs alpaca-py: {install_command('alpaca')}") from None
         key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
         if not key or not secret:
             raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")

@@ -18,7 +18,7 @@ from fintrader.data.bars import COLUMNS, Bars
 from fintrader.data.corporate_actions import Action
 from fintrader.data.sources.announced import Adjustment
 from fintrader.data.sources.vendor import Busy, VendorSettings
-from fintrader.errors import DataError
+from fintrader.errors import DataError, install_command
 
 _MILLISECONDS = {"1m": 60_000, "5m": 300_000, "15m": 900_000, "1h": 3_600_000, "1d": 86_400_000}
 _NS = 1_000_000
@@ -50,7 +50,7 @@ class Ccxt:
         try:
             import ccxt
         except ImportError:
-            raise DataError("the source ccxt needs ccxt: pip install 'fintrader[crypto]'") from None
+            raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
         self._ccxt = ccxt
         self.settings, self.daily = settings, settings.interval == "1d"
         if settings.exchange not in ccxt.exchanges:

@@ -1,4 +1,4 @@
-"""Bars from Yahoo Finance, through yfinance (extra `yahoo`).
+"""Bars from Yahoo Finance, through yfinance.
 
 Limits, as Yahoo sets them: one-minute bars of the last 30 days, at most 7 days a request; five-minute bars of the last
 60 days; hours of the last 730 days; days without limit. Prices are adjusted for splits, not for dividends, as of the
@@ -40,10 +40,8 @@ class Yahoo:
     name = "yahoo"
 
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
-        try:
-            import yfinance
-        except ImportError:
-            raise DataError("the source yahoo needs yfinance: pip install 'fintrader[yahoo]'") from None
+        import yfinance
+
         yfinance.config.debug.hide_exceptions = False  # it would log what goes wrong and return an empty table
         self._yfinance = yfinance
         self.settings, self._session = settings, session

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from fintrader import reproducible
-from fintrader.errors import ConfigError, TournamentError
+from fintrader.errors import ConfigError, TournamentError, install_command
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
@@ -75,7 +75,7 @@ def import_ray() -> ModuleType:
     try:
         import ray
     except ImportError:
-        raise ConfigError("`--launcher ray` needs Ray: pip install 'fintrader[ray]'") from None
+        raise ConfigError(f"`--launcher ray` needs Ray: {install_command('ray')}") from None
     module: ModuleType = ray
     return module
 

@@ -1,0 +1,47 @@
+"""Remedies that error messages name must work from a checkout."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import install_command
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - {"dev"}))
+def test_an_install_command_names_the_packages_of_its_extra(extra: str) -> None:
+    command = install_command(extra)
+    for requirement in PROJECT["optional-dependencies"][extra]:
+        name = re.split(r"[\[>=<]", requirement)[0]
+        assert f"'{name}" in command
+    assert "fintrader" not in command.partition(" -m pip install ")[2]
+
+
+def test_an_install_command_is_for_the_running_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(sys.executable).parent)
+    assert install_command("ray").startswith(f"{Path(sys.executable).name} -m pip install 'ray>=")
+    monkeypatch.chdir("/")
+    assert str(Path(sys.executable).relative_to("/")) in install_command("ray")
+
+
+def test_an_unknown_extra_falls_back_to_the_checkout() -> None:
+    assert install_command("nothing").endswith("-m pip install -e '.[nothing]'")
+
+
+def test_no_page_or_message_installs_fintrader_from_a_registry() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    sources = [*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
+    for page in [*pages, *sources]:
+        if page.name != "errors.py":
+            assert not re.search(r"pip install '?fintrader", page.read_text()), page.name
+
+
+def test_yfinance_comes_with_a_plain_install() -> None:
+    assert any(line.startswith("yfinance") for line in PROJECT["dependencies"])
