@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: in a wheel `app` is the package fintrader_app, and `configs` lies in fintrader."""
+"""What pyproject.toml cannot say: in a wheel `app` is the package fintrader_app, and `configs` lies
+in fintrader."""
 
 from setuptools import find_packages, setup
 

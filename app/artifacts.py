@@ -1,4 +1,5 @@
-"""What a run left behind, read for the screen: through the checks of `results.folders`, and kept while files stay."""
+"""What a run left behind, read for the screen: through the checks of `results.folders`, and kept
+while files stay."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import yaml
 from fintrader.files import records_in
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
-from fintrader.results.folders import DamagedFileError, FileCache, Folder, NotThereError, RunsFolder, Signature
+from fintrader.results.folders import (
+    DamagedFileError,
+    FileCache,
+    Folder,
+    NotThereError,
+    RunsFolder,
+    Signature,
+)
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.results.run import Summary
 from fintrader.stages import Stage
@@ -30,7 +38,8 @@ def summaries(runs: RunsFolder) -> list[Summary]:
 
 
 def summary(runs: RunsFolder, name: str) -> Summary:
-    """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and NotThereError."""
+    """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and
+    NotThereError."""
     return stored_runs.summary(runs.run(name), READ)
 
 
@@ -40,7 +49,8 @@ def stages(runs: RunsFolder, run: Summary) -> list[Stage]:
 
 
 def config(folder: Folder) -> dict[str, Any]:
-    """The settings that a run was made with, as its file has them. Raises NotThereError, DamagedFileError."""
+    """The settings that a run was made with, as its file has them. Raises NotThereError,
+    DamagedFileError."""
 
     def read(_: Any) -> dict[str, Any]:
         try:
@@ -53,7 +63,8 @@ def config(folder: Folder) -> dict[str, Any]:
 
 
 def backtest(folder: Folder) -> StoredBacktest:
-    """The run's backtest. Raises NotThereError before it is whole, DamagedFileError when a file of it is not."""
+    """The run's backtest. Raises NotThereError before it is whole, DamagedFileError when a file of
+    it is not."""
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
 
@@ -69,7 +80,7 @@ def part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# --- leaderboard -----------------------------------------------------------------------------------------------
+# --- leaderboard ----------------------------------------------------------------------------------
 
 
 def leaderboard(folder: Folder) -> pd.DataFrame:
@@ -93,7 +104,9 @@ def race(folder: Folder) -> pd.DataFrame:
 def _rows(folder: Folder, what: str) -> pd.DataFrame:
     path = folder.path("leaderboard.sqlite")
     readers: dict[str, Callable[[], pd.DataFrame]] = {
-        "leaderboard": lambda: stored_runs.ranked(read_leaderboard(path, most=MAX_RANKS, benchmark=True)),
+        "leaderboard": lambda: stored_runs.ranked(
+            read_leaderboard(path, most=MAX_RANKS, benchmark=True)
+        ),
         "pods": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS)),
         "race": lambda: pd.DataFrame(read_pods(path, most=MAX_PODS, brief=True)),
     }
@@ -105,7 +118,9 @@ def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
     try:
         state = folder.signature("leaderboard.sqlite")
     except NotThereError:
-        raise NotThereError("this run has no leaderboard yet: it appears when the tournament starts") from None
+        raise NotThereError(
+            "this run has no leaderboard yet: it appears when the tournament starts"
+        ) from None
     try:
         wal: Signature | None = folder.signature("leaderboard.sqlite-wal")
     except NotThereError:
@@ -114,7 +129,7 @@ def board_version(folder: Folder) -> tuple[Signature, Signature | None]:
     return state, wal
 
 
-# --- logs ------------------------------------------------------------------------------------------------------
+# --- logs -----------------------------------------------------------------------------------------
 
 
 def learning(folder: Folder, pod: str) -> pd.DataFrame:
@@ -129,7 +144,8 @@ def learning(folder: Folder, pod: str) -> pd.DataFrame:
 
 
 def validation(folder: Folder, pod: str) -> pd.DataFrame:
-    """A pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`, `score`, `return`.
+    """A pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`,
+    `score`, `return`.
 
     Empty where the pod has none: it has only begun, or an earlier version trained it.
     """
@@ -148,17 +164,24 @@ def validation(folder: Folder, pod: str) -> pd.DataFrame:
 
 
 def events(folder: Folder) -> list[dict[str, Any]]:
-    """The run's event log, oldest first; of a very long one the end. Only what was added since is read again."""
+    """The run's event log, oldest first; of a very long one the end. Only what was added since is
+    read again."""
     state = folder.signature("events.jsonl")
 
-    def read(before: tuple[Signature, tuple[int, list[dict[str, Any]]]] | None) -> tuple[int, list[dict[str, Any]]]:
+    def read(
+        before: tuple[Signature, tuple[int, list[dict[str, Any]]]] | None,
+    ) -> tuple[int, list[dict[str, Any]]]:
         earlier, (offset, records) = before or ((0, 0, 0), (0, []))
-        if earlier[0] != state[0] or state[1] <= earlier[1]:  # another file, or one that was written anew
+        if (
+            earlier[0] != state[0] or state[1] <= earlier[1]
+        ):  # another file, or one that was written anew
             offset, records = max(0, state[1] - MAX_EVENT_BYTES), []
         with folder.open("events.jsonl") as file:
             file.seek(offset)
             added = file.read(state[1] - offset)
-        whole = added.rfind(b"\n") + 1  # a line that is still being written is read when it is whole
+        whole = (
+            added.rfind(b"\n") + 1
+        )  # a line that is still being written is read when it is whole
         return offset + whole, [*records, *records_in(added[:whole])]
 
     return READ.get("events", folder.root, state, read)[1]

@@ -1,4 +1,5 @@
-"""Charts on the screen: the figures of `fintrader.results.figures`, thinned out and dressed for light and dark."""
+"""Charts on the screen: the figures of `fintrader.results.figures`, thinned out and dressed for
+light and dark."""
 
 from __future__ import annotations
 
@@ -28,12 +29,16 @@ _BARE = ("paper_bgcolor", "plot_bgcolor", "template", "title")
 
 
 def show(
-    figure: go.Figure | Callable[[], go.Figure], key: str, *, height: int | None = None, version: Hashable = None
+    figure: go.Figure | Callable[[], go.Figure],
+    key: str,
+    *,
+    height: int | None = None,
+    version: Hashable = None,
 ) -> None:
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
 
-    A function that makes the figure is called once for each `version` (of the files it is made from, say). What a
-    figure does not show it says in `layout.meta["note"]`.
+    A function that makes the figure is called once for each `version` (of the files it is made
+    from, say). What a figure does not show it says in `layout.meta["note"]`.
     """
     dark = bool(st.context.theme.type == "dark")
     if callable(figure):
@@ -53,7 +58,9 @@ def show(
     if "note" in about:
         st.caption(about["note"])
     if "shown" in about:
-        st.caption(f"{count(about['shown'][0])} of {count(about['shown'][1])} points shown, evenly chosen.")
+        st.caption(
+            f"{count(about['shown'][0])} of {count(about['shown'][1])} points shown, evenly chosen."
+        )
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -66,7 +73,8 @@ def _made(
 
 
 def dressed(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.Figure:
-    """A figure without colours of its own for paper, grid and text, its lines in tones that suit the background."""
+    """A figure without colours of its own for paper, grid and text, its lines in tones that suit
+    the background."""
     decimation.fit(figure, decimation.MAX_CHART_BYTES - DRESS_BYTES)
     _spread_ticks(figure.layout.xaxis)
     plain = figure.to_plotly_json()
@@ -91,7 +99,8 @@ def dressed(figure: go.Figure, *, dark: bool, height: int | None = None) -> go.F
 
 
 def _spread_ticks(axis: Any) -> None:
-    """Drop labels of given ticks that stand closer than an eighth of the axis: a phone has no room for them."""
+    """Drop labels of given ticks that stand closer than an eighth of the axis: a phone has no room
+    for them."""
     if axis.ticktext is None or axis.tickvals is None:
         return
     places = [float(place) for place in axis.tickvals]
@@ -115,9 +124,13 @@ def _recoloured(value: Any) -> Any:
 
 
 def lines(
-    series: dict[str, tuple[Any, Any]], *, faint: dict[str, tuple[Any, Any]] | None = None, **look: Any
+    series: dict[str, tuple[Any, Any]],
+    *,
+    faint: dict[str, tuple[Any, Any]] | None = None,
+    **look: Any,
 ) -> go.Figure:
-    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend entry.
+    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend
+    entry.
 
     `look` is what `framed` takes.
     """
@@ -126,9 +139,13 @@ def lines(
         colour = figures.PALETTE[position % len(figures.PALETTE)]
         if faint and name in faint:
             behind = {"mode": "lines", "opacity": 0.28, "showlegend": False, "hoverinfo": "skip"}
-            figure.add_scatter(x=faint[name][0], y=faint[name][1], line={"color": colour, "width": 1}, **behind)
+            figure.add_scatter(
+                x=faint[name][0], y=faint[name][1], line={"color": colour, "width": 1}, **behind
+            )
         mode = "lines+markers" if len(np.atleast_1d(y)) < 3 else "lines"
-        figure.add_trace(go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2}))
+        figure.add_trace(
+            go.Scatter(x=x, y=y, name=label(name), mode=mode, line={"color": colour, "width": 2})
+        )
     return framed(figure, **look)
 
 

@@ -1,4 +1,5 @@
-"""One clock a page: its times of bars and decisions are all the market's own, or all UTC, and it says which."""
+"""One clock a page: its times of bars and decisions are all the market's own, or all UTC, and it
+says which."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ CLOCKS = ("market", "utc")
 
 
 def pick_clock(market: str) -> str:
-    """The time zone (an IANA name) in which a page writes its times: the `market`'s own, unless UTC is asked for.
+    """The time zone (an IANA name) in which a page writes its times: the `market`'s own, unless UTC
+    is asked for.
 
-    A market that lives in UTC leaves nothing to choose. Sessions keep their names, the market's days, on either clock.
+    A market that lives in UTC leaves nothing to choose. Sessions keep their names, the market's
+    days, on either clock.
     """
     place = market.rpartition("/")[2].replace("_", " ")
     value = "utc" if market == UTC else CLOCKS[0]
@@ -22,7 +25,11 @@ def pick_clock(market: str) -> str:
             titles = {"market": f"{place} time", "utc": UTC}
             key = linked("clock", CLOCKS)
             chosen = st.segmented_control(
-                "Clock", CLOCKS, key=key, format_func=lambda name: titles[name], label_visibility="collapsed"
+                "Clock",
+                CLOCKS,
+                key=key,
+                format_func=lambda name: titles[name],
+                label_visibility="collapsed",
             )
             value = chosen or CLOCKS[0]
             remember("clock", value)

@@ -1,4 +1,5 @@
-"""A form made from the JSON schema of pydantic models: one widget a field, with its own help, limits and choices.
+"""A form made from the JSON schema of pydantic models: one widget a field, with its own help,
+limits and choices.
 
 The draft is plain JSON-like data (what a YAML file would hold); the models judge it, nobody else.
 """
@@ -24,7 +25,8 @@ Schema = dict[str, Any]
 
 @cache
 def schema_of(model: type[BaseModel]) -> Schema:
-    """A model's JSON schema, its references followed: what a field is stands in the field itself."""
+    """A model's JSON schema, its references followed: what a field is stands in the field
+    itself."""
     whole = model.model_json_schema(by_alias=False)
 
     def follow(part: Any) -> Any:
@@ -34,7 +36,9 @@ def schema_of(model: type[BaseModel]) -> Schema:
             return part
         if "$ref" in part:  # what is said of a model is not said of the field that holds one
             part = {**whole["$defs"][part["$ref"].rpartition("/")[2]], "description": None, **part}
-        return {name: follow(below) for name, below in part.items() if name not in ("$defs", "$ref")}
+        return {
+            name: follow(below) for name, below in part.items() if name not in ("$defs", "$ref")
+        }
 
     found: Schema = follow(whole)
     return found
@@ -59,7 +63,9 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
     nested = [name for name, field in fields.items() if "properties" in field or "oneOf" in field]
     simple = [name for name in fields if name not in nested]
     for row in range(0, len(simple), 2):
-        for place, name in zip(st.columns(2, vertical_alignment="bottom"), simple[row : row + 2], strict=False):
+        for place, name in zip(
+            st.columns(2, vertical_alignment="bottom"), simple[row : row + 2], strict=False
+        ):
             with place:
                 widget(fields[name], name, draft, f"{key}.{name}")
     for name in nested:
@@ -81,7 +87,9 @@ def group(field: Schema, name: str, draft: Draft, key: str) -> None:
     tag = field["discriminator"]["propertyName"]
     by_tag = {str(one["properties"][tag]["const"]): one for one in models}
     current = str(below.get(tag, next(iter(by_tag))))
-    chosen = st.selectbox(human(tag), list(by_tag), index=_index(list(by_tag), current), key=f"{key}.{tag}")
+    chosen = st.selectbox(
+        human(tag), list(by_tag), index=_index(list(by_tag), current), key=f"{key}.{tag}"
+    )
     model = by_tag[chosen]
     if chosen != current:
         shared = {k: v for k, v in below.items() if k in model["properties"] and k != tag}
@@ -103,30 +111,50 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         draft[name] = st.toggle(title, value=bool(value), help=text, key=key)
     elif "enum" in field or "const" in field:
         options = [*([None] if may_be_none else []), *field.get("enum", [field.get("const")])]
-        how: dict[str, Any] = {"format_func": lambda option: "none" if option is None else str(option)}
-        draft[name] = st.selectbox(title, options, _index(options, value), help=text, key=key, **how)
+        how: dict[str, Any] = {
+            "format_func": lambda option: "none" if option is None else str(option)
+        }
+        draft[name] = st.selectbox(
+            title, options, _index(options, value), help=text, key=key, **how
+        )
     elif kind in ("integer", "number") and (_is_number(value) or (may_be_none and value is None)):
         draft[name] = _number(title, value, field, key)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # What the settings know by name; anything else may be typed, and the models judge it.
         options = list(dict.fromkeys([*field["examples"], value]))
         draft[name] = st.selectbox(
-            title, options, _index(options, value), help=text, key=key, accept_new_options=True, placeholder="none"
+            title,
+            options,
+            _index(options, value),
+            help=text,
+            key=key,
+            accept_new_options=True,
+            placeholder="none",
         )
     elif kind == "string" and field.get("format") == "date" and _is_date(value):
         day = st.date_input(title, _date(value), help=text, key=key, **_DAYS)
         draft[name] = None if day is None else day.isoformat()
-    elif _is_range_of_dates(field) and (value is None or (isinstance(value, list) and all(map(_is_date, value)))):
-        picked = st.date_input(title, tuple(map(_date, value or ())), help=text or _RANGE, key=key, **_DAYS)
+    elif _is_range_of_dates(field) and (
+        value is None or (isinstance(value, list) and all(map(_is_date, value)))
+    ):
+        picked = st.date_input(
+            title, tuple(map(_date, value or ())), help=text or _RANGE, key=key, **_DAYS
+        )
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
-        typed = st.text_input(title, "" if value is None else str(value), help=text, key=key, placeholder="none")
+        typed = st.text_input(
+            title, "" if value is None else str(value), help=text, key=key, placeholder="none"
+        )
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
         draft[name] = _yaml(title, value, text, key)
 
 
-_DAYS: dict[str, Any] = {"min_value": date(1900, 1, 1), "max_value": date(2100, 12, 31), "format": "YYYY-MM-DD"}
+_DAYS: dict[str, Any] = {
+    "min_value": date(1900, 1, 1),
+    "max_value": date(2100, 12, 31),
+    "format": "YYYY-MM-DD",
+}
 _RANGE = "First and last day, both included; none: by shares of the sessions."
 
 
@@ -158,18 +186,29 @@ def _number(title: str, value: Any, field: Schema, key: str) -> Any:
     kind: Any = int if field["type"] == "integer" else float
     step = 10.0 ** math.floor(math.log10(abs(value))) / 10 if value else 0.1
     how: dict[str, Any] = {"step": 1} if kind is int else {"step": step, "format": "%g"}
-    bounds = {"min_value": ("minimum", "exclusiveMinimum"), "max_value": ("maximum", "exclusiveMaximum")}
+    bounds = {
+        "min_value": ("minimum", "exclusiveMinimum"),
+        "max_value": ("maximum", "exclusiveMaximum"),
+    }
     for limit, names in bounds.items():
         found = next((field[name] for name in names if name in field), None)
         how[limit] = None if found is None else kind(found)
     start = None if value is None else kind(value)
-    return st.number_input(title, value=start, help=field.get("description"), key=key, placeholder="none", **how)
+    return st.number_input(
+        title, value=start, help=field.get("description"), key=key, placeholder="none", **how
+    )
 
 
 def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
     """Lists, mappings and optional numbers: as they would stand in a YAML file, on one line."""
-    shown = "" if value is None else yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n")
-    typed = st.text_input(title, shown.removesuffix("\n...").strip(), help=text, key=key, placeholder="none")
+    shown = (
+        ""
+        if value is None
+        else yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n")
+    )
+    typed = st.text_input(
+        title, shown.removesuffix("\n...").strip(), help=text, key=key, placeholder="none"
+    )
     if not typed.strip():
         return None
     try:
@@ -178,11 +217,12 @@ def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
         return typed
 
 
-# --- a mapping of models, as rows ------------------------------------------------------------------------------
+# --- a mapping of models, as rows -----------------------------------------------------------------
 
 
 def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
-    """A mapping from names to models, one row each, with a line to add one; `names` are suggested for new rows."""
+    """A mapping from names to models, one row each, with a line to add one; `names` are suggested
+    for new rows."""
     model: Schema = field["additionalProperties"]
     if not isinstance(draft.get(name), dict):
         draft[name] = {}
@@ -193,7 +233,9 @@ def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] 
         with st.container(border=True):
             left, right = st.columns([5, 1], vertical_alignment="center")
             left.markdown(f"**{plain(entry)}**")
-            if right.button("Remove", key=f"{key}.{entry}.remove", icon=":material/delete:", width="stretch"):
+            if right.button(
+                "Remove", key=f"{key}.{entry}.remove", icon=":material/delete:", width="stretch"
+            ):
                 del entries[entry]
                 st.rerun()
             if not isinstance(entries[entry], dict):
@@ -213,7 +255,9 @@ def rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] 
             placeholder="choose one, or type its dotted name",
         )
     with right:
-        if st.button("Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"):
+        if st.button(
+            "Add", key=f"{key}.add", icon=":material/add:", disabled=not new, width="stretch"
+        ):
             entries[str(new)] = defaults(model)
             st.rerun()
 

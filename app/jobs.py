@@ -1,13 +1,14 @@
-"""Runs started from the app: separate processes, written down so that any later app finds them again.
+"""Runs started from the app: separate processes, written down so that any later app finds them
+again.
 
     runs/.launched/<name>.yaml   the settings it was started with
     runs/.launched/<name>.json   the process
     runs/.launched/<name>.log    what it printed, each time that it was started or continued
 
-A folder that begins with a dot is no run, so the run list does not show it. The process is
-`python -m fintrader_app.jobs run CONFIG`: the same command line, which outlives the app. It answers an interrupt even
-where the app's own parent had interrupts switched off, takes a polite end (SIGTERM) for an interrupt, and steps back a
-little so that the app stays quick on the same cores.
+A folder that begins with a dot is no run, so the run list does not show it. The process is `python
+-m fintrader_app.jobs run CONFIG`: the same command line, which outlives the app. It answers an
+interrupt even where the app's own parent had interrupts switched off, takes a polite end (SIGTERM)
+for an interrupt, and steps back a little so that the app stays quick on the same cores.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Job:
     """Of its run."""
     pid: int
     born: int
-    """When the kernel started the process, in its ticks since boot: a pid alone may be someone else's by now."""
+    """When the kernel started the process, in its ticks since boot: a pid alone may be someone
+    else's by now."""
     started: float
     """Seconds since 1970."""
 
@@ -76,7 +78,9 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     component(name)
     place = runs.path(PLACE)
     if runs.path(name).is_dir() and is_locked(runs.run(name)):
-        raise RunError(f"{name} is at work already; open it on the Tournament page, or choose another name")
+        raise RunError(
+            f"{name} is at work already; open it on the Tournament page, or choose another name"
+        )
     config = runs.path(PLACE, f"{name}.yaml")
     write_text(config, text)
     log = runs.path(PLACE, f"{name}.log")
@@ -86,7 +90,9 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
         output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
         output.flush()
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        child = subprocess.Popen(words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams)
+        child = subprocess.Popen(
+            words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams
+        )
     _CHILDREN[child.pid] = child
     job = Job(name=folder.root.name, pid=child.pid, born=_born(child.pid), started=time.time())
     write_json(place / f"{name}.json", asdict(job))
@@ -112,7 +118,8 @@ def job(runs: RunsFolder, name: str) -> Job:
 
 
 def stop(job: Job) -> bool:
-    """Ask a job to end, as Ctrl-C would: it stores what it has, and the same command goes on from there.
+    """Ask a job to end, as Ctrl-C would: it stores what it has, and the same command goes on from
+    there.
 
     Returns whether it was alive. Its pods end with it.
     """
@@ -123,7 +130,8 @@ def stop(job: Job) -> bool:
 
 
 def kill(job: Job) -> bool:
-    """End a job and its pods at once; nothing that was written is lost, what was being trained may be."""
+    """End a job and its pods at once; nothing that was written is lost, what was being trained may
+    be."""
     if not job.alive:
         return False
     os.killpg(job.pid, signal.SIGKILL)
@@ -131,7 +139,8 @@ def kill(job: Job) -> bool:
 
 
 def forget(runs: RunsFolder, name: str) -> None:
-    """Remove what is written down of a run's process, settings and output. Raises RunError while it is alive."""
+    """Remove what is written down of a run's process, settings and output. Raises RunError while it
+    is alive."""
     with contextlib.suppress(NotThereError):
         if job(runs, name).alive:
             raise RunError(f"{name} is at work; stop it on the New run page first")
@@ -140,19 +149,24 @@ def forget(runs: RunsFolder, name: str) -> None:
 
 
 def why_ended(runs: RunsFolder, name: str) -> str | None:
-    """The sentence with which a job's last attempt gave up; None where it did not, or said nothing."""
+    """The sentence with which a job's last attempt gave up; None where it did not, or said
+    nothing."""
     try:
         words = last_words(runs, name)
     except FintraderError:
         return None
-    said = [line for line in words.rpartition(_BEGUN)[2].splitlines() if line.startswith(_COMPLAINT)]
+    said = [
+        line for line in words.rpartition(_BEGUN)[2].splitlines() if line.startswith(_COMPLAINT)
+    ]
     return said[-1].removeprefix(_COMPLAINT) if said and _STOPPED not in said[-1] else None
 
 
 def last_words(runs: RunsFolder, name: str) -> str:
     """The end of what a job printed."""
     text = runs.tail(PLACE, f"{component(name)}.log", limit=6000).decode(errors="replace")
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")).strip()
+    return "".join(
+        char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")
+    ).strip()
 
 
 def main() -> None:

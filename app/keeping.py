@@ -1,4 +1,5 @@
-"""What a reader says of a run, and how a run goes: the only parts of the app that write into the runs folder itself."""
+"""What a reader says of a run, and how a run goes: the only parts of the app that write into the
+runs folder itself."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import streamlit as st
 
 from fintrader.results.deletion import delete_run, loss_of
 from fintrader.results.folders import RunsFolder
-from fintrader.results.notes import MOST_CHARACTERS, MOST_IN_A_TAG, Notes, check_writable, read_notes, write_notes
+from fintrader.results.notes import (
+    MOST_CHARACTERS,
+    MOST_IN_A_TAG,
+    Notes,
+    check_writable,
+    read_notes,
+    write_notes,
+)
 from fintrader.results.run import Summary
 from fintrader_app import jobs
 from fintrader_app.shell import guarded, plain, remember
 
 
 def done(told: str, *, gone: bool = False) -> None:
-    """Draw the page anew with a word about what was done; `gone`: the run is not in the list any more."""
+    """Draw the page anew with a word about what was done; `gone`: the run is not in the list any
+    more."""
     st.session_state["runs_told"] = told
     if gone:
         remember("run", None)
@@ -27,7 +36,9 @@ def notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
     with guarded():
         read_notes(folder)  # says so where they are damaged
     with st.form(f"notes:{run.name}:{hash(run.notes)}", border=False):
-        note = st.text_area("Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="What is there to know?")
+        note = st.text_area(
+            "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="What is there to know?"
+        )
         options = sorted({*tags, *run.notes.tags})
         chosen = st.multiselect(
             "Tags",
@@ -37,7 +48,9 @@ def notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
             placeholder="choose, or type a new one",
             help=f"At most {MOST_IN_A_TAG} characters each",
         )
-        archived = st.toggle("Archived", run.notes.archived, help="The list leaves it out unless asked")
+        archived = st.toggle(
+            "Archived", run.notes.archived, help="The list leaves it out unless asked"
+        )
         save = st.form_submit_button("Save", icon=":material/save:", type="primary")
     if save:
         with guarded():
@@ -52,7 +65,9 @@ def deletion(runs: RunsFolder, run: Summary) -> None:
     lost = loss_of(runs, run.name)
     st.warning(plain(lost.sentence, 600), icon=":material/delete_forever:")
     typed = st.text_input(f"Type {plain(run.name)} to confirm", key=f"confirm:{run.name}")
-    if st.button("Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name):
+    if st.button(
+        "Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name
+    ):
         jobs.forget(runs, run.name)
         delete_run(runs, run.name)
         done(f"Deleted: {plain(run.name)}", gone=True)

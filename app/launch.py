@@ -1,10 +1,11 @@
-"""How the app is started: one command line, bound to loopback unless reported otherwise, with nothing sent anywhere.
+"""How the app is started: one command line, bound to loopback unless reported otherwise, with
+nothing sent anywhere.
 
 from fintrader_app.launch import serve
 serve(runs_dir=Path("runs"), port=8501)
 
-Of runs that lie in a store copies on this disk are shown, which a process of its own keeps up to date:
-`python -m fintrader_app.launch --follow URL PARENT`.
+Of runs that lie in a store copies on this disk are shown, which a process of its own keeps up to
+date: `python -m fintrader_app.launch --follow URL PARENT`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _OPTIONS = {
 }
 
 
-def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None) -> list[str]:
+def command(
+    port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None
+) -> list[str]:
     """The command that serves the app. Raises ConfigError when streamlit is not installed."""
     if find_spec("streamlit") is None:
         raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")
@@ -62,7 +65,9 @@ def command(port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None 
 
 
 def environment(
-    runs_dir: Path | str = "runs", cache: Path | str | None = None, base: Mapping[str, str] | None = None
+    runs_dir: Path | str = "runs",
+    cache: Path | str | None = None,
+    base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment variables that tell the app where runs (and built markets) lie."""
     values = dict(os.environ if base is None else base)
@@ -74,7 +79,8 @@ def environment(
 
 
 def main() -> None:
-    """`python -m fintrader_app.launch`, which `fintrader app` starts; a mistake is one line and exit status 2."""
+    """`python -m fintrader_app.launch`, which `fintrader app` starts; a mistake is one line and
+    exit status 2."""
     parser = argparse.ArgumentParser(prog="fintrader app")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--port", type=int, default=8501)
@@ -93,7 +99,8 @@ def main() -> None:
 
 
 def copies(url: str) -> Path:
-    """The folder of a store's copies, complete as of now; it is kept up to date until this process ends.
+    """The folder of a store's copies, complete as of now; it is kept up to date until this process
+    ends.
 
     Raises StorageError when the store cannot be read.
     """
@@ -102,7 +109,10 @@ def copies(url: str) -> Path:
     home = open_store(url)
     home.mkdir(parents=True, exist_ok=True)
     root = str(Path(__file__).resolve().parents[1])
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+    }
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())]
     subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
     return home
@@ -125,15 +135,22 @@ def follow(url: str, parent: int) -> None:
 
 
 def serve(
-    runs_dir: Path | str = "runs", port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None
+    runs_dir: Path | str = "runs",
+    port: int = 8501,
+    *,
+    host: str = "127.0.0.1",
+    headless: bool | None = None,
 ) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
-    Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server keeps up to date.
+    Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server
+    keeps up to date.
     """
     arguments = command(port, host=host, headless=headless)
     if is_url(runs_dir):
-        variables = environment(copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)})
+        variables = environment(
+            copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)}
+        )
     else:
         variables = environment(runs_dir)
     sys.stdout.flush()

@@ -14,12 +14,28 @@ import numpy as np
 import pandas as pd
 
 from fintrader.results.figures import timezone_of
-from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature, UnsafePathError
+from fintrader.results.folders import (
+    DamagedFileError,
+    Folder,
+    NotThereError,
+    Signature,
+    UnsafePathError,
+)
 
 FORMAT = "fintrader-market-2"
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
-_ARRAYS = ("open", "close", "features", "context", "tradable", "member", "session", "minutes", "benchmark")
+_ARRAYS = (
+    "open",
+    "close",
+    "features",
+    "context",
+    "tradable",
+    "member",
+    "session",
+    "minutes",
+    "benchmark",
+)
 
 
 @dataclass(frozen=True)
@@ -75,28 +91,39 @@ class Market:
     def candles(self, symbol: str, rows: slice, every: int = 1) -> pd.DataFrame:
         """Bars with a trade: open, high, low, close, `every` bars put together.
 
-        A market holds no highs and lows of single bars: at `every` 1 they are those of open and close, and of more
-        bars together the extremes of their opens and closes.
+        A market holds no highs and lows of single bars: at `every` 1 they are those of open and
+        close, and of more bars together the extremes of their opens and closes.
         """
         column = self.symbols.index(symbol)
         traded = self.arrays["tradable"][rows, column]
         prices = {name: self.arrays[name][rows, column] for name in ("open", "close")}
-        frame = pd.DataFrame({**prices, "session": self.arrays["session"][rows]}, index=self.times[rows])
+        frame = pd.DataFrame(
+            {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
+        )
         frame = frame[traded].astype({"open": float, "close": float})
-        frame["high"], frame["low"] = frame[["open", "close"]].max(axis=1), frame[["open", "close"]].min(axis=1)
+        frame["high"], frame["low"] = (
+            frame[["open", "close"]].max(axis=1),
+            frame[["open", "close"]].min(axis=1),
+        )
         if every > 1 and len(frame):
-            within = frame.groupby("session").cumcount().to_numpy() // every  # each session's first candle is whole
+            within = (
+                frame.groupby("session").cumcount().to_numpy() // every
+            )  # each session's first candle is whole
             group = frame["session"].to_numpy() * 10_000_000 + within
             first = pd.Series(frame.index, index=frame.index).groupby(group).first()
-            frame = frame.groupby(group).agg({"open": "first", "high": "max", "low": "min", "close": "last"})
+            frame = frame.groupby(group).agg(
+                {"open": "first", "high": "max", "low": "min", "close": "last"}
+            )
             frame.index = pd.DatetimeIndex(first)
         return frame
 
 
 def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:
-    """The market file that a manifest names, looked for by its file name in the folders the app may read.
+    """The market file that a manifest names, looked for by its file name in the folders the app may
+    read.
 
-    Raises NotThereError when it is in none of them, DamagedFileError when it is not the one the run was made from.
+    Raises NotThereError when it is in none of them, DamagedFileError when it is not the one the run
+    was made from.
     """
     if not market:
         raise NotThereError("this run has no market yet: it is built first")
@@ -115,18 +142,20 @@ def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Ma
         found = _open(place.root, tail, signature)
         if data_hash is not None and found.content_hash != data_hash:
             raise DamagedFileError(
-                f"the market file {name} is no longer the one this run was made from (data hash {data_hash[:12]}, "
-                f"now {found.content_hash[:12]})"
+                f"the market file {name} is no longer the one this run was made from (data hash"
+                f" {data_hash[:12]}, now {found.content_hash[:12]})"
             )
         return found
     raise NotThereError(
-        f"the market file {name} is not in the cache folder; run the command of this run again to build it anew"
+        f"the market file {name} is not in the cache folder; run the command of this run again to"
+        " build it anew"
     )
 
 
 @lru_cache(maxsize=8)
 def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
-    """Map the file's arrays. The safetensors layout: header length, JSON header, then the arrays one by one."""
+    """Map the file's arrays. The safetensors layout: header length, JSON header, then the arrays
+    one by one."""
     name = "/".join(parts)
     with Folder(root).open(*parts) as file:
         try:
@@ -144,7 +173,9 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
                 kind = np.dtype(_KINDS[table[key]["dtype"]])
                 shape = tuple(int(edge) for edge in table[key]["shape"])
                 begin, end = (8 + length + int(offset) for offset in table[key]["data_offsets"])
-                if not 8 + length <= begin <= end <= size or end - begin != kind.itemsize * int(np.prod(shape)):
+                if not 8 + length <= begin <= end <= size or end - begin != kind.itemsize * int(
+                    np.prod(shape)
+                ):
                     raise ValueError(f"{key} lies outside the file")
                 arrays[key] = (
                     np.memmap(file, dtype=kind, mode="r", offset=begin, shape=shape)
@@ -154,7 +185,14 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
             bars, assets = arrays["close"].shape
             if len(header["symbols"]) != assets or arrays["minutes"].shape != (bars,) or bars == 0:
                 raise ValueError("its parts do not fit together")
-        except (ValueError, KeyError, TypeError, struct.error, RecursionError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            struct.error,
+            RecursionError,
+            AttributeError,
+        ) as error:
             raise DamagedFileError(
                 f"the market file {name} is damaged ({error}); delete it and build it again"
             ) from None

@@ -1,7 +1,8 @@
-"""A file or folder of the user's own bars, chosen by browsing: how it is to be read, and a configuration made of that.
+"""A file or folder of the user's own bars, chosen by browsing: how it is to be read, and a
+configuration made of that.
 
-What `fintrader init` does, in a page. Browsing stays inside the folder that the app was started in and follows no
-link; a path of this machine may be typed instead.
+What `fintrader init` does, in a page. Browsing stays inside the folder that the app was started in
+and follows no link; a path of this machine may be typed instead.
 """
 
 from __future__ import annotations
@@ -27,13 +28,22 @@ SURE = {"sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
 
 def entries(folder: Folder) -> list[str]:
-    """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the first MOST_ENTRIES."""
+    """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the
+    first MOST_ENTRIES."""
     try:
-        found = [one for one in folder.root.iterdir() if not one.name.startswith(".") and not one.is_symlink()]
+        found = [
+            one
+            for one in folder.root.iterdir()
+            if not one.name.startswith(".") and not one.is_symlink()
+        ]
         folders = sorted(f"{one.name}/" for one in found if one.is_dir())
-        files = sorted(one.name for one in found if one.is_file() and one.name.lower().endswith(ENDINGS))
+        files = sorted(
+            one.name for one in found if one.is_file() and one.name.lower().endswith(ENDINGS)
+        )
     except OSError as error:
-        raise DataError(f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder") from None
+        raise DataError(
+            f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder"
+        ) from None
     return [*folders, *files][:MOST_ENTRIES]
 
 
@@ -43,17 +53,28 @@ def render() -> None:
         path = browse()
     left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
     vendor = left.selectbox(
-        "Vendor", ["found out", *get_args(Preset)], key="own_preset", help="Whose layout the files have"
+        "Vendor",
+        ["found out", *get_args(Preset)],
+        key="own_preset",
+        help="Whose layout the files have",
     )
-    calendar = middle.text_input("Calendar", "XNAS", key="own_calendar", help="The exchange's: XNAS, XNYS, XLON, 24/7")
+    calendar = middle.text_input(
+        "Calendar", "XNAS", key="own_calendar", help="The exchange's: XNAS, XNYS, XLON, 24/7"
+    )
     asked = right.button(
-        "Find out how to read it", icon=":material/search:", key="own_detect", disabled=not path, width="stretch"
+        "Find out how to read it",
+        icon=":material/search:",
+        key="own_detect",
+        disabled=not path,
+        width="stretch",
     )
     with guarded():
         if asked:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
-                st.session_state["own_found"] = looked_at(path, None if vendor == "found out" else vendor, calendar)
+                st.session_state["own_found"] = looked_at(
+                    path, None if vendor == "found out" else vendor, calendar
+                )
         found = st.session_state.get("own_found")
         if isinstance(found, Detection):
             findings(found)
@@ -90,9 +111,15 @@ def browse() -> str:
         index=None,
         key=f"own_open:{here}",
         on_change=opened,
-        placeholder="open a folder, or choose a file of bars" if listed else "no folder and no file of bars here",
+        placeholder=(
+            "open a folder, or choose a file of bars"
+            if listed
+            else "no folder and no file of bars here"
+        ),
     )
-    typed: str = right.text_input("File or folder of bars", key="own_path", placeholder="a path on this machine")
+    typed: str = right.text_input(
+        "File or folder of bars", key="own_path", placeholder="a path on this machine"
+    )
     return typed.strip()
 
 
@@ -105,11 +132,17 @@ def looked_at(path: str, preset: Preset | None, calendar: str) -> Detection:
 
 def findings(found: Detection) -> None:
     """What was found, how sure it is, and the next step."""
-    from fintrader.data.starter import config_path, write_config  # which needs torch, as this page does
+    from fintrader.data.starter import (
+        config_path,
+        write_config,
+    )  # which needs torch, as this page does
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
     count = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"
-    st.markdown(f"**{count}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,} sessions")
+    st.markdown(
+        f"**{count}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
+        " sessions"
+    )
     rows = [asdict(one) for one in found.findings]
     titles = {"setting": "Setting", "value": "Found", "sure": "How sure", "why": "Why"}
     table(
@@ -119,11 +152,14 @@ def findings(found: Detection) -> None:
     )
     if found.waivers:
         st.warning(
-            "A build stops at faults in these bars; the configuration names them in comments, for you to decide.",
+            "A build stops at faults in these bars; the configuration names them in comments, for"
+            " you to decide.",
             icon=":material/rule:",
         )
     target = unused(config_folders()[0] / config_path(found.path).name)
-    if st.button(f"Write {plain(target.name)} and start from it", key="own_write", icon=":material/note_add:"):
+    if st.button(
+        f"Write {plain(target.name)} and start from it", key="own_write", icon=":material/note_add:"
+    ):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_config(found, target)
         st.session_state.pop("own_found", None)
@@ -131,7 +167,8 @@ def findings(found: Detection) -> None:
 
 
 def unused(path: Path) -> Path:
-    """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written over."""
+    """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
+    over."""
     number, tried = 2, path
     while tried.exists():
         tried = path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -1,4 +1,5 @@
-"""Where a backtest's profit came from: by symbol, by month, and round trip by round trip. The report shows the same."""
+"""Where a backtest's profit came from: by symbol, by month, and round trip by round trip. The
+report shows the same."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from fintrader_app.tables import table
 MOST_LOTS = 2000
 TALL = 12
 """Rows above which a table is scrolled."""
-SYMBOLS = {"symbol": "Symbol", "profit_usd": "Profit, net", "cost_usd": "of which costs", "fills": "Fills"}
+SYMBOLS = {
+    "symbol": "Symbol",
+    "profit_usd": "Profit, net",
+    "cost_usd": "of which costs",
+    "fills": "Fills",
+}
 MONTHS = {
     "month": "Month",
     "profit_usd": "Profit, net",
@@ -69,7 +75,14 @@ def profit_of(version: Hashable, main: str, timezone: str, _stored: StoredBackte
     trades = _stored.trades[_stored.trades["strategy"] == main]
     made, closed = symbol_pnl(_stored, main), round_trips(trades)
     months = pnl_by_month(made, timezone)
-    return Profit(made, pnl_table(made, trades), months, trips(trades), closed.iloc[: -MOST_LOTS - 1 : -1], len(closed))
+    return Profit(
+        made,
+        pnl_table(made, trades),
+        months,
+        trips(trades),
+        closed.iloc[: -MOST_LOTS - 1 : -1],
+        len(closed),
+    )
 
 
 def profit(stored: StoredBacktest, version: Hashable, main: str) -> None:
@@ -91,9 +104,10 @@ def by_symbol(found: Profit) -> None:
         st.subheader("Symbols", anchor=False)
         money_table(listed.rename_axis("symbol").reset_index(), "profit_symbols", SYMBOLS)
         st.caption(
-            f"{money(made.to_numpy().sum())} in all, {OTHER} of {money(made[OTHER].sum())} among it, after "
-            f"{money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())} fills. A symbol's profit: what "
-            "its position gained between session closes, less what was paid for it and the costs of its trades."
+            f"{money(made.to_numpy().sum())} in all, {OTHER} of {money(made[OTHER].sum())} among"
+            f" it, after {money(listed['cost_usd'].sum())} costs of {count(listed['fills'].sum())}"
+            " fills. A symbol's profit: what its position gained between session closes, less what"
+            " was paid for it and the costs of its trades."
         )
     with right:
         st.subheader("Months", anchor=False)
@@ -108,8 +122,12 @@ def closed_lots(found: Profit) -> None:
     rows = [{**row, "held": held(row["mean_minutes"])} for row in found.trips]
     money_table(pd.DataFrame(rows), "profit_trips", TRIPS)
     st.caption("First in, first out; net of both trades' costs; nights and weekends count as time.")
-    times = {name: found.lots[name].dt.tz_localize(None) for name in ("opened", "closed")}  # as the clock shows them
-    money_table(found.lots.assign(**times, held=found.lots["minutes"].map(held)), "profit_lots", LOTS)
+    times = {
+        name: found.lots[name].dt.tz_localize(None) for name in ("opened", "closed")
+    }  # as the clock shows them
+    money_table(
+        found.lots.assign(**times, held=found.lots["minutes"].map(held)), "profit_lots", LOTS
+    )
     if found.closed > MOST_LOTS:
         st.caption(f"The last {count(MOST_LOTS)} of {count(found.closed)}.")
 
@@ -125,13 +143,19 @@ def money(value: float) -> str:
 
 
 def money_table(rows: pd.DataFrame, key: str, named: dict[str, str]) -> None:
-    """The columns `named` (what -> its title): those that end in `usd` as dollars, a long table scrolled."""
+    """The columns `named` (what -> its title): those that end in `usd` as dollars, a long table
+    scrolled."""
     first = next(iter(named))
     shown = rows[list(named)].astype({first: str})
     amounts = [what for what in named if what.endswith("usd")]
     shown[amounts] = shown[amounts].round(2) + 0.0  # no cent is no loss
-    config: dict[str, Any] = {**named, first: st.column_config.TextColumn(named[first], pinned=True)}
-    config |= {what: st.column_config.NumberColumn(named[what], format="dollar") for what in amounts}
+    config: dict[str, Any] = {
+        **named,
+        first: st.column_config.TextColumn(named[first], pinned=True),
+    }
+    config |= {
+        what: st.column_config.NumberColumn(named[what], format="dollar") for what in amounts
+    }
     for what in {"opened", "closed"} & set(named):
         config[what] = st.column_config.DatetimeColumn(named[what], format="YYYY-MM-DD HH:mm")
     for what in {"lots", "fills"} & set(named):

@@ -1,4 +1,5 @@
-"""A tournament in numbers and pictures: how fast it goes, who ran when, how scores rise, who descends from whom."""
+"""A tournament in numbers and pictures: how fast it goes, who ran when, how scores rise, who
+descends from whom."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from fintrader_app.tables import settings_of
 MANY = 500
 """Beyond so many pods their marks are small."""
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
-STATES = {"done": GAIN, "stopped": "#d9730d", "failed": LOSS, "lost": LOSS, "running": "#0b6e99", "waiting": "#a0a8b0"}
+STATES = {
+    "done": GAIN,
+    "stopped": "#d9730d",
+    "failed": LOSS,
+    "lost": LOSS,
+    "running": "#0b6e99",
+    "waiting": "#a0a8b0",
+}
 MOST_BARS = 1_000
 MOST_PODS = 1_200
 GREY = "#a0a8b0"
@@ -64,7 +72,8 @@ def pace(
     alive: bool,
     now: float | None = None,
 ) -> Pace:
-    """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only while it is alive."""
+    """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only
+    while it is alive."""
     now = time.time() if now is None else now
     if pods.empty:
         return Pace(planned)
@@ -77,9 +86,17 @@ def pace(
         elapsed = max(0.0, (float(ended["finished"].max()) if over else now) - min(begins))
     if len(ended):
         span = float(ended["finished"].max() - ended["started"].min())
-        rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span if span > 0 else None
+        rate = (
+            float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span
+            if span > 0
+            else None
+        )
         to_come = max(0, (planned if planned is not None else len(pods)) - len(ended))
-        left = float((ended["finished"] - ended["started"]).mean()) * to_come / running if running and to_come else None
+        left = (
+            float((ended["finished"] - ended["started"]).mean()) * to_come / running
+            if running and to_come
+            else None
+        )
     failed = int((pods["state"] == "failed").sum())
     best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
     return Pace(planned, len(pods), len(ended), failed, running, best, elapsed, rate, left)
@@ -109,13 +126,21 @@ def score_figure(pods: pd.DataFrame) -> go.Figure:
                 customdata=[label(pod) for pod in rows["pod"]],
                 hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
             )
-    return framed(figure, y_title="validation score", x_title=f"{unit} since the start", hover="closest", height=330)
+    return framed(
+        figure,
+        y_title="validation score",
+        x_title=f"{unit} since the start",
+        hover="closest",
+        height=330,
+    )
 
 
 def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
-    """`what` (`score` or `return`) of each pod's looks at the validation window, as `artifacts.validation` has them.
+    """`what` (`score` or `return`) of each pod's looks at the validation window, as
+    `artifacts.validation` has them.
 
-    Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the score of all.
+    Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
+    score of all.
     """
     figure = go.Figure()
     for position, (pod, rows) in enumerate(looks.items()):
@@ -124,9 +149,15 @@ def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
         for _, fold in parts.groupby("fold"):
             dots = {"size": 4, "color": colour}
             figure.add_scatter(
-                x=fold["share"], y=fold[what], mode="lines+markers", marker=dots, opacity=0.25, showlegend=False,
-                line={"color": colour, "width": 1}, hoverinfo="skip",
-            )  # fmt: skip
+                x=fold["share"],
+                y=fold[what],
+                mode="lines+markers",
+                marker=dots,
+                opacity=0.25,
+                showlegend=False,
+                line={"color": colour, "width": 1},
+                hoverinfo="skip",
+            )
         whole = rows[rows["fold"].isna()]
         mean = parts.groupby("share", as_index=False)[what].mean()
         line = pd.concat([mean[~mean["share"].isin(whole["share"])], whole]).sort_values("share")
@@ -136,7 +167,11 @@ def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
             mode="lines+markers",
             name=label(pod),
             line={"color": colour, "width": 2},
-            hovertemplate="%{y:" + (".2%" if what == "return" else ".3f") + "}<extra>" + label(pod) + "</extra>",
+            hovertemplate="%{y:"
+            + (".2%" if what == "return" else ".3f")
+            + "}<extra>"
+            + label(pod)
+            + "</extra>",
         )
     title = "return" if what == "return" else "validation score"
     framed(figure, y_title=title, x_title="share of the pod's budget", height=320)
@@ -168,8 +203,17 @@ def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.
     )
     inside = values[shown]
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
-    framed(figure, y_title=label(human(name)), x_title="pod number", log_y=wide, hover="closest", height=300)
-    figure.update_yaxes(tickformat="~g", dtick=("D2" if inside.max() / inside.min() < 1000 else 1) if wide else None)
+    framed(
+        figure,
+        y_title=label(human(name)),
+        x_title="pod number",
+        log_y=wide,
+        hover="closest",
+        height=300,
+    )
+    figure.update_yaxes(
+        tickformat="~g", dtick=("D2" if inside.max() / inside.min() < 1000 else 1) if wide else None
+    )
     return figure
 
 
@@ -189,7 +233,7 @@ def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
     return since
 
 
-# --- who ran when ----------------------------------------------------------------------------------------------
+# --- who ran when ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,7 +259,9 @@ def attempts(
     ended = pods[pods["started"].notna()]
     latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
     found = [_of(row, float(row.started), float(row.finished)) for row in latest.itertuples()]
-    at_work = pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
+    at_work = (
+        pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
+    )
     found += [_of(row, launched[row.pod], now or 0.0) for row in at_work.itertuples()]
     drawn = sorted([*found, *lost], key=lambda one: (one.started, one.pod))[-MOST_BARS:]
     return drawn, len(ended) + len(at_work) + len(lost)
@@ -223,12 +269,15 @@ def attempts(
 
 def _of(row: Any, started: float, finished: float) -> Attempt:
     score, device = number(row.score), row.device
-    hover = (f"<br>score {score:.3f}" if score is not None else "") + (f"<br>on {label(device)}" if device else "")
+    hover = (f"<br>score {score:.3f}" if score is not None else "") + (
+        f"<br>on {label(device)}" if device else ""
+    )
     return Attempt(str(row.pod), started, finished, str(row.state), str(row.reason or ""), hover)
 
 
 def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
-    """Attempts that came to nothing: from the launch to the loss, with the reason; from the loss alone if need be."""
+    """Attempts that came to nothing: from the launch to the loss, with the reason; from the loss
+    alone if need be."""
     since: dict[str, float] = {}
     found = []
     for event in events:
@@ -249,7 +298,8 @@ def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
 
 
 def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
-    """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there are in all."""
+    """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there
+    are in all."""
     rows = pd.DataFrame([asdict(one) for one in found])
     zero, size, unit = since_start(rows, float(rows["finished"].max()))
     rows["lane"] = lanes(rows)
@@ -259,10 +309,17 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
         if not len(part):
             continue
         hover = [
-            f"{label(row.pod)} · {state}" + (f" ({label(row.reason)})" if row.reason else "") + row.hover
+            f"{label(row.pod)} · {state}"
+            + (f" ({label(row.reason)})" if row.reason else "")
+            + row.hover
             for row in part.itertuples()
         ]
-        inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside"}
+        inside = {
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "constraintext": "inside",
+        }
         figure.add_bar(
             x=(part["finished"] - part["started"]) / size,
             base=(part["started"] - zero) / size,
@@ -279,15 +336,23 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
     if len(found) < total:
         figure.layout.meta = {"note": f"The last {count(len(found))} of {count(total)} attempts."}
     most = int(rows["lane"].max())
-    framed(figure, x_title=f"{unit} since the start", hover="closest", height=min(1200, 110 + 34 * max(2, most)))
+    framed(
+        figure,
+        x_title=f"{unit} since the start",
+        hover="closest",
+        height=min(1200, 110 + 34 * max(2, most)),
+    )
     figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
     ticks = list(range(1, most + 1, max(1, most // 40)))
-    figure.update_yaxes(title={"text": "lane"}, tickmode="array", tickvals=ticks, autorange="reversed")
+    figure.update_yaxes(
+        title={"text": "lane"}, tickmode="array", tickvals=ticks, autorange="reversed"
+    )
     return figure
 
 
 def lanes(rows: pd.DataFrame) -> list[int]:
-    """A lane from 1 for each row, rows in order of their start: the lowest one that is free by then."""
+    """A lane from 1 for each row, rows in order of their start: the lowest one that is free by
+    then."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     chosen = []
@@ -301,7 +366,8 @@ def lanes(rows: pd.DataFrame) -> list[int]:
 
 
 def since_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
-    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until `end`."""
+    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until
+    `end`."""
     zero = float(rows["started"].min())
     for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if end - zero > 3 * size:
@@ -309,13 +375,15 @@ def since_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
     return zero, 1.0, "seconds"
 
 
-# --- who descends from whom ------------------------------------------------------------------------------------
+# --- who descends from whom -----------------------------------------------------------------------
 
 
 def lineage_figure(pods: pd.DataFrame) -> go.Figure:
-    """Founders at the left, children to the right; the colour says the score, a cross that a pod failed.
+    """Founders at the left, children to the right; the colour says the score, a cross that a pod
+    failed.
 
-    Pods without a score are grey. Of a large race the best pods are drawn, each with all its ancestors.
+    Pods without a score are grey. Of a large race the best pods are drawn, each with all its
+    ancestors.
     """
     shown = best_lines(pods)
     place = tree_rows(shown)
@@ -328,13 +396,26 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
         figure.add_trace(_nodes(shown[~known], place, {"symbol": symbols, "color": GREY}, few=few))
     if known.any():
         bar = {"title": {"text": "score"}, "thickness": 10, "len": 0.9, "outlinewidth": 0}
-        scale = {"color": scores[known], "colorscale": "Viridis", "showscale": True, "colorbar": bar}
+        scale = {
+            "color": scores[known],
+            "colorscale": "Viridis",
+            "showscale": True,
+            "colorbar": bar,
+        }
         figure.add_trace(_nodes(shown[known], place, scale, few=few))
     rows = list(place.values())
     if len(shown) < len(pods):
-        note = f"{count(len(shown))} of {count(len(pods))} pods shown: the best ones with all their ancestors."
+        note = (
+            f"{count(len(shown))} of {count(len(pods))} pods shown: the best ones with all their"
+            " ancestors."
+        )
         figure.layout.meta = {"note": note}
-    framed(figure, x_title="generation", hover="closest", height=min(900, max(280, 60 + 26 * len(set(rows)))))
+    framed(
+        figure,
+        x_title="generation",
+        hover="closest",
+        height=min(900, max(280, 60 + 26 * len(set(rows)))),
+    )
     deepest = int(shown["generation"].max())
     figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
     figure.update_yaxes(visible=False, range=[min(rows) - 0.7, max(rows) + 0.9])
@@ -342,7 +423,8 @@ def lineage_figure(pods: pd.DataFrame) -> go.Figure:
 
 
 def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
-    """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no more."""
+    """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no
+    more."""
     if len(pods) <= MOST_PODS:
         return pods
     parent = dict(zip(pods["pod"], pods["parent"], strict=True))
@@ -372,7 +454,9 @@ def _edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
     return go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
 
 
-def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool) -> go.Scatter:
+def _nodes(
+    pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool
+) -> go.Scatter:
     note = [
         f"{label(row.pod)} · {label(row.origin)} · {label(row.state)}"
         + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
@@ -383,7 +467,11 @@ def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object
         x=pods["generation"],
         y=[place[pod] for pod in pods["pod"]],
         mode="markers+text" if few else "markers",
-        marker={"size": 13 if few else 9, "line": {"width": 1, "color": "rgba(128,138,148,0.8)"}, **marker},
+        marker={
+            "size": 13 if few else 9,
+            "line": {"width": 1, "color": "rgba(128,138,148,0.8)"},
+            **marker,
+        },
         text=[label(pod) for pod in pods["pod"]] if few else None,
         textposition="top center",
         textfont={"size": 10},
@@ -394,7 +482,8 @@ def _nodes(pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object
 
 
 def tree_rows(pods: pd.DataFrame) -> dict[str, float]:
-    """Vertical place of each pod: leaves one below the other, parents in the middle of their children."""
+    """Vertical place of each pod: leaves one below the other, parents in the middle of their
+    children."""
     children: dict[str | None, list[str]] = {}
     known = set(pods["pod"])
     for pod, parent in zip(pods["pod"], pods["parent"], strict=True):

@@ -1,4 +1,5 @@
-"""A tournament's search in pictures: what the score went with, the score over one setting, and all settings at once."""
+"""A tournament's search in pictures: what the score went with, the score over one setting, and all
+settings at once."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def drawn_in_log(folder: Folder) -> frozenset[str]:
         ranges = artifacts.part(artifacts.part(artifacts.config(folder), "tournament"), "search")
     except FintraderError:
         return frozenset()
-    return frozenset(name for name, space in ranges.items() if isinstance(space, dict) and space.get("log") is True)
+    return frozenset(
+        name
+        for name, space in ranges.items()
+        if isinstance(space, dict) and space.get("log") is True
+    )
 
 
 def name_of(setting: str) -> str:
@@ -58,7 +63,9 @@ def axis_of(values: list[Any], log: bool = False) -> Axis:
         numbers = np.array(values, dtype=float)
         return Axis(numbers, log=log and bool((numbers > 0).all()))
     labels = tuple(sorted({str(value) for value in values}))
-    return Axis(np.array([labels.index(str(value)) for value in values], dtype=float), labels=labels)
+    return Axis(
+        np.array([labels.index(str(value)) for value in values], dtype=float), labels=labels
+    )
 
 
 def scored(pods: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +82,8 @@ def varied(pods: pd.DataFrame) -> list[str]:
 
 @st.cache_resource(max_entries=32, show_spinner=False)
 def judged(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
-    """Importance, and the settings to draw, the most important ones first; once for each `version` of the pods."""
+    """Importance, and the settings to draw, the most important ones first; once for each `version`
+    of the pods."""
     found, names = importance(_pods), varied(scored(_pods))
     first = [one.setting for one in found.shares if one.setting in names]
     return found, [*first, *(name for name in names if name not in first)]
@@ -104,31 +112,53 @@ def importance_figure(found: Importance) -> go.Figure:
     }
     figure.add_vline(x=found.luck, line={"color": "#b42318", "dash": "dot", "width": 1.5})
     figure.add_annotation(x=found.luck, **words)
-    framed(figure, x_title="share of the scores' variance", hover="closest", height=110 + 30 * max(3, len(shares)))
+    framed(
+        figure,
+        x_title="share of the scores' variance",
+        hover="closest",
+        height=110 + 30 * max(3, len(shares)),
+    )
     figure.update_xaxes(tickformat=".2~%", range=[0, 1.08 * max(found.luck, shares[-1].share)])
     return figure.update_layout(bargap=0.35)
 
 
 def importance_words(found: Importance) -> str:
-    """What the bars were made from and what they mean; of names that somebody gave, so not yet safe to show."""
+    """What the bars were made from and what they mean; of names that somebody gave, so not yet safe
+    to show."""
     said = f"From {count(found.pods)} pods that began from fresh weights, children left out. "
-    said += f"Where nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20 tournaments: grey "
-    said += "bars are no more than that. A setting may matter and not show; none is tested together with another."
+    said += (
+        f"Where nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20"
+        " tournaments: grey "
+    )
+    said += (
+        "bars are no more than that. A setting may matter and not show; none is tested together"
+        " with another."
+    )
     left_out = ", ".join(name_of(name) for name in found.constant)
-    return said + (f" Not tested, the same in all these pods or not in all of them: {left_out}." if left_out else "")
+    return said + (
+        f" Not tested, the same in all these pods or not in all of them: {left_out}."
+        if left_out
+        else ""
+    )
 
 
 def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
     """The score of each pod over one of its settings."""
     shown = scored(pods)
     axis = axis_of([row[name] for row in settings_of(shown)], log)
-    apart = 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5) if axis.labels else 0.0  # equal names beside each other
+    apart = (
+        0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5) if axis.labels else 0.0
+    )  # equal names beside each other
     figure = go.Figure()
     for origin, colour in ORIGINS.items():
         rows = (shown["origin"] == origin).to_numpy()
         if not rows.any():
             continue
-        said = [label(row[name]) for row in settings_of(shown[rows])] if axis.labels else axis.places[rows]
+        said = (
+            [label(row[name]) for row in settings_of(shown[rows])]
+            if axis.labels
+            else axis.places[rows]
+        )
         line = {"width": 1, "color": colour}
         fill = colour if origin == "fresh" else "rgba(0,0,0,0)"
         figure.add_scatter(
@@ -140,20 +170,36 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
             customdata=list(zip([label(pod) for pod in shown.loc[rows, "pod"]], said, strict=True)),
             hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
         )
-    framed(figure, y_title="validation score", x_title=label(name_of(name)), hover="closest", height=300)
+    framed(
+        figure,
+        y_title="validation score",
+        x_title=label(name_of(name)),
+        hover="closest",
+        height=300,
+    )
     if axis.labels:
-        return figure.update_xaxes(tickvals=list(range(len(axis.labels))), ticktext=[label(one) for one in axis.labels])
+        return figure.update_xaxes(
+            tickvals=list(range(len(axis.labels))), ticktext=[label(one) for one in axis.labels]
+        )
     if axis.log:
-        figure.update_xaxes(type="log", tickformat="~g", dtick="D2" if decades(axis.places) < 2.5 else 1)
+        figure.update_xaxes(
+            type="log", tickformat="~g", dtick="D2" if decades(axis.places) < 2.5 else 1
+        )
     return figure
 
 
 def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
-    """Each pod as a line across its settings to its score; of many pods some from the best to the worst."""
+    """Each pod as a line across its settings to its score; of many pods some from the best to the
+    worst."""
     ordered = scored(pods).sort_values("score", kind="stable")
-    shown = ordered.iloc[np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))]
+    shown = ordered.iloc[
+        np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))
+    ]
     rows = settings_of(shown)
-    axes = [_dimension(name, axis_of([row[name] for row in rows], name in logs)) for name in names[:MOST_AXES]]
+    axes = [
+        _dimension(name, axis_of([row[name] for row in rows], name in logs))
+        for name in names[:MOST_AXES]
+    ]
     scores = shown["score"].to_numpy(float)
     figure = go.Figure().add_parcoords(
         dimensions=[*axes, {"label": "score", "values": scores}],
@@ -172,7 +218,9 @@ def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) 
     note = [f"{count(len(shown))} of {count(len(ordered))} pods, from the best to the worst."] * (
         len(shown) < len(ordered)
     )
-    note += [f"{MOST_AXES} of {len(names)} settings, the most important ones."] * (len(names) > MOST_AXES)
+    note += [f"{MOST_AXES} of {len(names)} settings, the most important ones."] * (
+        len(names) > MOST_AXES
+    )
     if note:
         figure.layout.meta = {"note": " ".join(note)}
     return figure.update_layout(height=360)
@@ -183,13 +231,21 @@ def _dimension(name: str, axis: Axis) -> dict[str, Any]:
     if axis.labels:
         ticks, texts = list(range(len(axis.labels))), [label(one, 16) for one in axis.labels]
         range_of = [-0.2, len(ticks) - 0.8]
-        return {"label": title, "values": axis.places, "tickvals": ticks, "ticktext": texts, "range": range_of}
+        return {
+            "label": title,
+            "values": axis.places,
+            "tickvals": ticks,
+            "ticktext": texts,
+            "range": range_of,
+        }
     if not axis.log:
         return {"label": title, "values": axis.places}
     low, high = float(np.log10(axis.places.min())), float(np.log10(axis.places.max()))
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     whole = range(math.floor(low), math.ceil(high) + 1)
-    ticks = [place for e in whole for k in steps if low <= (place := e + math.log10(k)) <= high] or [low, high]
+    ticks = [
+        place for e in whole for k in steps if low <= (place := e + math.log10(k)) <= high
+    ] or [low, high]
     return {
         "label": title,
         "values": np.log10(axis.places),

@@ -1,6 +1,8 @@
-"""What the server runs: the app, with headers that keep other sites from showing it inside their own pages.
+"""What the server runs: the app, with headers that keep other sites from showing it inside their
+own pages.
 
-It has imported what pages draw with when it first answers, and reads the runs while the browser fetches its scripts.
+It has imported what pages draw with when it first answers, and reads the runs while the browser
+fetches its scripts.
 """
 
 from __future__ import annotations
@@ -56,4 +58,8 @@ async def prepared(_: st.App) -> AsyncIterator[None]:
     yield
 
 
-app = st.App(Path(__file__).with_name("streamlit_app.py"), middleware=[Middleware(Unframed)], lifespan=prepared)
+app = st.App(
+    Path(__file__).with_name("streamlit_app.py"),
+    middleware=[Middleware(Unframed)],
+    lifespan=prepared,
+)

@@ -1,4 +1,5 @@
-"""What all pages share: the runs folder, the guard against faults, foreign text, links in the URL, the run picker."""
+"""What all pages share: the runs folder, the guard against faults, foreign text, links in the URL,
+the run picker."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ PAGES = (
 )
 
 ICON = (  # drawn here: a named icon would be fetched from somebody's server
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0f766e"/>'
-    '<path d="M9 7v18M16 5v20M23 9v16" stroke="white" stroke-width="2"/>'
-    '<path d="M9 13v8M16 9v9M23 12v9" stroke="white" stroke-width="5"/></svg>'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32"'
+    ' rx="7" fill="#0f766e"/><path d="M9 7v18M16 5v20M23 9v16" stroke="white"'
+    ' stroke-width="2"/><path d="M9 13v8M16 9v9M23 12v9" stroke="white" stroke-width="5"/></svg>'
 )
 STYLE = """<style>
 .stMainBlockContainer {padding: 4.2rem 2rem 3rem; max-width: 1560px;}
@@ -107,7 +108,11 @@ def runs_folder() -> RunsFolder:
 def market_folders(runs: RunsFolder) -> list[Path]:
     """Folders whose market files the app may read."""
     given = os.environ.get(CACHE_VARIABLE)
-    return [Path(given).resolve()] if given else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
+    return (
+        [Path(given).resolve()]
+        if given
+        else [Path("data/tensors").resolve(), runs.root.parent / "data" / "tensors"]
+    )
 
 
 def config_folders() -> list[Path]:
@@ -126,9 +131,11 @@ def page(title: str, render: Callable[[RunsFolder], None]) -> None:
 
 
 def afterwards(key: str) -> bool:
-    """Whether to draw what is heavy: on a session's first run it waits until what stands above is in the browser.
+    """Whether to draw what is heavy: on a session's first run it waits until what stands above is
+    in the browser.
 
-    Drawing libraries and tables keep a browser busy for a second or two, in which it would show nothing at all.
+    Drawing libraries and tables keep a browser busy for a second or two, in which it would show
+    nothing at all.
     """
     ready = f"{key}_ready"
     if st.session_state.get(ready):
@@ -161,30 +168,36 @@ def guarded() -> Iterator[None]:
     except Exception as error:  # streamlit's own rerun and stop signals pass: they are none
         log.exception("page fault")
         st.error(
-            f"This part of the page could not be drawn ({type(error).__name__}). The stored files were not touched; "
-            "the app's log on the terminal says more.",
+            f"This part of the page could not be drawn ({type(error).__name__}). The stored files"
+            " were not touched; the app's log on the terminal says more.",
             icon=":material/error:",
         )
 
 
 def sentence(error: Exception) -> str:
-    """An error's message as escaped text that begins with a capital, unless a path or a setting stands there."""
+    """An error's message as escaped text that begins with a capital, unless a path or a setting
+    stands there."""
     text = plain(without_secrets(str(error)))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
 
 
-# --- foreign text ----------------------------------------------------------------------------------------------
+# --- foreign text ---------------------------------------------------------------------------------
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:])")
-_SECRET = re.compile(r"(?i)(pass(word|wd)?|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)")
-_SECRET_QUERY = re.compile(r"(?i)([?&][\w-]*(?:sig|token|key|secret|passw|credential)[\w-]*=)[^&\s'\"]+")
+_SECRET = re.compile(
+    r"(?i)(pass(word|wd)?|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)"
+)
+_SECRET_QUERY = re.compile(
+    r"(?i)([?&][\w-]*(?:sig|token|key|secret|passw|credential)[\w-]*=)[^&\s'\"]+"
+)
 _IN_BRACES = re.compile(r"""([{,]\s*)(["']?[\w.-]+["']?)(\s*:\s*)("[^"]*"|'[^']*'|[^,{}\[\]]+)""")
 """One setting of YAML or JSON that stands on a line with others, as in `{user: me, token: x}`."""
 
 
 def plain(text: Any, limit: int = 300) -> str:
-    """Foreign text made safe for Streamlit's markdown: no link, no image, no HTML, no colour, one line."""
+    """Foreign text made safe for Streamlit's markdown: no link, no image, no HTML, no colour, one
+    line."""
     shown = "".join(char if char.isprintable() else " " for char in str(text))
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     return _MARKDOWN.sub(r"\\\1", " ".join(shown.split()))
@@ -230,13 +243,15 @@ def human(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-# --- links -----------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
-    """The widget key under which the choice `key` lives, set from the URL, from another page, or to `default`.
+    """The widget key under which the choice `key` lives, set from the URL, from another page, or to
+    `default`.
 
-    Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with a message.
+    Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with
+    a message.
     """
     widget, kept, state = f"widget_{key}", f"kept_{key}", st.session_state
     asked = _asked(key)
@@ -245,7 +260,9 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
     elif asked is not None:
         st.warning(f"The link asks for the {key} “{plain(asked, 60)}”, which is not here.")
     if state.get(widget) in options:
-        state[widget] = state[widget]  # else a widget of that key on another page would leave this one empty
+        state[widget] = state[
+            widget
+        ]  # else a widget of that key on another page would leave this one empty
     else:
         state[widget] = state.get(kept) if state.get(kept) in options else default or options[0]
     return widget
@@ -270,7 +287,9 @@ def remember(key: str, value: str | None) -> None:
         st.query_params[key] = value
 
 
-def choose(label: str, options: Sequence[str], key: str, *, default: str | None = None, **kwargs: Any) -> str:
+def choose(
+    label: str, options: Sequence[str], key: str, *, default: str | None = None, **kwargs: Any
+) -> str:
     """A selectbox whose choice is part of the page's address and is kept from page to page."""
     value: str = st.selectbox(label, options, key=linked(key, options, default), **kwargs)
     remember(key, value)
@@ -293,7 +312,9 @@ def linked_several(key: str, options: Sequence[str], default: Sequence[str], mos
     return widget
 
 
-def choose_several(label: str, options: Sequence[str], key: str, default: Sequence[str], most: int) -> list[str]:
+def choose_several(
+    label: str, options: Sequence[str], key: str, default: Sequence[str], most: int
+) -> list[str]:
     """As `choose`, of up to `most`."""
     widget = linked_several(key, options, default, most)
     value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
@@ -324,14 +345,17 @@ def go(file: str, **parameters: str) -> None:
     st.switch_page(f"views/{file}")
 
 
-# --- runs ------------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
-    """The header's run picker with the status beside it. Raises NotThereError when there are no runs at all."""
+    """The header's run picker with the status beside it. Raises NotThereError when there are no
+    runs at all."""
     found = summaries(runs)
     if not found:
-        raise NotThereError("no runs here yet: start one on the New run page, or type `fintrader run CONFIG`")
+        raise NotThereError(
+            "no runs here yet: start one on the New run page, or type `fintrader run CONFIG`"
+        )
     by_name = {run.name: run for run in found}
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
@@ -344,14 +368,17 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
 
 
 def pick_race(folder: Folder) -> Folder:
-    """The folder that holds the tournament: the run's own or, walked forward, that of the fold chosen here."""
+    """The folder that holds the tournament: the run's own or, walked forward, that of the fold
+    chosen here."""
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if not folds:
         return folder
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
         key = linked("fold", folds, folds[-1])  # of a living run, the fold that races
-        fold = st.selectbox("Fold", folds, key=key, format_func=lambda name: f"Fold {plain(name, 20)}")
+        fold = st.selectbox(
+            "Fold", folds, key=key, format_func=lambda name: f"Fold {plain(name, 20)}"
+        )
         remember("fold", fold)
     with right:
         st.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
@@ -374,7 +401,8 @@ def status_line(run: Summary) -> None:
 
 
 def stage_strip(runs: RunsFolder, run: Summary) -> None:
-    """How far each stage of a run is, live while it runs, what the one at work is for, and why it failed."""
+    """How far each stage of a run is, live while it runs, what the one at work is for, and why it
+    failed."""
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
@@ -399,8 +427,14 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
     if at_work is not None and at_work.about:
         st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
     if run.problem:
-        where = next((f" (stage: {plain(stage.title)})" for stage in found if stage.name == run.failed_at), "")
-        st.error(f"{plain(run.name)}{where}: {plain(without_secrets(run.problem), 1_000)}", icon=":material/error:")
+        where = next(
+            (f" (stage: {plain(stage.title)})" for stage in found if stage.name == run.failed_at),
+            "",
+        )
+        st.error(
+            f"{plain(run.name)}{where}: {plain(without_secrets(run.problem), 1_000)}",
+            icon=":material/error:",
+        )
 
 
 def strip_html(found: Sequence[Stage], *, alive: bool) -> str:
@@ -416,7 +450,8 @@ def strip_html(found: Sequence[Stage], *, alive: bool) -> str:
 
 
 def _stage_words(stage: Stage, *, alive: bool) -> str:
-    """What stands below a stage's bar: time, share, and what is at work in it where that has another name."""
+    """What stands below a stage's bar: time, share, and what is at work in it where that has
+    another name."""
     if stage.state == "done":
         return duration(stage.seconds) if stage.seconds is not None else "done"
     if stage.state == "waiting":

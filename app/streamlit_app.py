@@ -9,8 +9,19 @@ from fintrader_app.shell import ICON, PAGES, STYLE
 st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
 st.html(STYLE)
 first, *others = PAGES
-home = st.Page(f"views/{first.file}", title=first.title, icon=first.icon, url_path="home", default=True)
+home = st.Page(
+    f"views/{first.file}", title=first.title, icon=first.icon, url_path="home", default=True
+)
 # The default page answers at "/" only, whatever its path: its own name must lead there too.
-alias = st.Page(f"views/{first.file}", title=first.title, icon=first.icon, url_path=first.path, visibility="hidden")
-rest = [st.Page(f"views/{page.file}", title=page.title, icon=page.icon, url_path=page.path) for page in others]
+alias = st.Page(
+    f"views/{first.file}",
+    title=first.title,
+    icon=first.icon,
+    url_path=first.path,
+    visibility="hidden",
+)
+rest = [
+    st.Page(f"views/{page.file}", title=page.title, icon=page.icon, url_path=page.path)
+    for page in others
+]
 st.navigation([home, *rest, alias], position="top").run()

@@ -1,4 +1,5 @@
-"""Tables and lines of figures: headline cards, the paper's table, everything with its formula, the leaderboard."""
+"""Tables and lines of figures: headline cards, the paper's table, everything with its formula, the
+leaderboard."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ MOST_ROWS = 20
 
 
 def judged(stored: StoredBacktest, run: str = "") -> None:
-    """The verdict that a page with a return opens with: what it is, why, and what would change it."""
+    """The verdict that a page with a return opens with: what it is, why, and what would change
+    it."""
     verdict = stored.verdict
     show = st.error if stored.changed else st.success if verdict.skill else st.warning
     lines = [f"**{plain(f'{run}: {verdict.headline}' if run else verdict.headline)}**"]
@@ -65,8 +67,11 @@ def numbers(cells: Iterable[tuple[str, str] | tuple[str, str, str | None]]) -> N
 
 
 def table(rows: Any, key: str, *, right: Iterable[str] = (), pinned: str = "", **how: Any) -> None:
-    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the `right`, one `pinned`."""
-    config: dict[str, Any] = {name: st.column_config.TextColumn(alignment="right") for name in right}
+    """A table over the whole width (`rows`: whatever makes a frame); columns of text to the
+    `right`, one `pinned`."""
+    config: dict[str, Any] = {
+        name: st.column_config.TextColumn(alignment="right") for name in right
+    }
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
     how.setdefault("column_config", config)
@@ -90,11 +95,16 @@ def cards(stored: StoredBacktest, name: str) -> None:
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
             mine, other = number(metrics.get(key)), number(index.get(key))
-            about, difference = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}.", None
+            about, difference = (
+                f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}.",
+                None,
+            )
             if mine is not None and other is not None and name != "benchmark" and key != "sessions":
                 difference = statistic(key, mine - other, signed=True)
                 about += " Below it: the difference from the index."
-            tone: Any = "off" if not coloured else "inverse" if key == "annual_volatility" else "normal"
+            tone: Any = (
+                "off" if not coloured else "inverse" if key == "annual_volatility" else "normal"
+            )
             st.metric(
                 title,
                 count(mine) if key == "sessions" else shown(key, metrics),
@@ -112,13 +122,17 @@ def cards(stored: StoredBacktest, name: str) -> None:
 
 
 def dashes(metrics: Iterable[Mapping[str, Any]], before: str = "") -> None:
-    """Below figures of short windows: why some are dashes, with what to say `before` it; nothing for long ones."""
+    """Below figures of short windows: why some are dashes, with what to say `before` it; nothing
+    for long ones."""
     if why := short_window(metrics):
         st.caption(f":material/warning: {before} {why}")
 
 
-def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: str | None = None) -> None:
-    """One row a strategy: the paper's columns, and what it did otherwise than the benchmark portfolio."""
+def paper_table(
+    metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: str | None = None
+) -> None:
+    """One row a strategy: the paper's columns, and what it did otherwise than the benchmark
+    portfolio."""
     titles = [title for _, title in (*HEADLINE, *ACTIVE_COLUMNS)] + [INTERVAL]
     rows = []
     for name, values in metrics.items():
@@ -127,7 +141,10 @@ def paper_table(metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: s
     table(rows, key, right=titles, pinned="Strategy")
     dashes(metrics.values())
     if portfolio is not None:
-        st.caption(f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of costs.")
+        st.caption(
+            f"Active figures: against {plain(human(portfolio).lower())} (`env.benchmark`), net of"
+            " costs."
+        )
 
 
 def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
@@ -137,14 +154,22 @@ def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
         known = BY_KEY.get(name)
         row = {"Metric": title_of(name)}
         row |= {human(strategy): shown(name, values) for strategy, values in metrics.items()}
-        rows.append(row | {"Formula": known.formula if known else "", "Source": known.source if known else ""})
+        rows.append(
+            row
+            | {
+                "Formula": known.formula if known else "",
+                "Source": known.source if known else "",
+            }
+        )
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
     dashes(metrics.values())
 
 
 def settings_of(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, as they are stored."""
-    return pd.DataFrame([row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index)
+    return pd.DataFrame(
+        [row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index
+    )
 
 
 def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
@@ -152,7 +177,17 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     if board.empty:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
         return
-    columns = ["rank", "pod", "score", "algo", "origin", "parent", "generation", "env_steps", "seconds"]
+    columns = [
+        "rank",
+        "pod",
+        "score",
+        "algo",
+        "origin",
+        "parent",
+        "generation",
+        "env_steps",
+        "seconds",
+    ]
     frame = board[columns[:6] if short else columns].copy()
     hyper = settings_of(board)
     config = {
@@ -169,10 +204,18 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     for name in [] if short else hyper.columns[:6]:
         frame[str(name)] = hyper[name]
     height: Any = 38 + 35 * min(len(frame), 8) if short else "auto"
-    st.dataframe(frame, hide_index=True, width="stretch", height=height, key=key, column_config=config, placeholder="–")
+    st.dataframe(
+        frame,
+        hide_index=True,
+        width="stretch",
+        height=height,
+        key=key,
+        column_config=config,
+        placeholder="–",
+    )
 
 
-# --- settings --------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 CHANGED = "●"
 """Stands before a value that is not this version's default."""
@@ -182,7 +225,9 @@ def told(name: str, setting: Setting | None, *, marked: bool = True) -> str:
     """A setting's value, nobody's secrets in it."""
     if setting is None:
         return DASH
-    mark = f"{CHANGED} " if marked and setting.changed else "" if setting.known or not marked else "? "
+    mark = (
+        f"{CHANGED} " if marked and setting.changed else "" if setting.known or not marked else "? "
+    )
     return mark + ("(hidden)" if is_secret(name) else without_secrets(text_of(setting.value)))
 
 
@@ -192,13 +237,24 @@ def changed_settings(config: Mapping[str, Any], key: str) -> None:
         {
             "Setting": name,
             "Value": told(name, one, marked=False),
-            "Default": told(name, Setting(one.default), marked=False) if one.known else "unknown to this version",
+            "Default": (
+                told(name, Setting(one.default), marked=False)
+                if one.known
+                else "unknown to this version"
+            ),
         }
         for name, one in changed(config).items()
     ]
-    st.caption(f"{count(len(rows))} settings are not as this version has them by default; the rest are")
+    st.caption(
+        f"{count(len(rows))} settings are not as this version has them by default; the rest are"
+    )
     if rows:
-        table(rows, key, pinned="Setting", height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS)
+        table(
+            rows,
+            key,
+            pinned="Setting",
+            height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS,
+        )
 
 
 def differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
@@ -207,10 +263,20 @@ def differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> No
     if not rows:
         st.info("These runs have the same settings.", icon=":material/equal:")
         return
-    strange = any(one is not None and not one.known for row in rows.values() for one in row.values())
-    st.caption(
-        f"{CHANGED} not this version's default · {DASH} the run's algorithm, source or version has no such setting"
-        + " · ? unknown to this version" * strange
+    strange = any(
+        one is not None and not one.known for row in rows.values() for one in row.values()
     )
-    listed = [{"Setting": name, **{run: told(name, one) for run, one in row.items()}} for name, row in rows.items()]
-    table(listed, key, pinned="Setting", height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS)
+    st.caption(
+        f"{CHANGED} not this version's default · {DASH} the run's algorithm, source or version has"
+        " no such setting" + " · ? unknown to this version" * strange
+    )
+    listed = [
+        {"Setting": name, **{run: told(name, one) for run, one in row.items()}}
+        for name, row in rows.items()
+    ]
+    table(
+        listed,
+        key,
+        pinned="Setting",
+        height="content" if len(rows) <= MOST_ROWS else 38 + 35 * MOST_ROWS,
+    )

@@ -6,9 +6,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks._records import DASH, Named, Records, footnote, joined, origin, percent, spread, table, times
+from benchmarks._records import (
+    DASH,
+    Named,
+    Records,
+    footnote,
+    joined,
+    origin,
+    percent,
+    spread,
+    table,
+    times,
+)
 
-ALGOS = {"ppo": "PPO", "a2c": "A2C", "sac": "SAC", "td3": "TD3", "ddpg": "DDPG", "redq": "REDQ", "apg": "APG"}
+ALGOS = {
+    "ppo": "PPO",
+    "a2c": "A2C",
+    "sac": "SAC",
+    "td3": "TD3",
+    "ddpg": "DDPG",
+    "redq": "REDQ",
+    "apg": "APG",
+}
 
 
 class Row(NamedTuple):
@@ -22,12 +41,15 @@ class Row(NamedTuple):
 
 def table_of(rows: Sequence[Row], records: Records) -> str:
     """One line a row, its record beside it."""
-    lines = [[row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)] for row in rows]
+    lines = [
+        [row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)]
+        for row in rows
+    ]
     head = ["claim", "measured", "target", "record, commit, machine"]
     return table(head, lines, left=4) + footnote(records, dict.fromkeys(row.record for row in rows))
 
 
-# --- the environment, data, and training --------------------------------------------------------------------------
+# --- the environment, data, and training ----------------------------------------------------------
 
 
 def _millions(per_second: float) -> str:
@@ -37,30 +59,37 @@ def _millions(per_second: float) -> str:
 def _env_speed(env: Named) -> str:
     ranges = env["ranges"]
     return (
-        f"{_millions(env['env_only_steps_per_second'])} M steps/s: {times(env['times_finrl'], 0)} FinRL "
-        f"({spread(ranges['times_finrl'], 0)}), {times(env['times_elegantrl_shipped'], 0)} ElegantRL as shipped, "
-        f"{times(env['times_elegantrl_repaired'])} ({spread(ranges['times_elegantrl_repaired'], 0)}) with its actions "
-        f"and sales repaired, {times(env['times_torchtrade_fractional_4096'])} TorchTrade's contract "
-        f"({times(env['times_torchtrade_tuned_fractional_4096'])} our tuning of it); every account beginning by "
-        f"itself: {times(env['single_starts_times_finrl'], 0)} FinRL"
+        f"{_millions(env['env_only_steps_per_second'])} M steps/s: {times(env['times_finrl'], 0)}"
+        f" FinRL ({spread(ranges['times_finrl'], 0)}), {times(env['times_elegantrl_shipped'], 0)}"
+        f" ElegantRL as shipped, {times(env['times_elegantrl_repaired'])}"
+        f" ({spread(ranges['times_elegantrl_repaired'], 0)}) with its actions and sales repaired,"
+        f" {times(env['times_torchtrade_fractional_4096'])} TorchTrade's contract"
+        f" ({times(env['times_torchtrade_tuned_fractional_4096'])} our tuning of it); every account"
+        f" beginning by itself: {times(env['single_starts_times_finrl'], 0)} FinRL"
     )
 
 
 def _env_roofline(env: Named) -> str:
     return (
-        f"{env['share_of_copy_roofline']:.2f}; {env['single_starts_share_of_copy_roofline']:.2f} (the roofline is "
-        f"{_millions(env['roofline_steps_per_second'])} M steps/s at {env['copy_gb_per_second']:.1f} GB/s)"
+        f"{env['share_of_copy_roofline']:.2f}; {env['single_starts_share_of_copy_roofline']:.2f}"
+        f" (the roofline is {_millions(env['roofline_steps_per_second'])} M steps/s at"
+        f" {env['copy_gb_per_second']:.1f} GB/s)"
     )
 
 
 def _env_decisions(env: Named) -> str:
     found = env["decisions_per_second"]["80"]["64"]
     kept = env["interval_times_interval_1"]["interval_30_times_interval_1_80_stocks_64_accounts"]
-    return f"{'; '.join(_millions(found[bars]) for bars in ('1', '5', '30'))} M/s, {kept:.2f} of a decision a bar"
+    return (
+        f"{'; '.join(_millions(found[bars]) for bars in ('1', '5', '30'))} M/s, {kept:.2f} of a"
+        " decision a bar"
+    )
 
 
 def _env_options(env: Named) -> str:
-    costs, parts = (env[f"{name}_times_plain_4096_accounts_interval_1"] for name in ("costs", "fractional"))
+    costs, parts = (
+        env[f"{name}_times_plain_4096_accounts_interval_1"] for name in ("costs", "fractional")
+    )
     one, many = (env["decisions_per_second"]["100"][accounts]["1"] for accounts in ("1", "16384"))
     return f"{costs:.2f} and {parts:.2f}; {_millions(one)}; {_millions(many)} M steps/s"
 
@@ -75,8 +104,8 @@ def _training_peers(found: Named) -> str:
     sb3, clean = (f"{times(found[key])}" for key in ("mlp_times_sb3", "mlp_times_clean"))
     ranges = found["ranges"]
     return (
-        f"{sb3} Stable-Baselines3 ({spread(ranges['mlp_times_sb3'])}), {clean} a CleanRL-style loop "
-        f"({spread(ranges['mlp_times_clean'])}), both tuned"
+        f"{sb3} Stable-Baselines3 ({spread(ranges['mlp_times_sb3'])}), {clean} a CleanRL-style loop"
+        f" ({spread(ranges['mlp_times_clean'])}), both tuned"
     )
 
 
@@ -93,28 +122,33 @@ def _micro(found: Named) -> str:
 
 
 def _build(found: Named) -> str:
-    again = f"again {1e3 * found['second_build_seconds']:.0f} ms, loading {1e3 * found['load_seconds']:.0f} ms"
+    again = (
+        f"again {1e3 * found['second_build_seconds']:.0f} ms, loading"
+        f" {1e3 * found['load_seconds']:.0f} ms"
+    )
     return (
-        f"{found['paper_build_seconds']:.0f} s ({found['paper_cpu_seconds']:.0f} CPU-s, "
-        f"{found['paper']['first']['system_seconds']:.0f} of them the system's, which takes "
-        f"{found['paper']['fresh_gib_seconds']:.1f} for a GiB of new memory), {found['paper_peak_gib']:.2f} GiB; "
-        f"{times(found['polars']['times_faster'])} polars on the same work; {again}"
+        f"{found['paper_build_seconds']:.0f} s ({found['paper_cpu_seconds']:.0f} CPU-s,"
+        f" {found['paper']['first']['system_seconds']:.0f} of them the system's, which takes"
+        f" {found['paper']['fresh_gib_seconds']:.1f} for a GiB of new memory),"
+        f" {found['paper_peak_gib']:.2f} GiB; {times(found['polars']['times_faster'])} polars on"
+        f" the same work; {again}"
     )
 
 
 def _day_added(found: Named) -> str:
     csv, parquet = (found["appended"][kind] for kind in ("csv", "parquet"))
     return (
-        f"each a CSV {csv['appended_seconds']:.1f} s, {csv['appended_chunks']} chunks; in one Parquet file "
-        f"{parquet['appended_seconds']:.1f} s, {parquet['appended_chunks']} chunks"
+        f"each a CSV {csv['appended_seconds']:.1f} s, {csv['appended_chunks']} chunks; in one"
+        f" Parquet file {parquet['appended_seconds']:.1f} s, {parquet['appended_chunks']} chunks"
     )
 
 
 def _features_kept(found: Named) -> str:
     kept = found["features"]
     return (
-        f"computed {1e9 * kept['computed_seconds'] / kept['rows']:.0f} ns a bar, read back "
-        f"{1e9 * kept['read_seconds'] / kept['rows']:.0f} ns and {kept['bytes_a_row']:.0f} bytes of disk"
+        f"computed {1e9 * kept['computed_seconds'] / kept['rows']:.0f} ns a bar, read back"
+        f" {1e9 * kept['read_seconds'] / kept['rows']:.0f} ns and {kept['bytes_a_row']:.0f} bytes"
+        " of disk"
     )
 
 
@@ -130,7 +164,12 @@ SPEED = (
         _env_speed,
         f"250 ×, {DASH}, 25 ×, 8 ×",
     ),
-    Row("its share of the copy roofline; every account beginning by itself", "env", _env_roofline, "0.6"),
+    Row(
+        "its share of the copy roofline; every account beginning by itself",
+        "env",
+        _env_roofline,
+        "0.6",
+    ),
     Row(
         "64 accounts, 80 stocks: a decision a bar; every 5; every 30 bars",
         "env",
@@ -138,7 +177,8 @@ SPEED = (
         "0.3 M/s at 30, 0.4 of a decision a bar",
     ),
     Row(
-        "impact, own spread and least commission, and fractions, of plain; one account; 16,384 accounts",
+        "impact, own spread and least commission, and fractions, of plain; one account; 16,384"
+        " accounts",
         "env",
         _env_options,
         "0.7",
@@ -156,24 +196,48 @@ SPEED = (
         "3 ×",
     ),
     Row(
-        "one account through `gymnasium.make` over FinRL's", "env", lambda env: times(env["single_times_finrl"]), "2 ×"
+        "one account through `gymnasium.make` over FinRL's",
+        "env",
+        lambda env: times(env["single_times_finrl"]),
+        "2 ×",
     ),
     Row(
-        "default PPO, 100 stocks × 8 features, one thread, updates included: 64; 256; 1,024; 4,096 accounts",
+        "default PPO, 100 stocks × 8 features, one thread, updates included: 64; 256; 1,024; 4,096"
+        " accounts",
         "training",
         _training,
         "30 k at 256, 80 k at 4,096; 1.5 ×",
     ),
-    Row("MLP 128-128, the same everything, in our environment", "training", _training_peers, "3 ×, 2 ×"),
+    Row(
+        "MLP 128-128, the same everything, in our environment",
+        "training",
+        _training_peers,
+        "3 ×, 2 ×",
+    ),
     Row("the rate of training with one thing changed, 256 accounts", "training", _micro, DASH),
-    Row("paper-sized build: 152 tickers, 528,030 minutes, 8 features", "data_build", _build, "45 CPU-s, 1 GiB, 1 ×"),
+    Row(
+        "paper-sized build: 152 tickers, 528,030 minutes, 8 features",
+        "data_build",
+        _build,
+        "45 CPU-s, 1 GiB, 1 ×",
+    ),
     Row("a day added to the bars of 500 symbols", "data_build", _day_added, "5 s, 500 chunks"),
-    Row("the paper's eight features, if chunks kept them (they do not)", "data_build", _features_kept, DASH),
-    Row("clean and align; the paper's eight features against stockstats", "data_build", _clean, "2 M rows/s"),
+    Row(
+        "the paper's eight features, if chunks kept them (they do not)",
+        "data_build",
+        _features_kept,
+        DASH,
+    ),
+    Row(
+        "clean and align; the paper's eight features against stockstats",
+        "data_build",
+        _clean,
+        "2 M rows/s",
+    ),
 )
 
 
-# --- what agents learn --------------------------------------------------------------------------------------------
+# --- what agents learn ----------------------------------------------------------------------------
 
 
 def _optimum(which: str) -> Callable[[Named], str]:
@@ -183,7 +247,10 @@ def _optimum(which: str) -> Callable[[Named], str]:
             algo, _, reward = name.rpartition("_")
             if reward == which and isinstance(one, dict):
                 late = "share_60s" in one
-                found[algo] = (one["share_60s" if late else "share_20s"]["mean"], "" if late else " (20 s)")
+                found[algo] = (
+                    one["share_60s" if late else "share_20s"]["mean"],
+                    "" if late else " (20 s)",
+                )
         ranked = sorted(found.items(), key=lambda item: -item[1][0])
         text = ", ".join(f"{ALGOS[algo]} {percent(share)}{when}" for algo, (share, when) in ranked)
         rates = [
@@ -191,13 +258,20 @@ def _optimum(which: str) -> Callable[[Named], str]:
             for name, one in record["figures"].items()
             if name.endswith(which) and "rate" in str(one)
         ]
-        return f"{text}; trade rates {min(rates):.2f} to {max(rates):.2f} of the true one; {record['seeds']} seeds"
+        return (
+            f"{text}; trade rates {min(rates):.2f} to {max(rates):.2f} of the true one;"
+            f" {record['seeds']} seeds"
+        )
 
     return said
 
 
 def _kelly(record: Named) -> str:
-    found = {key.removesuffix("_share"): one for key, one in record["figures"].items() if isinstance(one, dict)}
+    found = {
+        key.removesuffix("_share"): one
+        for key, one in record["figures"].items()
+        if isinstance(one, dict)
+    }
     ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
     seeds = len({run["seed"] for run in record["runs"]})
     shares = ", ".join(f"{ALGOS[algo]} {percent(one['mean'])}" for algo, one in ranked)
@@ -211,7 +285,10 @@ def _leaked(record: Named) -> str:
         known = found[f"{algo}_share"]
         shares.append(f"{ALGOS[algo]} {100 * min(known):.2f} to {percent(max(known), 2)}")
     shifted = max(abs(one) for algo in ("ppo", "apg") for one in found[f"{algo}_shifted"])
-    return f"{', '.join(shares)}; the sign alone {percent(found['sign_share'])}; shifted: at most {percent(shifted)}"
+    return (
+        f"{', '.join(shares)}; the sign alone {percent(found['sign_share'])}; shifted: at most"
+        f" {percent(shifted)}"
+    )
 
 
 def _classic(environment: str) -> Callable[[Named], str]:
@@ -222,7 +299,11 @@ def _classic(environment: str) -> Callable[[Named], str]:
             ours, theirs = (f"{one[f'return_{who}_mean']:,.0f}" for who in ("ours", "theirs"))
             ratio = one["cpu_s_ratio"]
             got = one["seeds_that_got_there"]["theirs"]
-            when = f"{ratio:.2f}" if ratio is not None else f"theirs got there {got} of {record['seeds']} times"
+            when = (
+                f"{ratio:.2f}"
+                if ratio is not None
+                else f"theirs got there {got} of {record['seeds']} times"
+            )
             text = f"{ALGOS[algo]} {ours} / {theirs} ({when})"
             parts.append(text if one["not_below"] else f"**{text}**")
         return ", ".join(parts)
@@ -235,7 +316,9 @@ def _to_return(record: Named) -> str:
 
     def line(who: str) -> str:
         levels = [found[who][level] for level in ("10%", "25%", "50%")]
-        medians = ", ".join(DASH if one["median"] is None else f"{one['median']:.2f}" for one in levels)
+        medians = ", ".join(
+            DASH if one["median"] is None else f"{one['median']:.2f}" for one in levels
+        )
         return f"{medians} s ({levels[-1]['reached']} seeds to the last)"
 
     def lead(who: str) -> str:
@@ -247,11 +330,17 @@ def _to_return(record: Named) -> str:
         f"{title} {line(key)}: {lead(who)}"
         for (who, title), key in zip(names.items(), ("sb3_gsde", "clean"), strict=True)
     ]
-    return f"PPO {line('ppo')}; {'; '.join(rivals)}; TorchTrade's PPO settings {line('torchtrade')}; APG {line('apg')}"
+    return (
+        f"PPO {line('ppo')}; {'; '.join(rivals)}; TorchTrade's PPO settings {line('torchtrade')};"
+        f" APG {line('apg')}"
+    )
 
 
 def _thirty(record: Named) -> str:
-    return joined(percent(share, 0) for share in record["thirty_assets"]["shares_of_rule"]) + " of the rule's return"
+    return (
+        joined(percent(share, 0) for share in record["thirty_assets"]["shares_of_rule"])
+        + " of the rule's return"
+    )
 
 
 LEARNING = (
@@ -261,19 +350,30 @@ LEARNING = (
         _optimum("realised"),
         "APG 97 % at 20 s, PPO 93, A2C and SAC 85; rate within 20 %",
     ),
-    Row("the same, expected reward", "known_optimum", _optimum("expected"), "PPO 97 %, SAC 95, TD3 93"),
+    Row(
+        "the same, expected reward",
+        "known_optimum",
+        _optimum("expected"),
+        "PPO 97 %, SAC 95, TD3 93",
+    ),
     Row("Kelly's growth rate, 30 CPU-s", "kelly", _kelly, "98 %"),
     Row("leaked future; PPO at 20 CPU-s, APG at 10", "leaked_future", _leaked, "90 %, 95 %, 47 %"),
     Row(
-        "Pendulum beside Stable-Baselines3, equal env-steps: return ours / theirs (CPU time to theirs)",
+        "Pendulum beside Stable-Baselines3, equal env-steps: return ours / theirs (CPU time to"
+        " theirs)",
         "algorithms",
         _classic("Pendulum-v1"),
         "not below; 0.5",
     ),
-    Row("the same on InvertedDoublePendulum", "algorithms", _classic("InvertedDoublePendulum-v5"), "not below; 0.5"),
     Row(
-        "time to 10, 25 and 50 % of the best rule's return on a planted market, CPU-seconds on one thread, everyone in "
-        "our environment with our actions and tuned, medians",
+        "the same on InvertedDoublePendulum",
+        "algorithms",
+        _classic("InvertedDoublePendulum-v5"),
+        "not below; 0.5",
+    ),
+    Row(
+        "time to 10, 25 and 50 % of the best rule's return on a planted market, CPU-seconds on one"
+        " thread, everyone in our environment with our actions and tuned, medians",
         "time_to_return",
         _to_return,
         "15 ×",
@@ -282,7 +382,7 @@ LEARNING = (
 )
 
 
-# --- what holds it up ---------------------------------------------------------------------------------------------
+# --- what holds it up -----------------------------------------------------------------------------
 
 
 def _chaos(found: Named) -> str:
@@ -292,17 +392,20 @@ def _chaos(found: Named) -> str:
         else f"{found['lost_or_doubled_or_changed']} times something"
     )
     return (
-        f"{found['kill_points']:,} kills at file and database operations, {found['random_moments']} at random moments "
-        f"({found['killed_at_random_moments']} hit), {found['full_disk_points']} full disks: {lost} lost, doubled or "
-        f"changed; recovery at most {found['recovery_seconds_max']:.1f} s"
+        f"{found['kill_points']:,} kills at file and database operations, {found['random_moments']}"
+        f" at random moments ({found['killed_at_random_moments']} hit), {found['full_disk_points']}"
+        f" full disks: {lost} lost, doubled or changed; recovery at most"
+        f" {found['recovery_seconds_max']:.1f} s"
     )
 
 
 def _orchestrator(found: Named) -> str:
     scale = found["scale"]
     return (
-        f"{scale['pods']:,} pods, {scale['at_once']} at once: {percent(scale['orchestrator_core_share'])} of a core, "
-        f"reconcile p99 {scale['reconcile_ms_p99']:.0f} ms, {found['submissions']['per_second']:,.0f} submissions/s"
+        f"{scale['pods']:,} pods, {scale['at_once']} at once:"
+        f" {percent(scale['orchestrator_core_share'])} of a core, reconcile p99"
+        f" {scale['reconcile_ms_p99']:.0f} ms, {found['submissions']['per_second']:,.0f}"
+        " submissions/s"
     )
 
 
@@ -319,29 +422,38 @@ def _simulation(found: Named) -> str:
 def _parallel(found: Named) -> str:
     vector = found["worker_accounts_1024_over_1"]["gain"]
     others = [
-        one["gain"] for key, one in found.items() if isinstance(one, dict) and "gain" in one and one["gain"] != vector
+        one["gain"]
+        for key, one in found.items()
+        if isinstance(one, dict) and "gain" in one and one["gain"] != vector
     ]
-    return f"vector environment {times(vector, 0)}; the others {min(others):.2f} to {times(max(others), 2)}"
+    return (
+        f"vector environment {times(vector, 0)}; the others {min(others):.2f} to"
+        f" {times(max(others), 2)}"
+    )
 
 
 def _store_chaos(found: Named) -> str:
     lost = found["lost_doubled_or_changed"] or "nothing"
     s3 = found["parts"]["random_s3"]
     return (
-        f"{found['struck']} kills, each followed by an emptied disk, {s3['struck']} of them on S3: {lost} lost, "
-        f"doubled or changed; on S3 back in {s3['resume_seconds_median']:.1f} s (median)"
+        f"{found['struck']} kills, each followed by an emptied disk, {s3['struck']} of them on S3:"
+        f" {lost} lost, doubled or changed; on S3 back in {s3['resume_seconds_median']:.1f} s"
+        " (median)"
     )
 
 
 def _ray_chaos(found: Named) -> str:
-    bad = sum(found[key] for key in ("results_lost_or_changed", "results_doubled", "differs_from_undisturbed"))
+    bad = sum(
+        found[key]
+        for key in ("results_lost_or_changed", "results_doubled", "differs_from_undisturbed")
+    )
     back = found["recovery_seconds_max"]
     heads = ("orchestrator", "head_and_orchestrator")
     others = max(value for key, value in back.items() if key not in heads)
     lost = "nothing" if not bad else f"{bad} results"
     return (
-        f"{lost} lost, doubled or changed; back in {others:.1f} s, the orchestrator in {back[heads[0]]:.1f}, with the "
-        f"head in {back[heads[1]]:.1f}"
+        f"{lost} lost, doubled or changed; back in {others:.1f} s, the orchestrator in"
+        f" {back[heads[0]]:.1f}, with the head in {back[heads[1]]:.1f}"
     )
 
 
@@ -350,14 +462,17 @@ def _calibration(found: Named) -> str:
     year = next(row for row in found["power"] if row["sessions"] == 250 and row["trials"] == 1)
     long = next(row for row in found["power"] if row["sessions"] == 1000 and row["cash"])
     return (
-        f"without skill {percent(min(sizes))} to {percent(max(sizes))} pass at 5 %, 12 to 1,000 sessions, 1 to 80 "
-        f"trials; an information ratio of 2 over 250 sessions {percent(year['alpha'], 0)}, a Sharpe ratio of 3 over "
-        f"1,000 {percent(long['alpha'], 0)}"
+        f"without skill {percent(min(sizes))} to {percent(max(sizes))} pass at 5 %, 12 to 1,000"
+        " sessions, 1 to 80 trials; an information ratio of 2 over 250 sessions"
+        f" {percent(year['alpha'], 0)}, a Sharpe ratio of 3 over 1,000 {percent(long['alpha'], 0)}"
     )
 
 
 def _engines(found: Named) -> str:
-    return f"equal fills; equity at every bar to {found['largest_equity_difference_usd']:.1g} USD on $1M"
+    return (
+        f"equal fills; equity at every bar to {found['largest_equity_difference_usd']:.1g} USD"
+        " on $1M"
+    )
 
 
 def _scaling(found: Named) -> str:
@@ -370,8 +485,8 @@ def _search(found: Named) -> str:
     seeds = len({run["seed"] for run in found["runs"]})
     least, most = min(one["least"] for one in gains), max(one["most"] for one in gains)
     return (
-        f"{percent(min(middle), 0)} to {percent(max(middle), 0)} by target (medians of {seeds} seeds; "
-        f"single seeds {percent(least, 0)} to {percent(most, 0)})"
+        f"{percent(min(middle), 0)} to {percent(max(middle), 0)} by target (medians of {seeds}"
+        f" seeds; single seeds {percent(least, 0)} to {percent(most, 0)})"
     )
 
 
@@ -387,8 +502,13 @@ def _stress(found: Named) -> str:
 
 def _bytes(found: Named) -> str:
     small = found["small"]
-    fused, gradients = (percent(small[way]["share_of_optimum_mean"], 0) for way in ("fusions_8", "gradients"))
-    return f"{times(small['bytes_gradients_over_fusions_8'], 0)}, at {gradients} against {fused} of the optimum"
+    fused, gradients = (
+        percent(small[way]["share_of_optimum_mean"], 0) for way in ("fusions_8", "gradients")
+    )
+    return (
+        f"{times(small['bytes_gradients_over_fusions_8'], 0)}, at {gradients} against {fused} of"
+        " the optimum"
+    )
 
 
 def _app(found: Named) -> str:
@@ -401,11 +521,11 @@ def _app(found: Named) -> str:
 def _browser(found: Named) -> str:
     slowest = max(found["rerun_ms"], key=found["rerun_ms"].__getitem__)
     return (
-        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['first_page_s']:.1f} s "
-        f"(the server took {found['server_s']:.1f} s to start), again "
-        f"{found['again_s']:.1f} s; the table to choose from after {found['table_s']:.1f} s (one bare table "
-        f"{found['bare_first_s']:.1f} s), the chosen run's charts after {found['chosen_run_s']:.1f} s; "
-        f"{found['rerun_ms'][slowest]:.0f} ms ({slowest})"
+        f"{found['runs']:,} runs, a load of {found['load']:.1f}: {found['first_page_s']:.1f} s (the"
+        f" server took {found['server_s']:.1f} s to start), again {found['again_s']:.1f} s; the"
+        f" table to choose from after {found['table_s']:.1f} s (one bare table"
+        f" {found['bare_first_s']:.1f} s), the chosen run's charts after"
+        f" {found['chosen_run_s']:.1f} s; {found['rerun_ms'][slowest]:.0f} ms ({slowest})"
     )
 
 
@@ -413,8 +533,8 @@ def _deploy(found: Named) -> str:
     quick, many = found["quickstart"], found["hundred"]
     same = "" if quick["equal_to_the_backtest"] and many["equal_to_the_backtest"] else "**not** "
     return (
-        f"{quick['decisions_a_minute']:,.0f}; {many['p99_seconds']:.1f} s (median {many['p50_seconds']:.1f}); the "
-        f"account is {same}the backtest's to the last bit"
+        f"{quick['decisions_a_minute']:,.0f}; {many['p99_seconds']:.1f} s (median"
+        f" {many['p50_seconds']:.1f}); the account is {same}the backtest's to the last bit"
     )
 
 
@@ -423,7 +543,12 @@ def _report(found: Named) -> str:
 
 
 RUNNING = (
-    Row("orchestrator, pods and evaluators killed, and disks filled", "chaos", _chaos, "nothing; 5 s"),
+    Row(
+        "orchestrator, pods and evaluators killed, and disks filled",
+        "chaos",
+        _chaos,
+        "nothing; 5 s",
+    ),
     Row("orchestrator", "orchestrator", _orchestrator, "10 %, 100 ms, 1,000/s"),
     Row("two pods on two cores against one on one", "efficiency_cpu", _two_cores, "1.8 ×"),
     Row(
@@ -432,13 +557,29 @@ RUNNING = (
         _calibration,
         "4 to 6 %; 67, 100 %",
     ),
-    Row("the same orders through backtesting.py and zipline-reloaded", "cross_engine", _engines, "a cent"),
-    Row("98,700 minutes × 100 stocks × 10 members, deciding every minute", "backtest", _simulation, "10 s"),
-    Row("overfitting probability over 100 strategies × 98,700 minutes; the report", "backtest", _report, "10 s; 15 s"),
+    Row(
+        "the same orders through backtesting.py and zipline-reloaded",
+        "cross_engine",
+        _engines,
+        "a cent",
+    ),
+    Row(
+        "98,700 minutes × 100 stocks × 10 members, deciding every minute",
+        "backtest",
+        _simulation,
+        "10 s",
+    ),
+    Row(
+        "overfitting probability over 100 strategies × 98,700 minutes; the report",
+        "backtest",
+        _report,
+        "10 s; 15 s",
+    ),
     Row("four parallelisms, on busy cores", "parallelism", _parallel, DASH),
     Row("runs in a store", "store_chaos", _store_chaos, "nothing"),
     Row(
-        "strikes at a Ray cluster: process, raylet, node, orchestrator, head; a node joins, one drains",
+        "strikes at a Ray cluster: process, raylet, node, orchestrator, head; a node joins, one"
+        " drains",
         "ray_chaos",
         _ray_chaos,
         "nothing",
@@ -449,20 +590,35 @@ RUNNING = (
         _scaling,
         "80 %",
     ),
-    Row("the same of the time to a target, which contains the search, simulated", "search", _search, "the paper: 36 %"),
-    Row("orchestrator before a simulated cluster, with failures and preemptions", "scaling", _stress, "nothing"),
-    Row("bytes between a pod's learners: gradients over eight fusions", "communication", _bytes, DASH),
     Row(
-        "app in a browser: the first runs, from opening the address of a server just started, and opened again; the "
-        "slowest page's rerun",
+        "the same of the time to a target, which contains the search, simulated",
+        "search",
+        _search,
+        "the paper: 36 %",
+    ),
+    Row(
+        "orchestrator before a simulated cluster, with failures and preemptions",
+        "scaling",
+        _stress,
+        "nothing",
+    ),
+    Row(
+        "bytes between a pod's learners: gradients over eight fusions",
+        "communication",
+        _bytes,
+        DASH,
+    ),
+    Row(
+        "app in a browser: the first runs, from opening the address of a server just started, and"
+        " opened again; the slowest page's rerun",
         "app_browser",
         _browser,
         f"1.5 s; {DASH}; {DASH}; 300 ms",
     ),
     Row("app: rerun of the run list's script; heaviest chart", "app", _app, "300 ms; 300 kB"),
     Row(
-        "paper: a replay's decisions a minute, 8 symbols; with 100 symbols of minute bars, from a decision's bars to "
-        "its last order, p99",
+        "paper: a replay's decisions a minute, 8 symbols; with 100 symbols of minute bars, from a"
+        " decision's bars to its last order, p99",
         "deploy",
         _deploy,
         DASH,

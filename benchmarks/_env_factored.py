@@ -1,15 +1,17 @@
-"""What `benchmarks/env.py` measures of policies on the factored observation, beside the same policy on the flat one.
+"""What `benchmarks/env.py` measures of policies on the factored observation, beside the same policy
+on the flat one.
 
-A 128-128 tanh network on 100 stocks and 8 features, one thread. Flat and factored alternate within one run; rates are
-samples a second of process CPU time, the best round of several counts. Every variant has the same parameters and gives
-the same actions (`tests/envs/test_factored.py`).
+A 128-128 tanh network on 100 stocks and 8 features, one thread. Flat and factored alternate within
+one run; rates are samples a second of process CPU time, the best round of several counts. Every
+variant has the same parameters and gives the same actions (`tests/envs/test_factored.py`).
 
-- `inference`: a rollout of 16 steps of 4,096 accounts, then the weights count as changed. The flat policy is given
-  observations that lie ready; the factored one projects the market's 4,096 rows anew in each rollout. With the
-  environment's step, each side steps its own kind of environment.
-- `training`: gather a minibatch of 4,096 samples from a stored rollout, forward, backward. `rows` of them are
-  different bars, drawn from the ratio in the key. `factored` chooses by that ratio, `occurring` always projects the
-  occurring rows, `gathered` never does: where the last two cross is `factored.WORTH_SORTING`.
+- `inference`: a rollout of 16 steps of 4,096 accounts, then the weights count as changed. The flat
+  policy is given observations that lie ready; the factored one projects the market's 4,096 rows
+  anew in each rollout. With the environment's step, each side steps its own kind of environment.
+- `training`: gather a minibatch of 4,096 samples from a stored rollout, forward, backward. `rows`
+  of them are different bars, drawn from the ratio in the key. `factored` chooses by that ratio,
+  `occurring` always projects the occurring rows, `gathered` never does: where the last two cross is
+  `factored.WORTH_SORTING`.
 """
 
 from __future__ import annotations
@@ -35,14 +37,19 @@ Best = Callable[[dict[str, Run]], dict[str, float]]
 def policies(env: TradingEnv) -> tuple[nn.Sequential, nn.Sequential]:
     """The same network for flat and for factored observations, with shared weights."""
     flat = nn.Sequential(
-        nn.Linear(env.layout.width, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(),
-        nn.Linear(128, env.layout.num_assets), nn.Tanh(),
-    )  # fmt: skip
+        nn.Linear(env.layout.width, 128),
+        nn.Tanh(),
+        nn.Linear(128, 128),
+        nn.Tanh(),
+        nn.Linear(128, env.layout.num_assets),
+        nn.Tanh(),
+    )
     return flat, nn.Sequential(FactoredLinear(flat[0], env.market_rows), *flat[1:])
 
 
 def rolling(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
-    """Rollouts of `STEPS` decisions, in `env` or on one observation; the weights may have changed before each."""
+    """Rollouts of `STEPS` decisions, in `env` or on one observation; the weights may have changed
+    before each."""
     state = {"obs": obs}
 
     @torch.no_grad()
@@ -59,9 +66,12 @@ def rolling(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
 
 
 def learning(
-    policy: nn.Sequential, stored: Tensor | Mapping[str, Tensor], worth: float = factored.WORTH_SORTING
+    policy: nn.Sequential,
+    stored: Tensor | Mapping[str, Tensor],
+    worth: float = factored.WORTH_SORTING,
 ) -> Run:
-    """Minibatches drawn from what is stored, forwards and backwards; rows are sorted out up to `worth` a sample."""
+    """Minibatches drawn from what is stored, forwards and backwards; rows are sorted out up to
+    `worth` a sample."""
     policy.train()
     generator = torch.Generator().manual_seed(1)
 
@@ -69,10 +79,15 @@ def learning(
         usual, factored.WORTH_SORTING = factored.WORTH_SORTING, worth
         try:
             for _ in range(steps):
-                # Bars follow each other in turn, so that any SAMPLES neighbours hold all that are wanted.
+                # Bars follow each other in turn, so that any SAMPLES neighbours hold all that are
+                # wanted.
                 first = int(torch.randint(STORED - SAMPLES, (1,), generator=generator))
                 rows = first + torch.randperm(SAMPLES, generator=generator)
-                batch = stored[rows] if isinstance(stored, Tensor) else {n: part[rows] for n, part in stored.items()}
+                batch = (
+                    stored[rows]
+                    if isinstance(stored, Tensor)
+                    else {n: part[rows] for n, part in stored.items()}
+                )
                 policy.zero_grad(set_to_none=True)
                 policy(batch).square().mean().backward()
         finally:
@@ -86,7 +101,9 @@ def measure(market: MarketTensors, best: Best) -> dict[str, Any]:
     """Rates, and how many times faster factored is than flat."""
     settings = EnvSettings(episode_bars=1000)
     envs = {
-        kind: TradingEnv(market, settings.model_copy(update={"observation": kind}), num_envs=ACCOUNTS)
+        kind: TradingEnv(
+            market, settings.model_copy(update={"observation": kind}), num_envs=ACCOUNTS
+        )
         for kind in ("flat", "factored")
     }
     flat_obs, obs = (env.reset(seed=0)[0] for env in envs.values())
@@ -122,7 +139,10 @@ def measure(market: MarketTensors, best: Best) -> dict[str, Any]:
         training[f"{ratio:g}"] = {
             "rows": rows,
             **{f"{name}_samples_per_second": value for name, value in rate.items()},
-            **{f"{name}_times_flat": rate[name] / rate["flat"] for name in ("factored", "occurring", "gathered")},
+            **{
+                f"{name}_times_flat": rate[name] / rate["flat"]
+                for name in ("factored", "occurring", "gathered")
+            },
         }
     return {
         "accounts": ACCOUNTS,

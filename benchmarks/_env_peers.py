@@ -1,16 +1,19 @@
-"""The environments of FinRL and ElegantRL for `benchmarks/env.py`: how they are had, repaired and run.
+"""The environments of FinRL and ElegantRL for `benchmarks/env.py`: how they are had, repaired and
+run.
 
-They are downloaded into an environment of their own (`.venv-bench`), without their dependencies. One source file of
-each is executed; no line of it is kept here but those that a repair replaces.
+They are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
+One source file of each is executed; no line of it is kept here but those that a repair replaces.
 
-FinRL's numpy environment is one account. ElegantRL's vector environment has two faults that decide what it computes:
+FinRL's numpy environment is one account. ElegantRL's vector environment has two faults that decide
+what it computes:
 
 - `step` replaces the actions by ones, so that no agent trades anything but "buy 100 of everything";
-- for each asset it looks through all accounts and all assets for those that sell, and sells this asset there, as often
-  as the account sells any, whatever it wishes of this one.
+- for each asset it looks through all accounts and all assets for those that sell, and sells this
+  asset there, as often as the account sells any, whatever it wishes of this one.
 
-`ELEGANTRL_REPAIRS` replaces these two lines and nothing else; the environment then does what the loop over single
-accounts in its comments says. It also gets faster: the second fault costs a pass over all accounts and assets an asset.
+`ELEGANTRL_REPAIRS` replaces these two lines and nothing else; the environment then does what the
+loop over single accounts in its comments says. It also gets faster: the second fault costs a pass
+over all accounts and assets an asset.
 """
 
 from __future__ import annotations
@@ -52,7 +55,15 @@ def source_of(package: str, version: str, path: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
     if not target.exists():
         pip = [str(python), "-m", "pip"]
-        options = ["-q", "--no-deps", "--no-binary", package, f"{package}=={version}", "-d", str(target)]
+        options = [
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            package,
+            f"{package}=={version}",
+            "-d",
+            str(target),
+        ]
         try:
             subprocess.run([*pip, "download", *options], check=True, capture_output=True)
             with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
@@ -63,7 +74,9 @@ def source_of(package: str, version: str, path: str) -> Path:
     return next(target.rglob(path))
 
 
-def peer(package: str, version: str, path: str, repairs: Mapping[str, str] | None = None) -> ModuleType | None:
+def peer(
+    package: str, version: str, path: str, repairs: Mapping[str, str] | None = None
+) -> ModuleType | None:
     """One source file of a peer, with lines replaced by `repairs`; None where it cannot be had.
 
     Raises ValueError if a line to repair is not there exactly once.
@@ -77,7 +90,8 @@ def peer(package: str, version: str, path: str, repairs: Mapping[str, str] | Non
     for published, repaired in (repairs or {}).items():
         if text.count(published) != 1:
             raise ValueError(
-                f"{package} {version} does not hold {published!r} exactly once; its repair must be renewed"
+                f"{package} {version} does not hold {published!r} exactly once; its repair must be"
+                " renewed"
             )
         text = text.replace(published, repaired)
     module = ModuleType(f"peer_{package}")

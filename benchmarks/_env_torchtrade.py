@@ -1,22 +1,26 @@
-"""TorchTrade's `VectorizedPortfolioTradingEnv` for `benchmarks/env.py`, rebuilt from its published contract.
+"""TorchTrade's `VectorizedPortfolioTradingEnv` for `benchmarks/env.py`, rebuilt from its published
+contract.
 
-The class is in TorchTrade's repository and in no release: the wheel of the only one on PyPI, 0.1.0, has environments of
-single assets alone. Its contract:
+The class is in TorchTrade's repository and in no release: the wheel of the only one on PyPI, 0.1.0,
+has environments of single assets alone. Its contract:
 
-- an action is target weights, cash first, normalised to a sum of 1; an asset that does not trade keeps its holding;
+- an action is target weights, cash first, normalised to a sum of 1; an asset that does not trade
+  keeps its holding;
 - orders fill at the close of bar n, and the portfolio is valued at the close of bar n + 1;
-- a trade costs `fee` of its notional: the value after it is the mu that solves mu = 1 - fee * sum |w' - mu w|, found by
-  as many rounds of the fixed point as double precision has digits;
-- an observation is the drifted weights, which assets trade, a window of close, high and low over the newest close, and
-  the bar; the reward is the log return; money is float64.
+- a trade costs `fee` of its notional: the value after it is the mu that solves mu = 1 - fee * sum
+  |w' - mu w|, found by as many rounds of the fixed point as double precision has digits;
+- an observation is the drifted weights, which assets trade, a window of close, high and low over
+  the newest close, and the bar; the reward is the log return; money is float64.
 
-`PortfolioEnv` computes that as it is written: windows are cut and normalised in each step, the fixed point goes over
-weights, every step takes fresh memory. It does less than the original, and is faster: no torchrl and no TensorDict
-around it, no shorts, funding or delisting, and the accounts that finished begin again in the same step, as ours do,
-where torchrl observes all accounts once more. `TunedPortfolioEnv` is as fast as we could make it in eager torch:
-windows normalised once, a fixed point of two operations on matrices a round, two observations written in turn.
+`PortfolioEnv` computes that as it is written: windows are cut and normalised in each step, the
+fixed point goes over weights, every step takes fresh memory. It does less than the original, and is
+faster: no torchrl and no TensorDict around it, no shorts, funding or delisting, and the accounts
+that finished begin again in the same step, as ours do, where torchrl observes all accounts once
+more. `TunedPortfolioEnv` is as fast as we could make it in eager torch: windows normalised once, a
+fixed point of two operations on matrices a round, two observations written in turn.
 
-`tests/envs/test_benchmark_peers.py` holds both to the contract, `equity_difference` the first to ours.
+`tests/envs/test_benchmark_peers.py` holds both to the contract, `equity_difference` the first to
+ours.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ def bars_of(market: MarketTensors) -> Tensor:
 
 
 def cut(bars: Tensor, bar: Tensor) -> Tensor:
-    """`[B, N, WINDOW, 3]`: close, high, low of the newest bars over the newest close, oldest first."""
+    """`[B, N, WINDOW, 3]`: close, high, low of the newest bars over the newest close, oldest
+    first."""
     window = bars[(bar.unsqueeze(1) + torch.arange(1 - WINDOW, 1)).clamp(min=0)]  # [B, W, N, 4]
     scaled = window[..., :3] / window[:, -1:, :, :1] * window[..., 3:]
     return scaled.transpose(1, 2).contiguous()
@@ -61,16 +66,31 @@ class PortfolioEnv:
     """B accounts that rebalance to target weights."""
 
     def __init__(
-        self, market: MarketTensors, accounts: int, *, fee: float, episode: int | None, random_start: bool = True
+        self,
+        market: MarketTensors,
+        accounts: int,
+        *,
+        fee: float,
+        episode: int | None,
+        random_start: bool = True,
     ) -> None:
         """`episode` bars end an account's episode, none: the market's end."""
         self._close, self._last = market.close.double(), market.num_bars - 1
         self._tradable, self._bars = market.tradable, bars_of(market)
-        self._accounts, self._fee, self._episode, self._random_start = accounts, fee, episode, random_start
-        self._rounds = 0 if fee == 0 else min(MOST_ROUNDS, math.ceil(math.log(1e-15) / math.log(fee)))
+        self._accounts, self._fee, self._episode, self._random_start = (
+            accounts,
+            fee,
+            episode,
+            random_start,
+        )
+        self._rounds = (
+            0 if fee == 0 else min(MOST_ROUNDS, math.ceil(math.log(1e-15) / math.log(fee)))
+        )
         self.value, self._first = (torch.empty(accounts, dtype=torch.float64) for _ in range(2))
         self.weights = torch.zeros(accounts, 1 + market.num_assets, dtype=torch.float64)
-        self._bar, self._start, self._end = (torch.zeros(accounts, dtype=torch.int64) for _ in range(3))
+        self._bar, self._start, self._end = (
+            torch.zeros(accounts, dtype=torch.int64) for _ in range(3)
+        )
 
     def reset(self, seed: int = 0) -> Observation:
         """Every account begins with cash."""
@@ -79,7 +99,8 @@ class PortfolioEnv:
         return self._observe()
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, Observation]:
-        """Action `[B, 1 + N]`; observation, reward, terminated, truncated `[B]`, and what the finished saw last.
+        """Action `[B, 1 + N]`; observation, reward, terminated, truncated `[B]`, and what the
+        finished saw last.
 
         Raises ValueError for an action that is not finite.
         """
@@ -99,7 +120,10 @@ class PortfolioEnv:
             bars = self._bar[done]
             seen["weights"][done] = self.weights[done].float()
             seen["start"][done] = seen["bar"][done] = bars
-            seen["tradable"][done], seen["window"][done] = self._tradable[bars].float(), self._windows(bars)
+            seen["tradable"][done], seen["window"][done] = (
+                self._tradable[bars].float(),
+                self._windows(bars),
+            )
         return seen, reward, terminated, truncated, last
 
     def _begin(self, who: Tensor, cash: float = 1e6) -> None:
@@ -141,7 +165,12 @@ class PortfolioEnv:
 
     def _observe(self) -> Observation:
         tradable, window = self._tradable[self._bar].float(), self._windows(self._bar)
-        return {"weights": self.weights.float(), "tradable": tradable, "window": window, **self._place()}
+        return {
+            "weights": self.weights.float(),
+            "tradable": tradable,
+            "window": window,
+            **self._place(),
+        }
 
     def _place(self) -> Observation:
         return {"start": self._start.clone(), "bar": self._bar.clone()}
@@ -170,11 +199,15 @@ class TunedPortfolioEnv(PortfolioEnv):
         share /= torch.where(mass > 0, mass, 1.0).unsqueeze(1)
         movable = held * trades
         frozen = held - movable
-        kept = frozen.sum(1)  # keeps its notional, so that only what is left of the value less this is handed out
+        kept = frozen.sum(
+            1
+        )  # keeps its notional, so that only what is left of the value less this is handed out
         left = torch.ones_like(mass)
         for _ in range(self._rounds):
             budget = (left - kept).clamp_(min=0.0).neg_().unsqueeze(1)
-            left = 1.0 - self._fee * torch.linalg.vector_norm(torch.addcmul(movable, share, budget), ord=1, dim=1)
+            left = 1.0 - self._fee * torch.linalg.vector_norm(
+                torch.addcmul(movable, share, budget), ord=1, dim=1
+            )
         notional = torch.addcmul(frozen, share, (left - kept).clamp_(min=0.0).unsqueeze(1))
         cash = left - notional.sum(1)
         notional *= self._move.index_select(0, bar)
@@ -192,7 +225,12 @@ class TunedPortfolioEnv(PortfolioEnv):
         tradable, window = self._buffers[0]
         torch.index_select(self._shown, 0, self._bar, out=tradable)
         torch.index_select(self._table, 0, self._bar, out=window)
-        return {"weights": self.weights.float(), "tradable": tradable, "window": window, **self._place()}
+        return {
+            "weights": self.weights.float(),
+            "tradable": tradable,
+            "window": window,
+            **self._place(),
+        }
 
 
 def settings_like_torchtrade(fee: float, **changes: Any) -> EnvSettings:
@@ -201,9 +239,11 @@ def settings_like_torchtrade(fee: float, **changes: Any) -> EnvSettings:
 
 
 def equity_difference(market: MarketTensors, accounts: int = 8, decisions: int = 200) -> float:
-    """Largest relative difference between our equity and that of the rebuilt environment, same actions and no costs.
+    """Largest relative difference between our equity and that of the rebuilt environment, same
+    actions and no costs.
 
-    With costs the two differ by contract: ours pays them from the cash that buys, theirs scales every target.
+    With costs the two differ by contract: ours pays them from the cash that buys, theirs scales
+    every target.
     """
     settings = settings_like_torchtrade(0.0, random_start=False)
     ours = TradingEnv(market, settings, num_envs=accounts)

@@ -1,7 +1,8 @@
-"""Evaluators that can be killed: as on Ray a pod is trained in one place and evaluated in another, but without Ray.
+"""Evaluators that can be killed: as on Ray a pod is trained in one place and evaluated in another,
+but without Ray.
 
-Pods train in threads of the orchestrator's process; each evaluation (`evaluate_pod`) is a process of its own, forked
-by a small server that was itself forked before there were any threads.
+Pods train in threads of the orchestrator's process; each evaluation (`evaluate_pod`) is a process
+of its own, forked by a small server that was itself forked before there were any threads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tests.engines.thread_launcher import ThreadLauncher
 
 @dataclass(frozen=True)
 class Plan:
-    """How evaluators are struck: one of them at its `at`-th operation, or (`random`) after so many seconds."""
+    """How evaluators are struck: one of them at its `at`-th operation, or (`random`) after so many
+    seconds."""
 
     mode: str
     """`kill`, `torn`, `full` as in `chaos.Faults`; `random`."""
@@ -39,7 +41,8 @@ class Plan:
 
 
 class Evaluators:
-    """The server: forks an evaluator for each task, strikes it if planned, and tells what became of it."""
+    """The server: forks an evaluator for each task, strikes it if planned, and tells what became of
+    it."""
 
     def __init__(self, plan: Plan) -> None:
         ours, theirs = socket.socketpair()
@@ -85,7 +88,9 @@ def _serve(connection: socket.socket, plan: Plan) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if plan.mode == "random" and code == -signal.SIGKILL:
             plan.mark.touch()
-        connection.sendall(json.dumps({"code": code, "failure": json.loads(words or b"null")}).encode() + b"\n")
+        connection.sendall(
+            json.dumps({"code": code, "failure": json.loads(words or b"null")}).encode() + b"\n"
+        )
 
 
 def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
@@ -94,27 +99,43 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
     if plan.mode != "random":
         chaos.install(chaos.Faults(plan.mode, plan.at, plan.mark))
     context = PodContext(
-        RunFolder(Path(task["run"])), Path(task["market"]), token=task["token"], evaluate_elsewhere=True
+        RunFolder(Path(task["run"])),
+        Path(task["market"]),
+        token=task["token"],
+        evaluate_elsewhere=True,
     )
     try:
-        evaluate_pod(PodSpec.model_validate(task["spec"]), context, TrainedPod.model_validate(task["draft"]))
+        evaluate_pod(
+            PodSpec.model_validate(task["spec"]), context, TrainedPod.model_validate(task["draft"])
+        )
     except BaseException as error:
-        write(said, json.dumps([failure_reason(error), f"{type(error).__name__}: {error}"]).encode())
+        write(
+            said, json.dumps([failure_reason(error), f"{type(error).__name__}: {error}"]).encode()
+        )
         return 1
     return 0
 
 
 class ApartLauncher(ThreadLauncher):
-    """Trains in threads and has the evaluation done elsewhere. A lost evaluator is a lost pod, as on Ray."""
+    """Trains in threads and has the evaluation done elsewhere. A lost evaluator is a lost pod, as
+    on Ray."""
 
     def __init__(
-        self, run: RunFolder, market: Path, evaluators: Evaluators, *, workers: int, token: int | None
+        self,
+        run: RunFolder,
+        market: Path,
+        evaluators: Evaluators,
+        *,
+        workers: int,
+        token: int | None,
     ) -> None:
         super().__init__(run, market, stubs.leaving_body, workers=workers, token=token)
         self.evaluators = evaluators
 
     def _work(self, spec: PodSpec, attempt: int) -> PodResult:
-        context = PodContext(self.run, self.market, token=self.token, attempt=attempt, evaluate_elsewhere=True)
+        context = PodContext(
+            self.run, self.market, token=self.token, attempt=attempt, evaluate_elsewhere=True
+        )
         try:
             outcome = begin_pod(spec, context, self.body)
         except Exception as error:
@@ -140,11 +161,14 @@ class ApartLauncher(ThreadLauncher):
 
 
 def struck(run: RunFolder, pods: int, plan: Plan) -> chaos.Outcome:
-    """A tournament in a fork of this process, whose evaluators are processes of their own; one of them is struck."""
+    """A tournament in a fork of this process, whose evaluators are processes of their own; one of
+    them is struck."""
 
     def launching() -> Any:
         server = Evaluators(plan)  # forked before there are threads, and before the lease
-        return lambda _, access: ApartLauncher(access.run, access.market, server, workers=2, token=access.token)
+        return lambda _, access: ApartLauncher(
+            access.run, access.market, server, workers=2, token=access.token
+        )
 
     outcome = chaos.forked(run, pods, launching=launching)
     outcome.hits = int(plan.mark.exists())

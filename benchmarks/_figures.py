@@ -24,7 +24,7 @@ from fintrader.metrics import TRADING_DAYS
 from fintrader.results.catalogue import FEWEST_SESSIONS
 from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
 
-# --- the quickstart -----------------------------------------------------------------------------------------------
+# --- the quickstart -------------------------------------------------------------------------------
 
 
 def quickstart(records: Records) -> str:
@@ -33,16 +33,18 @@ def quickstart(records: Records) -> str:
     first = runs[0]
     metrics = first["metrics"]
     rows = [
-        [name.replace("_", " "), *cells(values, (key for key, _ in PAPER_COLUMNS))] for name, values in metrics.items()
+        [name.replace("_", " "), *cells(values, (key for key, _ in PAPER_COLUMNS))]
+        for name, values in metrics.items()
     ]
     head = ["strategy", *(heading for _, heading in PAPER_COLUMNS)]
     about = (
-        f"{metrics['ensemble']['sessions']:.0f} sessions of test window, {first['cost_bps']:g} bps a trade, an "
-        f"ensemble of {first['ensemble_size']} chosen from {first['trials']} trials:"
+        f"{metrics['ensemble']['sessions']:.0f} sessions of test window, {first['cost_bps']:g} bps"
+        f" a trade, an ensemble of {first['ensemble_size']} chosen from {first['trials']} trials:"
     )
     shares = [run["share_of_oracle"]["ensemble"] for run in runs]
     said = (
-        f"The ensemble reached {percent(shares[0], 0)} of the log growth of an oracle, which knows the signal's states"
+        f"The ensemble reached {percent(shares[0], 0)} of the log growth of an oracle, which knows"
+        " the signal's states"
     )
     if len(runs) > 1:
         seeds = joined(f"{run['seed']}" for run in runs[1:])
@@ -50,17 +52,28 @@ def quickstart(records: Records) -> str:
     said += f". Verdict: *{verdict_words(first['verdict'])}.*"
     seconds = [run["seconds"] for run in runs if run["seconds"]]
     if seconds:
-        took = f"{min(seconds):.0f} s" if len(seconds) == 1 else f"{min(seconds):.0f} to {max(seconds):.0f} s"
+        took = (
+            f"{min(seconds):.0f} s"
+            if len(seconds) == 1
+            else f"{min(seconds):.0f} to {max(seconds):.0f} s"
+        )
         busy = max(run["load"] for run in runs)
-        said += f" A run took {took}, installation not counted, on a machine with a load of up to {busy:.1f}."
+        said += (
+            f" A run took {took}, installation not counted, on a machine with a load of up to"
+            f" {busy:.1f}."
+        )
     capital = {float(usd): value for usd, value in first["sharpe_by_capital_usd"].items()}
     least = min(capital)
-    more = [f"{usd / least:.0f} times the capital {value:.2f}" for usd, value in capital.items() if usd > least]
+    more = [
+        f"{usd / least:.0f} times the capital {value:.2f}"
+        for usd, value in capital.items()
+        if usd > least
+    ]
     said += f" The ensemble's Sharpe ratio is {capital[least]:.2f}, with {joined(more)}."
     return f"{about}\n\n{table(head, rows)}\n\n{prose(said)}\n\n{sentence(records, 'quickstart')}"
 
 
-# --- real bars ----------------------------------------------------------------------------------------------------
+# --- real bars ------------------------------------------------------------------------------------
 
 SETS = {
     "us14": "14 US stocks, minutes",
@@ -80,7 +93,8 @@ WHO = {
 
 
 def real(records: Records) -> str:
-    """Active figures of every set that was walked forward, over its seeds, and what they say in a sentence."""
+    """Active figures of every set that was walked forward, over its seeds, and what they say in a
+    sentence."""
     walked, by_set = _walked(records), _by_set(records)
     rows = []
     for bars, seeds in by_set:
@@ -92,25 +106,42 @@ def real(records: Records) -> str:
     told = "(95 %)" if many == 1 else f", median of {many} seeds (95 %, the outermost of them)"
     head = ["bars", "who", f"active return a year{told}", "information ratio", "folds not below"]
     head += ["Sharpe, its / equal weight's", "invested"]
-    verdicts = [prose(f"*{bars}*: {found['verdict']}", item=True) for bars, found in walked if found.get("verdict")]
-    of = "each ensemble" if many == 1 else "the first seed's ensembles (another seed is another look)"
+    verdicts = [
+        prose(f"*{bars}*: {found['verdict']}", item=True)
+        for bars, found in walked
+        if found.get("verdict")
+    ]
+    of = (
+        "each ensemble"
+        if many == 1
+        else "the first seed's ensembles (another seed is another look)"
+    )
     said = [f"The verdict on {of}, by the ledger of its runs alone:", "\n".join(verdicts)]
     parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(by_set))]
     return "\n\n".join([*parts, sentence(records, *REAL)])
 
 
 def luck(records: Records) -> str:
-    """The search with the best Sharpe ratio of those that may be luck: what it would have been reported as."""
+    """The search with the best Sharpe ratio of those that may be luck: what it would have been
+    reported as."""
     bars, found = max(
-        ((bars, found) for bars, found in _walked(records) if _real(bars, found) and found["ensemble"]["sharpe"]),
-        key=lambda one: (verdict_words(one[1]["verdict"]).startswith("Not"), one[1]["ensemble"]["sharpe"]),
+        (
+            (bars, found)
+            for bars, found in _walked(records)
+            if _real(bars, found) and found["ensemble"]["sharpe"]
+        ),
+        key=lambda one: (
+            verdict_words(one[1]["verdict"]).startswith("Not"),
+            one[1]["ensemble"]["sharpe"],
+        ),
     )
     ours, equal = found["ensemble"], found["equal_weight"]
     words, _, rest = found["verdict"].partition(": ")
     said = (
-        f"**{bars}: Sharpe ratio {ours['sharpe']:.2f}, {percent(ours['cumulative_return'], 1, '+')} in "
-        f"{ours['sessions']} sessions.** Equal weights made {equal['sharpe']:.2f} and "
-        f"{percent(equal['cumulative_return'], 1, '+')}. Verdict: *{words}: {rest.split('. ')[0]}.*"
+        f"**{bars}: Sharpe ratio {ours['sharpe']:.2f}, {percent(ours['cumulative_return'], 1, '+')}"
+        f" in {ours['sessions']} sessions.** Equal weights made {equal['sharpe']:.2f} and"
+        f" {percent(equal['cumulative_return'], 1, '+')}. Verdict: *{words}:"
+        f" {rest.split('. ')[0]}.*"
     )
     return f"{prose(said)}\n\n{sentence(records, 'real')}"
 
@@ -124,7 +155,13 @@ def real_bars(records: Records) -> str:
                 [found["ensemble"]], found["equal_weight"], found["ensemble"]["sessions"]
             )
             rows.append([bars, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
-    head = ["bars", "beyond, a year (95 %)", "information ratio", "Sharpe, its / equal weight's", "verdict"]
+    head = [
+        "bars",
+        "beyond, a year (95 %)",
+        "information ratio",
+        "Sharpe, its / equal weight's",
+        "verdict",
+    ]
     return f"{table(head, rows)}\n\n{sentence(records, 'real')}"
 
 
@@ -138,7 +175,8 @@ def _by_set(records: Records) -> list[tuple[str, list[Named]]]:
     found = []
     for name, title in SETS.items():
         if seeds := sorted(
-            (key for key in sets if key.partition("/")[0] == name), key=lambda key: int(key.split("/")[1])
+            (key for key in sets if key.partition("/")[0] == name),
+            key=lambda key: int(key.split("/")[1]),
         ):
             found.append((title, [sets[key] for key in seeds]))
     return found
@@ -150,7 +188,8 @@ def _walked(records: Records) -> list[tuple[str, Named]]:
 
 
 def _active(seeds: Sequence[Named], equal_weight: Named, sessions: int) -> list[str]:
-    """What a row says, of a test window of so many sessions: medians over seeds, where there are several."""
+    """What a row says, of a test window of so many sessions: medians over seeds, where there are
+    several."""
     # Less than a quarter is not put on a year: it is what the window made.
     short = sessions < FEWEST_SESSIONS
     scale = sessions / TRADING_DAYS if short else 1.0
@@ -168,7 +207,13 @@ def _active(seeds: Sequence[Named], equal_weight: Named, sessions: int) -> list[
     return [
         text,
         DASH if ratio is None else f"{ratio:+.2f}",
-        f"{folds[0].partition(' ')[0]} to {folds[-1]}" if len(folds) > 1 else folds[0] if folds else DASH,
+        (
+            f"{folds[0].partition(' ')[0]} to {folds[-1]}"
+            if len(folds) > 1
+            else folds[0]
+            if folds
+            else DASH
+        ),
         " / ".join(DASH if one is None else f"{one:.2f}" for one in sharpes),
         percent(_median(found["invested_share"] for found in seeds)),
     ]
@@ -180,30 +225,40 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
-    """Beside ridge where a signal was planted, and what the search found where there is none; medians over seeds."""
+    """Beside ridge where a signal was planted, and what the search found where there is none;
+    medians over seeds."""
     beside, free = [], []
     for bars, seeds in by_set:
         if "planted" in bars and seeds[0].get("ridge"):
-            ours, theirs = (median(found[name]["active_return"] for found in seeds) for name in ("ensemble", "ridge"))
-            beside.append(f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})")
-        if nothing := [found["without_information"] for found in seeds if found.get("without_information")]:
+            ours, theirs = (
+                median(found[name]["active_return"] for found in seeds)
+                for name in ("ensemble", "ridge")
+            )
+            beside.append(
+                f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})"
+            )
+        if nothing := [
+            found["without_information"] for found in seeds if found.get("without_information")
+        ]:
             sessions = seeds[0]["ensemble"]["sessions"]
             scale = sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0
             made = scale * median(found["active_return"] for found in nothing)
             free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
     said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
     said += [f"Without information the same search made {joined(free)}."] if free else []
-    if noise := [found["ensemble"] for bars, seeds in by_set if bars == SETS["noise"] for found in seeds]:
+    if noise := [
+        found["ensemble"] for bars, seeds in by_set if bars == SETS["noise"] for found in seeds
+    ]:
         near = sum(found["within_10_bps"] for found in noise) / len(noise)
         made = percent(median(one["active_return"] for one in noise), 1, "+")
         said.append(
-            f"From noise for features the ensemble made {made}, within 10 basis points of equal weights in "
-            f"{percent(near, 0)} of folds."
+            f"From noise for features the ensemble made {made}, within 10 basis points of equal"
+            f" weights in {percent(near, 0)} of folds."
         )
     return " ".join(said)
 
 
-# --- the tournament -----------------------------------------------------------------------------------------------
+# --- the tournament -------------------------------------------------------------------------------
 
 WAYS = {
     "tournament": "tournament; ensemble",
@@ -241,10 +296,17 @@ def tournament(records: Records) -> str:
                     *_against(found, key),
                 ]
             )
-    head = ["way to spend the budget", "utility, median", "mean", "information ratio", "CPU s", "bp a CPU s"]
+    head = [
+        "way to spend the budget",
+        "utility, median",
+        "mean",
+        "information ratio",
+        "CPU s",
+        "bp a CPU s",
+    ]
     about = (
-        f"{_plan(found)} Utility and information ratio are of the test window; bp a CPU s: basis points of utility on "
-        "the validation window by CPU second."
+        f"{_plan(found)} Utility and information ratio are of the test window; bp a CPU s: basis"
+        " points of utility on the validation window by CPU second."
     )
     return f"{prose(about)}\n\n{table(head + BESIDE, rows)}\n\n{_came_out(found)}\n\n{sentence(records, 'tournament')}"
 
@@ -257,7 +319,9 @@ def tournament_short(records: Records) -> str:
     found = records["tournament"]
     utilities = [percent(found["arms"][key]["utility_median"], 2) for key in ("tournament", *SHORT)]
     chances = [p_value(found["against"][key]["p_holm"]) for key in SHORT]
-    shown = table(["", "tournament", *SHORT.values()], [["utility", *utilities], ["p, Holm", "", *chances]])
+    shown = table(
+        ["", "tournament", *SHORT.values()], [["utility", *utilities], ["p, Holm", "", *chances]]
+    )
     return f"{_plan(found)}\n\n{shown}\n\n{sentence(records, 'tournament')}"
 
 
@@ -275,7 +339,10 @@ def _against(found: Named, key: str) -> list[str]:
 
 def _plan(found: Named) -> str:
     steps = found["env_steps"] / 1e6
-    return f"{found['markets']} markets with a signal planted in real bars, {steps:.2f} M env-steps each way."
+    return (
+        f"{found['markets']} markets with a signal planted in real bars, {steps:.2f} M env-steps"
+        " each way."
+    )
 
 
 def _came_out(found: Named) -> str:
@@ -287,22 +354,33 @@ def _came_out(found: Named) -> str:
     said = [f"The tournament is ahead of {joined(ahead)} beyond chance."] if ahead else []
     said += [f"It is behind {joined(behind)} beyond chance."] if behind else []
     if not known:
-        said = ["The tournament is not distinguishable from any of the five rivals of the plan at 5 %."]
+        said = [
+            "The tournament is not distinguishable from any of the five rivals of the plan at 5 %."
+        ]
     return prose(" ".join(said))
 
 
-# --- pages of the documentation -----------------------------------------------------------------------------------
+# --- pages of the documentation -------------------------------------------------------------------
 
 
 def kelly(records: Records) -> str:
     """The share of Kelly's growth rate that each algorithm reached."""
     record = records["kelly"]
-    found = {key.removesuffix("_share"): one for key, one in record["figures"].items() if isinstance(one, dict)}
+    found = {
+        key.removesuffix("_share"): one
+        for key, one in record["figures"].items()
+        if isinstance(one, dict)
+    }
     ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
     rows = [
-        [name.upper(), percent(one["mean"]), f"{percent(one['min'])} to {percent(one['max'])}"] for name, one in ranked
+        [name.upper(), percent(one["mean"]), f"{percent(one['min'])} to {percent(one['max'])}"]
+        for name, one in ranked
     ]
-    head = ["algorithm", f"share of the best growth rate after {record['seconds']:g} CPU-s", "range over the seeds"]
+    head = [
+        "algorithm",
+        f"share of the best growth rate after {record['seconds']:g} CPU-s",
+        "range over the seeds",
+    ]
     return f"{table(head, rows)}\n\n{sentence(records, 'kelly')}"
 
 
@@ -311,8 +389,14 @@ def factored(records: Records) -> str:
     found = records["env"]["factored_policy"]
     inference = found["inference"]
     rows = [
-        [f"rollouts of {found['accounts']:,} accounts, decisions alone", times(inference["factored_times_flat"])],
-        ["the same with the environment's step", times(inference["env_and_factored_times_env_and_flat"])],
+        [
+            f"rollouts of {found['accounts']:,} accounts, decisions alone",
+            times(inference["factored_times_flat"]),
+        ],
+        [
+            "the same with the environment's step",
+            times(inference["env_and_factored_times_env_and_flat"]),
+        ],
     ]
     for one in list(found["training"].values())[::3]:
         what = f"training, {one['rows']:,} different rows in {found['minibatch_samples']:,} samples"
@@ -322,7 +406,8 @@ def factored(records: Records) -> str:
 
 
 def many_pods(records: Records) -> str:
-    """What a tournament costs that has had many pods, by how many and by the size of its leaderboard."""
+    """What a tournament costs that has had many pods, by how many and by the size of its
+    leaderboard."""
     record = records["rows"]
     rows = [
         [
@@ -336,8 +421,17 @@ def many_pods(records: Records) -> str:
         ]
         for case in record["cases"]
     ]
-    head = ["finished pods", "rows of the leaderboard", "resume, median", "making the next pod, median (p99)"]
-    head += ["orchestrator's CPU a pod", "disk, `keep: all`", f"disk {record['more']} pods later, `keep: lineage`"]
+    head = [
+        "finished pods",
+        "rows of the leaderboard",
+        "resume, median",
+        "making the next pod, median (p99)",
+    ]
+    head += [
+        "orchestrator's CPU a pod",
+        "disk, `keep: all`",
+        f"disk {record['more']} pods later, `keep: lineage`",
+    ]
     return f"{table(head, rows)}\n\n{sentence(records, 'rows')}"
 
 

@@ -1,8 +1,10 @@
-"""The old comparison of `time_to_return.py`: Stable-Baselines3's and RLlib's PPO in FinRL's own environment.
+"""The old comparison of `time_to_return.py`: Stable-Baselines3's and RLlib's PPO in FinRL's own
+environment.
 
-Stable-Baselines3 has FinRL's parameters, RLlib its own defaults, both FinRL's numpy environment (`finrl==0.3.7`) with
-its observations and its orders of up to 100 shares: what one gets who follows FinRL's tutorials. It says how far apart
-the packages are as they come, and nothing about their algorithms; the clock is the wall's, RLlib has two processes.
+Stable-Baselines3 has FinRL's parameters, RLlib its own defaults, both FinRL's numpy environment
+(`finrl==0.3.7`) with its observations and its orders of up to 100 shares: what one gets who follows
+FinRL's tutorials. It says how far apart the packages are as they come, and nothing about their
+algorithms; the clock is the wall's, RLlib has two processes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def finrl_env(market: MarketTensors) -> Any:
 
 
 class FinrlPolicy:
-    """A policy for FinRL's states in our account: writes the state as `StockTradingEnv.get_state` does."""
+    """A policy for FinRL's states in our account: writes the state as `StockTradingEnv.get_state`
+    does."""
 
     def __init__(self, act: Callable[[np.ndarray], np.ndarray]) -> None:
         self.act, self.idle = act, np.zeros(ASSETS)
@@ -54,9 +57,13 @@ class FinrlPolicy:
         price, held = account.market.close[account.bar].numpy(), account.held
         cash = account.equity - float((held * price).sum())
         technical = account.market.features[account.bar].flatten().numpy() * 2**-7
-        state = np.hstack((cash * 2**-12, 0.0, 0.0, price * 2**-6, held * 2**-6, self.idle, technical))
+        state = np.hstack(
+            (cash * 2**-12, 0.0, 0.0, price * 2**-6, held * 2**-6, self.idle, technical)
+        )
         action = np.clip(self.act(state.astype(np.float32)), -1, 1)
-        self.idle = np.where(np.abs(action * THEIRS.max_shares).astype(int) > 10, 0.0, self.idle + 1)
+        self.idle = np.where(
+            np.abs(action * THEIRS.max_shares).astype(int) > 10, 0.0, self.idle + 1
+        )
         return torch.as_tensor(action, dtype=torch.float32).unsqueeze(0)
 
 
@@ -92,7 +99,13 @@ def train_rllib(seed: int, seconds: float) -> list[dict[str, float]]:
     from ray.tune.registry import register_env
 
     training, validation = windows(seed)
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     register_env("finrl", lambda _: finrl_env(training))
     config = (
         PPOConfig()
@@ -106,7 +119,9 @@ def train_rllib(seed: int, seconds: float) -> list[dict[str, float]]:
     def act(state: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             module = algorithm.get_module()
-            out = module.forward_inference({"obs": torch.as_tensor(state).unsqueeze(0)})["action_dist_inputs"]
+            out = module.forward_inference({"obs": torch.as_tensor(state).unsqueeze(0)})[
+                "action_dist_inputs"
+            ]
         mean: np.ndarray = out[0, :ASSETS].numpy()
         return mean
 

@@ -1,7 +1,9 @@
-"""The planted market of `time_to_return.py`, the rule that is told its signal, and who judges policies on it.
+"""The planted market of `time_to_return.py`, the rule that is told its signal, and who judges
+policies on it.
 
-Stocks whose drift has a sign that lasts 200 minutes on average and is shown among noise: 30 sessions to train on, five
-that nobody trained on. Every policy is judged by the same code: one account of a million dollars over these five.
+Stocks whose drift has a sign that lasts 200 minutes on average and is shown among noise: 30
+sessions to train on, five that nobody trained on. Every policy is judged by the same code: one
+account of a million dollars over these five.
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ Decide = Callable[[BacktestAccount], Tensor]
 
 
 def planted_market(seed: int, assets: int = ASSETS) -> MarketTensors:
-    """Row t's first feature is the sign of the drift from bar t to bar t + 1; the others are noise."""
+    """Row t's first feature is the sign of the drift from bar t to bar t + 1; the others are
+    noise."""
     rng = np.random.default_rng(seed)
     bars = SESSION * (TRAIN + VALIDATION)
     flips = rng.random((bars + 1, assets)) < 1.0 / REGIME
-    sign = rng.choice([-1.0, 1.0], size=assets) * np.where(np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0)
+    sign = rng.choice([-1.0, 1.0], size=assets) * np.where(
+        np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0
+    )
     own, common = rng.normal(0, 0.8, (bars, assets)), rng.normal(0, 0.6, (bars, 1))
     close = 100 * np.exp(np.cumsum(DRIFT * sign[:-1] + VOLATILITY * (own + common), axis=0))
-    features = np.concatenate([sign[1:, :, None], rng.normal(size=(bars, assets, NOISE_FEATURES))], axis=2)
+    features = np.concatenate(
+        [sign[1:, :, None], rng.normal(size=(bars, assets, NOISE_FEATURES))], axis=2
+    )
     ones = torch.ones(bars, assets, dtype=torch.bool)
     session = torch.arange(bars) // SESSION
     prices = torch.tensor(close, dtype=torch.float32)
@@ -67,7 +74,9 @@ def windows(seed: int, assets: int = ASSETS) -> tuple[MarketTensors, MarketTenso
 
 def log_return(decide: Decide, market: MarketTensors, settings: EnvSettings) -> float:
     """Of one account over the whole window."""
-    equity = np.asarray(trade(decide, open_account(market, settings, "judged"), name="judged").equity)
+    equity = np.asarray(
+        trade(decide, open_account(market, settings, "judged"), name="judged").equity
+    )
     return math.log(equity[-1] / equity[0])
 
 
@@ -96,7 +105,9 @@ class Referee:
     ) -> None:
         """`stop_at`: share of the rule's log return at which a training may end."""
         self.market, self.settings, self.clock = market, settings, clock
-        self.marks = [mark for mark in (MARKS if marks is None else marks) if mark < seconds] + [seconds]
+        self.marks = [mark for mark in (MARKS if marks is None else marks) if mark < seconds] + [
+            seconds
+        ]
         self.enough = stop_at * log_return(rule, market, settings)
         self.curve: list[dict[str, float]] = []
         self.begun = clock()
@@ -106,14 +117,17 @@ class Referee:
         self.begun = self.clock()
 
     def look(self, env_steps: int, decide: Callable[[], Decide]) -> None:
-        """Raises OutOfTime after the last mark or threshold. `decide` makes a fresh policy: some have a memory."""
+        """Raises OutOfTime after the last mark or threshold. `decide` makes a fresh policy: some
+        have a memory."""
         now = self.clock()
         used = now - self.begun
         if used < self.marks[0]:
             return
         self.marks = [mark for mark in self.marks if mark > used]
         earned = log_return(decide(), self.market, self.settings)
-        self.curve.append({"seconds": round(used, 3), "env_steps": env_steps, "log_return": round(earned, 5)})
+        self.curve.append(
+            {"seconds": round(used, 3), "env_steps": env_steps, "log_return": round(earned, 5)}
+        )
         self.begun += self.clock() - now
         if not self.marks or earned >= self.enough:
             raise OutOfTime

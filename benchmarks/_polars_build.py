@@ -1,10 +1,12 @@
-"""The work of a market build in polars: bars in Parquet to the exchange's grid, eight features, one scale, one file.
+"""The work of a market build in polars: bars in Parquet to the exchange's grid, eight features, one
+scale, one file.
 
     python _polars_build.py BARS MINUTES.npy TRAIN_BARS OUT
 
-Run by `data_build` in an environment of its own. For each symbol: its bars joined to the grid's minutes, closes carried
-forward, the paper's eight features; then all of it standardised on the training window and written as arrays
-`[T, N]` and `[T, N, F]`. Nothing is checked, kept in chunks or hashed. Prints seconds, and what a few cells hold.
+Run by `data_build` in an environment of its own. For each symbol: its bars joined to the grid's
+minutes, closes carried forward, the paper's eight features; then all of it standardised on the
+training window and written as arrays `[T, N]` and `[T, N, F]`. Nothing is checked, kept in chunks
+or hashed. Prints seconds, and what a few cells hold.
 """
 
 from __future__ import annotations
@@ -18,12 +20,25 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-NAMES = ["macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60"]
+NAMES = [
+    "macd",
+    "bollinger_upper",
+    "bollinger_lower",
+    "rsi_30",
+    "cci_30",
+    "dx_30",
+    "sma_30",
+    "sma_60",
+]
 
 
 def columns() -> list[pl.Expr]:
     close, high, low = pl.col("close"), pl.col("high"), pl.col("low")
-    change, rise, fall = close.diff().fill_null(0.0), high.diff().fill_null(0.0), -low.diff().fill_null(0.0)
+    change, rise, fall = (
+        close.diff().fill_null(0.0),
+        high.diff().fill_null(0.0),
+        -low.diff().fill_null(0.0),
+    )
     mean, deviation = close.rolling_mean(20), close.rolling_std(20)
     up, down = (pl.when(sign * change > 0).then(sign * change).otherwise(0.0) for sign in (1, -1))
     up, down = (one.ewm_mean(alpha=1 / 30) for one in (up, down))
@@ -46,16 +61,25 @@ def columns() -> list[pl.Expr]:
 
 def one_symbol(bars: pl.DataFrame, grid: pl.DataFrame) -> pl.DataFrame:
     first = bars["ts"].min()
-    known = grid.filter(pl.col("ts") >= first).join(bars, on="ts", how="left", maintain_order="left")
-    known = known.with_columns(pl.col("volume").is_not_null().alias("tradable"), pl.col("close").forward_fill())
+    known = grid.filter(pl.col("ts") >= first).join(
+        bars, on="ts", how="left", maintain_order="left"
+    )
+    known = known.with_columns(
+        pl.col("volume").is_not_null().alias("tradable"), pl.col("close").forward_fill()
+    )
     return known.with_columns(
-        *(pl.col(name).fill_null(pl.col("close")) for name in ("open", "high", "low")), pl.col("volume").fill_null(0.0)
+        *(pl.col(name).fill_null(pl.col("close")) for name in ("open", "high", "low")),
+        pl.col("volume").fill_null(0.0),
     ).with_columns(*columns())
 
 
 def peak_gib() -> float:
     """Not ru_maxrss: that of whoever started this process counts in it."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    (line,) = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
     return int(line.split()[1]) / 2**20
 
 
@@ -65,14 +89,21 @@ def main() -> None:
     stamps = np.load(minutes)
     grid = pl.DataFrame({"ts": pl.Series(stamps).cast(pl.Datetime("ns", "UTC"))})
     files = sorted(Path(folder).glob("*.parquet"))
-    symbols = {file: pl.read_parquet(file, columns=["ticker"])["ticker"].unique().sort() for file in files}
+    symbols = {
+        file: pl.read_parquet(file, columns=["ticker"])["ticker"].unique().sort() for file in files
+    }
     count = sum(len(names) for names in symbols.values())
-    cells = {name: np.full((len(stamps), count), np.nan, dtype=np.float32) for name in ("open", "close", "volume")}
+    cells = {
+        name: np.full((len(stamps), count), np.nan, dtype=np.float32)
+        for name in ("open", "close", "volume")
+    }
     tradable = np.zeros((len(stamps), count), dtype=bool)
     features = np.full((len(stamps), count, len(NAMES)), np.nan, dtype=np.float32)
     column = 0
     for file, names in symbols.items():
-        table = pl.read_parquet(file).with_columns(pl.col("open", "high", "low", "close", "volume").cast(pl.Float64))
+        table = pl.read_parquet(file).with_columns(
+            pl.col("open", "high", "low", "close", "volume").cast(pl.Float64)
+        )
         for name in names:
             known = one_symbol(table.filter(pl.col("ticker") == name), grid)
             rows = slice(len(stamps) - len(known), None)
@@ -82,7 +113,10 @@ def main() -> None:
             features[rows, column] = known.select(NAMES).to_numpy()
             column += 1
     window = features[: int(train)]
-    mean, spread = np.nanmean(window, axis=(0, 1), dtype=np.float64), np.nanstd(window, axis=(0, 1), dtype=np.float64)
+    mean, spread = (
+        np.nanmean(window, axis=(0, 1), dtype=np.float64),
+        np.nanstd(window, axis=(0, 1), dtype=np.float64),
+    )
     for first in range(0, len(features), 4096):
         block = features[first : first + 4096]
         block[...] = np.nan_to_num(np.clip((block - mean) / spread, -10, 10))
@@ -94,7 +128,10 @@ def main() -> None:
                 "seconds": time.perf_counter() - start,
                 "cpu_seconds": used.ru_utime + used.ru_stime,
                 "peak_gib": peak_gib(),
-                "sample": features[len(features) // 2 :: len(features) // 7, 0].astype(float).round(6).tolist(),
+                "sample": features[len(features) // 2 :: len(features) // 7, 0]
+                .astype(float)
+                .round(6)
+                .tolist(),
             }
         )
     )

@@ -1,4 +1,5 @@
-"""The records that the benchmarks leave in `benchmarks/results/`, and how their figures and origins are written."""
+"""The records that the benchmarks leave in `benchmarks/results/`, and how their figures and origins
+are written."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from fintrader.results.formatting import DASH, chance, statistic
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LOCAL_CHANGES = frozenset({"chaos", "known_optimum", "search"})
-"""Records that may have been measured in a tree that was not clean; their rows say so. Every other such record is
-refused: take a name off when it has been measured again."""
+"""Records that may have been measured in a tree that was not clean; their rows say so. Every other
+such record is refused: take a name off when it has been measured again."""
 MARK = "†"
 
 Record = Mapping[str, Any]
@@ -51,19 +52,27 @@ def is_dirty(record: Record) -> bool:
     return any("+" in commit for commit in commits(record))
 
 
-def refused(records: Records, names: Iterable[str], allowed: Iterable[str] = LOCAL_CHANGES) -> list[str]:
+def refused(
+    records: Records, names: Iterable[str], allowed: Iterable[str] = LOCAL_CHANGES
+) -> list[str]:
     """What is wrong with the origin of these records, a line each."""
     problems = []
     for name in names:
         if is_dirty(records[name]) and name not in allowed:
-            problems.append(f"benchmarks/results/{name}.json was measured with local changes; commit, measure again")
+            problems.append(
+                f"benchmarks/results/{name}.json was measured with local changes; commit, measure"
+                " again"
+            )
         if not records[name].get("machine", {}).get("cpu") or not records[name].get("commit"):
-            problems.append(f"benchmarks/results/{name}.json names no machine or no commit; measure it again")
+            problems.append(
+                f"benchmarks/results/{name}.json names no machine or no commit; measure it again"
+            )
     return problems
 
 
 def origin(records: Records, *names: str) -> str:
-    """Where figures come from: record, commit, machine, and the mark of a tree that was not clean."""
+    """Where figures come from: record, commit, machine, and the mark of a tree that was not
+    clean."""
     said = []
     for name in names:
         record = records[name]
@@ -88,10 +97,16 @@ def sentence(records: Records, *names: str) -> str:
 
 
 def prose(text: str, *, item: bool = False) -> str:
-    """A paragraph in lines of a page's width; an `item` of a list hangs, or a line that begins with a plus is one."""
+    """A paragraph in lines of a page's width; an `item` of a list hangs, or a line that begins with
+    a plus is one."""
     first, later = ("- ", "  ") if item else ("", "")
     return textwrap.fill(
-        text, 120, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+        text,
+        120,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -102,7 +117,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) 
     return "\n".join([lines[0], "|" + "|".join(rule) + "|", *lines[1:]])
 
 
-# --- figures ------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def percent(value: float | None, digits: int = 1, sign: str = "") -> str:

@@ -1,4 +1,5 @@
-"""The ways to spend a budget that `tournament.py` compares, ours and others', over the same agent and environment."""
+"""The ways to spend a budget that `tournament.py` compares, ours and others', over the same agent
+and environment."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ class Market:
 
     @classmethod
     def planted(cls, home: Path, bars: Path, number: int, ic: float, symbols: int) -> Market:
-        """A signal of that information coefficient in the bars of so many symbols, both by the market's number."""
+        """A signal of that information coefficient in the bars of so many symbols, both by the
+        market's number."""
         import pandas as pd
 
         known = sorted(pd.read_parquet(bars / BARS, columns=["ticker"])["ticker"].unique())
@@ -85,17 +87,23 @@ class Market:
         planted = {"kind": "planted_in", "ic": ic, "horizon": HORIZON, "seed": number}
         values["data"]["source"] |= {"path": str(bars / BARS), **planted}
         data = {
-            "waive": ["excursion_day:LILA:2018-01-03", "excursion_day:STX:2016-07-06"],  # faults of the file, left in
+            "waive": [
+                "excursion_day:LILA:2018-01-03",
+                "excursion_day:STX:2016-07-06",
+            ],  # faults of the file, left in
             "windows": {"fractions": [0.6, 0.2, 0.2], "embargo_sessions": HORIZON},
         }
         values.pop("walkforward")
         values["env"] |= {"risk_aversion": 20, "episode_bars": 32}
         values["agent"] |= {"num_steps": 32}
-        config = RunConfig.model_validate(overlay(values, {"data": data, "seed": number, "cache": str(home / "cache")}))
+        config = RunConfig.model_validate(
+            overlay(values, {"data": data, "seed": number, "cache": str(home / "cache")})
+        )
         return cls(home, build_market(config.data, cache=config.cache), ic, config)
 
     def figures(self, policy: Path) -> dict[str, float]:
-        """A year's, of the days beyond the benchmark's: on the test window, and on the one it was chosen on."""
+        """A year's, of the days beyond the benchmark's: on the test window, and on the one it was
+        chosen on."""
         split, env = MarketTensors.load(self.path).split(), self.config.trading
         found = dict[str, float]()
         for name, window in (("", split.test), ("validation_", split.validation)):
@@ -106,7 +114,9 @@ class Market:
                 days = np.asarray(seen.active_returns)
                 deviation = float(days.std(ddof=1))
                 found["active_return"] = m.TRADING_DAYS * float(days.mean())
-                found["information_ratio"] = m.TRADING_DAYS**0.5 * float(days.mean()) / deviation if deviation else 0.0
+                found["information_ratio"] = (
+                    m.TRADING_DAYS**0.5 * float(days.mean()) / deviation if deviation else 0.0
+                )
         return found
 
 
@@ -116,10 +126,12 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
-# --- ours --------------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
-def raced(market: Market, name: str, changes: dict[str, Any], pods: int, steps: int) -> dict[str, dict[str, float]]:
+def raced(
+    market: Market, name: str, changes: dict[str, Any], pods: int, steps: int
+) -> dict[str, dict[str, float]]:
     """A tournament of so many pods; the figures of its ensemble (`name`) and of its best pod."""
     how = {**COMMON, **changes, "pods": pods, "budget": Budget(env_steps=steps)}
     folder = RunFolder(market.home / f"{name}-{market.config.seed}")
@@ -132,7 +144,9 @@ def raced(market: Market, name: str, changes: dict[str, Any], pods: int, steps: 
         agent=market.config.agent,
         seed=market.config.seed,
     )
-    used = sum(json.loads(path.read_text())["env_steps"] for path in folder.root.glob("pods/*/result.json"))
+    used = sum(
+        json.loads(path.read_text())["env_steps"] for path in folder.root.glob("pods/*/result.json")
+    )
     spent = {"cpu_seconds": cpu_seconds() - began, "env_steps": used, "trials": result.trials}
     found = {"": result.ensemble_policy, "_best": result.best_policy}
     return {f"{name}{what}": {**market.figures(policy), **spent} for what, policy in found.items()}
@@ -144,11 +158,13 @@ def ours(market: Market, name: str, _: int) -> dict[str, dict[str, float]]:
             return raced(market, name, OURS, 4 * COUNT, WHOLE // 4)
         case "tournament_plain":
             return raced(market, name, PLAIN, 4 * COUNT, WHOLE // 4)
-    found = raced(market, name, {**LOOKING, **({"search": {}} if name == "seeds" else {})}, COUNT, WHOLE)
+    found = raced(
+        market, name, {**LOOKING, **({"search": {}} if name == "seeds" else {})}, COUNT, WHOLE
+    )
     return {name: found[f"{name}_best"], f"{name}_ensemble": found[name]}
 
 
-# --- others' -----------------------------------------------------------------------------------------------------
+# --- others' --------------------------------------------------------------------------------------
 
 
 class Trial:
@@ -157,13 +173,23 @@ class Trial:
     def __init__(self, market: Market, values: dict[str, Any], seed: int) -> None:
         self.market, self.split = market, MarketTensors.load(market.path).split()
         self.env = TradingEnv(self.split.train, market.config.trading, seed=derive(seed, "env"))
-        self.agent = make_agent(market.config.agent.model_copy(update=values), self.env.layout, seed=seed)
+        self.agent = make_agent(
+            market.config.agent.model_copy(update=values), self.env.layout, seed=seed
+        )
         self.folder = tempfile.TemporaryDirectory(prefix="trial-")  # goes with the trial
 
     def advance(self, tenths: int) -> float:
         """Train to so many tenths of a whole training; the score on the validation window."""
-        train(self.agent, self.env, Budget(env_steps=WHOLE), folder=Path(self.folder.name), share=tenths / LOOKS)
-        score = evaluate([(self.agent.policy, self.split.validation)], self.market.config.trading, metric=METRIC).score
+        train(
+            self.agent,
+            self.env,
+            Budget(env_steps=WHOLE),
+            folder=Path(self.folder.name),
+            share=tenths / LOOKS,
+        )
+        score = evaluate(
+            [(self.agent.policy, self.split.validation)], self.market.config.trading, metric=METRIC
+        ).score
         return -1e9 if score is None else score
 
     def keep(self, path: Path) -> None:
@@ -171,11 +197,16 @@ class Trial:
 
 
 def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
-    """Trials one after another until the steps are spent; what is published is the best look of all."""
+    """Trials one after another until the steps are spent; what is published is the best look of
+    all."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler: Any = optuna.samplers.TPESampler(seed=seed) if name == "tpe" else optuna.samplers.RandomSampler(seed=seed)
+    sampler: Any = (
+        optuna.samplers.TPESampler(seed=seed)
+        if name == "tpe"
+        else optuna.samplers.RandomSampler(seed=seed)
+    )
     halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     pruner: Any = optuna.pruners.MedianPruner(n_warmup_steps=2) if name == "tpe" else halving
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
@@ -202,14 +233,26 @@ def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float
             study.tell(asked, state=optuna.trial.TrialState.PRUNED)
         else:
             study.tell(asked, found)
-    spent = {"cpu_seconds": cpu_seconds() - began, "env_steps": TOTAL - left, "trials": len(study.trials)}
+    spent = {
+        "cpu_seconds": cpu_seconds() - began,
+        "env_steps": TOTAL - left,
+        "trials": len(study.trials),
+    }
     return {name: {**market.figures(policy), **spent}}
 
 
 def by_ray(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
     """Ray Tune in an environment of its own, since its packages would move ours."""
-    policy, told = (market.home / f"{name}-{market.config.seed}.{kind}" for kind in ("safetensors", "json"))
-    job = {"home": str(market.home), "path": str(market.path), "ic": market.ic, "seed": seed, "policy": str(policy)}
+    policy, told = (
+        market.home / f"{name}-{market.config.seed}.{kind}" for kind in ("safetensors", "json")
+    )
+    job = {
+        "home": str(market.home),
+        "path": str(market.path),
+        "ic": market.ic,
+        "seed": seed,
+        "policy": str(policy),
+    }
     job |= {"told": str(told), "config": market.config.model_dump(mode="json")}
     subprocess.run([str(ray_environment()), __file__, json.dumps(job)], check=True, cwd=ROOT)
     return {name: {**market.figures(policy), **json.loads(told.read_text())}}
@@ -229,14 +272,17 @@ def ray_environment() -> Path:
 
 
 def ray_job(job: dict[str, Any]) -> None:
-    """Population-based training: every round the worse quarter goes on from the better, hyper-parameters moved.
+    """Population-based training: every round the worse quarter goes on from the better,
+    hyper-parameters moved.
 
     CPU seconds are those of the trials' own steps; what Ray takes beside them is not counted.
     """
     from ray import init, tune
     from ray.tune.schedulers import PopulationBasedTraining
 
-    market = Market(Path(job["home"]), Path(job["path"]), job["ic"], RunConfig.model_validate(job["config"]))
+    market = Market(
+        Path(job["home"]), Path(job["path"]), job["ic"], RunConfig.model_validate(job["config"])
+    )
     rounds, clock = LOOKS - 2, Path(job["told"]).with_suffix(".seconds")
     clock.write_text("")
 
@@ -261,7 +307,10 @@ def ray_job(job: dict[str, Any]) -> None:
         def save_checkpoint(self, folder: str) -> None:
             from safetensors.torch import save_file
 
-            state = {key: tensor.contiguous().clone() for key, tensor in self.trial.agent.state_dict().items()}
+            state = {
+                key: tensor.contiguous().clone()
+                for key, tensor in self.trial.agent.state_dict().items()
+            }
             save_file(state, str(Path(folder) / "state.safetensors"))
             self.trial.keep(Path(folder) / "policy.safetensors")
 
@@ -278,7 +327,10 @@ def ray_job(job: dict[str, Any]) -> None:
     kept = tempfile.mkdtemp(prefix="pbt-")
     tuner = tune.Tuner(
         tune.with_resources(Pod, {"cpu": 1}),
-        param_space={**{key: space(key) for key in SEARCH}, "number": tune.grid_search(list(range(COUNT)))},
+        param_space={
+            **{key: space(key) for key in SEARCH},
+            "number": tune.grid_search(list(range(COUNT))),
+        },
         tune_config=tune.TuneConfig(
             metric="score",
             mode="max",
@@ -294,7 +346,9 @@ def ray_job(job: dict[str, Any]) -> None:
             stop={"training_iteration": rounds},
             storage_path=kept,
             verbose=0,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, checkpoint_score_attribute="score"),
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=1, checkpoint_score_attribute="score"
+            ),
         ),
     )
     results = tuner.fit()

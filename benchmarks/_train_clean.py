@@ -1,9 +1,11 @@
-"""PPO in one file, as CleanRL writes it, straight on `TradingEnv`: a peer of `training.py` and `time_to_return.py`.
+"""PPO in one file, as CleanRL writes it, straight on `TradingEnv`: a peer of `training.py` and
+`time_to_return.py`.
 
-CleanRL's `ppo_continuous_action.py` with what makes it faster here: torch tensors from the environment to the gradient,
-every number stored once in memory allocated at the start, fused Adam, observations copied only into the rollout
-(`copy=False`), and an episode that was cut short bootstrapped from its last observation, as ours is. `shared` and
-`advantages_each_epoch` make it the loop of TorchTrade's PPO example (see `_train_peers.TORCHTRADE`).
+CleanRL's `ppo_continuous_action.py` with what makes it faster here: torch tensors from the
+environment to the gradient, every number stored once in memory allocated at the start, fused Adam,
+observations copied only into the rollout (`copy=False`), and an episode that was cut short
+bootstrapped from its last observation, as ours is. `shared` and `advantages_each_epoch` make it the
+loop of TorchTrade's PPO example (see `_train_peers.TORCHTRADE`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyper-parameters of a peer's PPO; those that are not ours by default are set where it is run."""
+    """Hyper-parameters of a peer's PPO; those that are not ours by default are set where it is
+    run."""
 
     accounts: int = 64
     num_steps: int = 16
@@ -48,7 +51,8 @@ class Recipe:
     gsde: int | None = None
     """Stable-Baselines3 only: decisions between two draws of its state-dependent noise."""
     reward_scale: float = 1000.0
-    """On log returns of minutes; advantages are standardised, so that it matters to the value alone."""
+    """On log returns of minutes; advantages are standardised, so that it matters to the value
+    alone."""
     normalise: bool = False
     """Standardise observations with running statistics."""
     shared: bool = False
@@ -57,14 +61,21 @@ class Recipe:
     """Values and advantages anew in every pass."""
 
 
-def peer_env(market: MarketTensors, settings: EnvSettings, recipe: Recipe, *, seed: int, copy: bool) -> TradingEnv:
+def peer_env(
+    market: MarketTensors, settings: EnvSettings, recipe: Recipe, *, seed: int, copy: bool
+) -> TradingEnv:
     """The environment that a peer trains in: ours, with flat observations."""
-    changes = {"observation": "flat", "reward_scale": recipe.reward_scale, "num_envs": recipe.accounts}
+    changes = {
+        "observation": "flat",
+        "reward_scale": recipe.reward_scale,
+        "num_envs": recipe.accounts,
+    }
     return TradingEnv(market, settings.model_copy(update=changes), seed=seed, copy=copy)
 
 
 def aim(latent: Tensor, scale: float = 4.0, cash_logit: float = -1.0) -> Tensor:
-    """Latents `[B, N + 1]` to target weights `[B, N]`, as our `aim` head with its defaults: the last one is cash."""
+    """Latents `[B, N + 1]` to target weights `[B, N]`, as our `aim` head with its defaults: the
+    last one is cash."""
     logits = scale * latent
     logits[:, -1] += math.log(latent.shape[1] - 1) + cash_logit
     return logits.softmax(1)[:, :-1]
@@ -85,17 +96,22 @@ class Normaliser:
         self.mean += share * (mean - self.mean)
 
     def __call__(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
-        scaled: Tensor = torch.sub(obs, self.mean, out=out).mul_((self.var + 1e-8).rsqrt()).clamp_(-10, 10)
+        scaled: Tensor = (
+            torch.sub(obs, self.mean, out=out).mul_((self.var + 1e-8).rsqrt()).clamp_(-10, 10)
+        )
         return scaled
 
 
 def mlp(sizes: list[int], activation: str, out_gain: float | None) -> nn.Sequential:
-    """Orthogonal weights; the last layer's times `out_gain` and without a non-linearity after it, if given."""
+    """Orthogonal weights; the last layer's times `out_gain` and without a non-linearity after it,
+    if given."""
     layers: list[nn.Module] = []
     for number, (a, b) in enumerate(pairwise(sizes)):
         last = out_gain is not None and number == len(sizes) - 2
         layer = nn.Linear(a, b)
-        nn.init.orthogonal_(layer.weight, out_gain if last and out_gain is not None else math.sqrt(2))
+        nn.init.orthogonal_(
+            layer.weight, out_gain if last and out_gain is not None else math.sqrt(2)
+        )
         nn.init.zeros_(layer.bias)
         layers += [layer] if last else [layer, ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
@@ -107,17 +123,31 @@ class CleanPPO:
     def __init__(self, env: TradingEnv, recipe: Recipe, seed: int) -> None:
         torch.manual_seed(seed)
         self.env, self.recipe = env, recipe
-        steps, accounts, width, latents = recipe.num_steps, env.num_envs, env.layout.width, env.layout.num_assets + 1
+        steps, accounts, width, latents = (
+            recipe.num_steps,
+            env.num_envs,
+            env.layout.width,
+            env.layout.num_assets + 1,
+        )
         sizes, kind = [width, *recipe.hidden], recipe.activation
         self.torso = mlp(sizes, kind, None) if recipe.shared else nn.Identity()
         inner = sizes[-1:] if recipe.shared else sizes
         self.actor, self.critic = mlp([*inner, latents], kind, 0.01), mlp([*inner, 1], kind, 1.0)
-        self.log_std = nn.Parameter(torch.full((latents,), math.log(recipe.noise)), recipe.learn_noise)
+        self.log_std = nn.Parameter(
+            torch.full((latents,), math.log(recipe.noise)), recipe.learn_noise
+        )
         modules = (self.torso, self.actor, self.critic)
         self.parameters = [p for module in modules for p in module.parameters()] + [self.log_std]
-        self.adam = torch.optim.Adam(self.parameters, lr=recipe.learning_rate, eps=recipe.adam_eps, fused=True)
-        self.obs, self.latent = torch.empty(steps, accounts, width), torch.empty(steps, accounts, latents)
-        self.log_prob, self.value, self.reward, self.ended = (torch.empty(steps, accounts) for _ in range(4))
+        self.adam = torch.optim.Adam(
+            self.parameters, lr=recipe.learning_rate, eps=recipe.adam_eps, fused=True
+        )
+        self.obs, self.latent = (
+            torch.empty(steps, accounts, width),
+            torch.empty(steps, accounts, latents),
+        )
+        self.log_prob, self.value, self.reward, self.ended = (
+            torch.empty(steps, accounts) for _ in range(4)
+        )
         self.noise = torch.randn(accounts, latents)
         self.next_obs, _ = env.reset(seed=seed)
         self.normaliser = Normaliser(width) if recipe.normalise else None
@@ -127,7 +157,11 @@ class CleanPPO:
     def density(self, latent: Tensor, mean: Tensor) -> Tensor:
         """Log density `[B]` of latents under the Gaussian policy."""
         standard = (latent - mean) * torch.exp(-self.log_std)
-        return -0.5 * standard.square().sum(1) - self.log_std.sum() - 0.5 * math.log(2 * math.pi) * latent.shape[1]
+        return (
+            -0.5 * standard.square().sum(1)
+            - self.log_std.sum()
+            - 0.5 * math.log(2 * math.pi) * latent.shape[1]
+        )
 
     def seen(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
         """What the networks see of observations, written to `out` if given."""
@@ -152,20 +186,30 @@ class CleanPPO:
         for t in range(recipe.num_steps):
             inner = self.torso(self.seen(self.next_obs, self.obs[t]))
             mean, self.value[t] = self.actor(inner), self.critic(inner).squeeze(1)
-            self.noise = torch.randn_like(mean).mul_((1 - keep**2) ** 0.5).add_(self.noise, alpha=keep)
+            self.noise = (
+                torch.randn_like(mean).mul_((1 - keep**2) ** 0.5).add_(self.noise, alpha=keep)
+            )
             torch.addcmul(mean, self.noise, std, out=self.latent[t])
             self.log_prob[t] = self.density(self.latent[t], mean)
-            self.next_obs, self.reward[t], terminated, truncated, info = self.env.step(aim(self.latent[t]))
+            self.next_obs, self.reward[t], terminated, truncated, info = self.env.step(
+                aim(self.latent[t])
+            )
             self.ended[t] = terminated | truncated
             if bool(truncated.any()):
                 rows = truncated.nonzero().squeeze(1)
-                self.reward[t, rows] += recipe.gamma * self.values(self.seen(info["final_obs"][rows]))
+                self.reward[t, rows] += recipe.gamma * self.values(
+                    self.seen(info["final_obs"][rows])
+                )
 
     @torch.no_grad()
     def advantages(self) -> tuple[Tensor, Tensor]:
         """Of the rollout, and the values' targets: each `[T * B]`."""
         gamma, decay = self.recipe.gamma, self.recipe.gamma * self.recipe.gae_lambda
-        advantage, after, tail = torch.empty_like(self.reward), self.values(self.seen(self.next_obs)), torch.zeros(())
+        advantage, after, tail = (
+            torch.empty_like(self.reward),
+            self.values(self.seen(self.next_obs)),
+            torch.zeros(()),
+        )
         for t in reversed(range(len(self.reward))):
             goes_on = 1 - self.ended[t]
             tail = self.reward[t] + gamma * goes_on * after - self.value[t] + decay * goes_on * tail
@@ -176,7 +220,11 @@ class CleanPPO:
         """A rollout and its passes; steps taken."""
         recipe = self.recipe
         self.collect()
-        obs, latent, old = self.obs.flatten(0, 1), self.latent.flatten(0, 1), self.log_prob.flatten()
+        obs, latent, old = (
+            self.obs.flatten(0, 1),
+            self.latent.flatten(0, 1),
+            self.log_prob.flatten(),
+        )
         for epoch in range(recipe.update_epochs):
             if epoch and recipe.advantages_each_epoch:
                 with torch.no_grad():
@@ -190,7 +238,11 @@ class CleanPPO:
                 gain = (gain - gain.mean()) / (gain.std() + 1e-8)
                 clipped = ratio.clamp(1 - recipe.clip_coef, 1 + recipe.clip_coef)
                 loss = -torch.min(ratio * gain, clipped * gain).mean()
-                loss = loss + recipe.vf_coef * (self.critic(inner).squeeze(1) - target[rows]).square().mean()
+                loss = (
+                    loss
+                    + recipe.vf_coef
+                    * (self.critic(inner).squeeze(1) - target[rows]).square().mean()
+                )
                 if recipe.ent_coef:
                     loss = loss - recipe.ent_coef * self.log_std.sum()
                 self.adam.zero_grad()

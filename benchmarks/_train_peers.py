@@ -1,17 +1,20 @@
 """The peers of `training.py` and `time_to_return.py` that train in our own environment.
 
-- Stable-Baselines3's PPO (2.9.2, in a folder of its own under `.venv-bench`, with the torch and gymnasium that run
-  here) through `FastVecEnv`, which copies nothing, on a rollout buffer that copies each number once, with fused Adam
-  and without the checks of torch's distributions. The package itself is as it was published.
+- Stable-Baselines3's PPO (2.9.2, in a folder of its own under `.venv-bench`, with the torch and
+  gymnasium that run here) through `FastVecEnv`, which copies nothing, on a rollout buffer that
+  copies each number once, with fused Adam and without the checks of torch's distributions. The
+  package itself is as it was published.
 - The loop of `_train_clean.py`.
-- TorchTrade's PPO example (https://github.com/TorchTrade/torchtrade, examples/online_rl/ppo and ppo_vectorized),
-  rebuilt from its published settings on that loop: one torso of three layers of 128 with tanh under linear heads,
-  64 accounts, 10,000 frames a batch, three passes of three minibatches, values and advantages anew in each pass,
-  standardised observations. The example trades a single asset by a categorical choice, and none trains on the portfolio
-  environment: here its policy is a Gaussian over the same latents as everyone's, weights begin orthogonal as in the
+- TorchTrade's PPO example (https://github.com/TorchTrade/torchtrade, examples/online_rl/ppo and
+  ppo_vectorized), rebuilt from its published settings on that loop: one torso of three layers of
+  128 with tanh under linear heads, 64 accounts, 10,000 frames a batch, three passes of three
+  minibatches, values and advantages anew in each pass, standardised observations. The example
+  trades a single asset by a categorical choice, and none trains on the portfolio environment: here
+  its policy is a Gaussian over the same latents as everyone's, weights begin orthogonal as in the
   loop, and without torchrl and TensorDict around it, it runs faster than the original.
 
-All act on the latents of our `aim` head (`_train_clean.aim`): target weights by a softmax with cash in it.
+All act on the latents of our `aim` head (`_train_clean.aim`): target weights by a softmax with cash
+in it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ TORCHTRADE = Recipe(
     shared=True,
     advantages_each_epoch=True,
 )
-"""As published; step size and clip fall to zero over 100 million frames there, which these budgets do not see."""
+"""As published; step size and clip fall to zero over 100 million frames there, which these budgets
+do not see."""
 
 
 class NoPeer(Exception):
@@ -60,7 +64,9 @@ def sb3() -> Any:
 
     folder = peer_folder()
     if folder is None:
-        raise NoPeer("stable-baselines3 cannot be downloaded here: run where `pip` reaches a package index")
+        raise NoPeer(
+            "stable-baselines3 cannot be downloaded here: run where `pip` reaches a package index"
+        )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
@@ -71,7 +77,8 @@ def sb3() -> Any:
 
 
 def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
-    """Stable-Baselines3's PPO on `env` (made with `copy=True`). Raises NoPeer where it cannot be had."""
+    """Stable-Baselines3's PPO on `env` (made with `copy=True`). Raises NoPeer where it cannot be
+    had."""
     package = sb3()
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import RolloutBuffer
@@ -109,12 +116,17 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             self.steps += 1
             if self.normaliser is not None and self.steps % recipe.num_steps == 0:
                 self.normaliser.update(obs)  # one step of a rollout tells enough
-            infos: list[dict[str, Any]] = []  # SB3 looks into them where an account is done, and nowhere else
+            infos: list[
+                dict[str, Any]
+            ] = []  # SB3 looks into them where an account is done, and nowhere else
             if done.any():
                 infos = [{} for _ in range(self.num_envs)]
                 for account in np.flatnonzero(done):
                     final = self.seen(info["final_obs"][account])
-                    infos[account] = {"terminal_observation": final, "TimeLimit.truncated": bool(truncated[account])}
+                    infos[account] = {
+                        "terminal_observation": final,
+                        "TimeLimit.truncated": bool(truncated[account]),
+                    }
             return self.seen(obs), reward.numpy(), done, infos
 
         def close(self) -> None:
@@ -126,7 +138,9 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
         def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
             raise AttributeError(f"nobody sets {attr_name}")
 
-        def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        def env_method(
+            self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
+        ) -> list[Any]:
             raise AttributeError(f"nobody calls {method_name}")
 
         def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
@@ -135,7 +149,9 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
     class OneCopyBuffer(RolloutBuffer):  # type: ignore[misc]
         """The same numbers, each copied once on its way in and once into a minibatch."""
 
-        def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+        def add(
+            self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any
+        ) -> None:
             row = self.pos
             self.observations[row], self.actions[row], self.rewards[row] = obs, action, reward
             self.episode_starts[row] = episode_start
@@ -193,10 +209,13 @@ LEARNERS: dict[str, tuple[str, Recipe]] = {
     "torchtrade": ("clean", TORCHTRADE),
     "torchtrade_tuned": ("clean", replace(TORCHTRADE, learning_rate=3e-3)),
 }
-"""The peers of `time_to_return.py`: what trains, and its hyper-parameters, tuned on seeds from 100 on."""
+"""The peers of `time_to_return.py`: what trains, and its hyper-parameters, tuned on seeds from 100
+on."""
 
 
-def train_peer(side: str, market: MarketTensors, settings: EnvSettings, referee: Referee, seed: int) -> Any:
+def train_peer(
+    side: str, market: MarketTensors, settings: EnvSettings, referee: Referee, seed: int
+) -> Any:
     """The referee's curve of one of `LEARNERS`. Raises NoPeer where it cannot be had."""
     kind, recipe = LEARNERS[side]
     if kind == "clean":

@@ -1,17 +1,20 @@
-"""Our PPO, SAC, TD3 and DDPG beside Stable-Baselines3's, on two classic environments, with equal budgets of env-steps.
+"""Our PPO, SAC, TD3 and DDPG beside Stable-Baselines3's, on two classic environments, with equal
+budgets of env-steps.
 
     python benchmarks/algorithms.py [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--save]
 
-Every training is a process of its own with one thread; ours and theirs alternate. Stable-Baselines3 2.9.2 is put into a
-folder of its own (`.venv-bench`) and runs with the same torch, gymnasium and MuJoCo. It has the settings of its zoo
-(https://github.com/DLR-RM/rl-baselines3-zoo) but for `learning_starts`, which is its default of 100 since the zoo's
-10,000 would outlast these budgets; ours stand below, chosen on seeds from 100 on, which are not reported. Each side has
-networks, batches and replay of its own choice.
+Every training is a process of its own with one thread; ours and theirs alternate. Stable-Baselines3
+2.9.2 is put into a folder of its own (`.venv-bench`) and runs with the same torch, gymnasium and
+MuJoCo. It has the settings of its zoo (https://github.com/DLR-RM/rl-baselines3-zoo) but for
+`learning_starts`, which is its default of 100 since the zoo's 10,000 would outlast these budgets;
+ours stand below, chosen on seeds from 100 on, which are not reported. Each side has networks,
+batches and replay of its own choice.
 
-Policies are compared by the mean return of ten deterministic episodes, the same for both, at twenty points of the
-budget; the clock stops meanwhile. *Return* is the mean over the last four points. *Time to the same return* is the
-first point from which on the mean of three points in a row is at least the level: 95 % of the way from the first
-point of Stable-Baselines3 to its final return, both means over its seeds. The last line is one JSON object.
+Policies are compared by the mean return of ten deterministic episodes, the same for both, at twenty
+points of the budget; the clock stops meanwhile. *Return* is the mean over the last four points.
+*Time to the same return* is the first point from which on the mean of three points in a row is at
+least the level: 95 % of the way from the first point of Stable-Baselines3 to its final return, both
+means over its seeds. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from benchmarks.resume import Records  # noqa: E402
+from benchmarks.common import finish
+from benchmarks.resume import Records
 
 PEER = "stable-baselines3", "2.9.2"
 POINTS, EPISODES = 20, 10
@@ -141,7 +144,8 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Referee:
-    """Judges policies on episodes of its own and keeps the clocks of the training that it interrupts."""
+    """Judges policies on episodes of its own and keeps the clocks of the training that it
+    interrupts."""
 
     def __init__(self, env_id: str, budget: int) -> None:
         import gymnasium
@@ -166,7 +170,11 @@ class Referee:
         wall, cpu = time.perf_counter(), time.process_time()
         while self.marks and env_steps >= self.marks[0]:
             self.marks.pop(0)
-        point = {"env_steps": env_steps, "wall_s": round(wall - self.wall, 3), "cpu_s": round(cpu - self.cpu, 3)}
+        point = {
+            "env_steps": env_steps,
+            "wall_s": round(wall - self.wall, 3),
+            "cpu_s": round(cpu - self.cpu, 3),
+        }
         self.curve.append({**point, "return": round(self.mean_return(act), 2)})
         self.wall += time.perf_counter() - wall
         self.cpu += time.process_time() - cpu
@@ -192,7 +200,9 @@ def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
     given = dict(OURS[env_id][algo])
     worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")
     env = WorkerEnv.make(worker, seed=seed)
-    agent = make_agent(TypeAdapter(AgentSettings).validate_python({"algo": algo, **given}), env.layout, seed=seed)
+    agent = make_agent(
+        TypeAdapter(AgentSettings).validate_python({"algo": algo, **given}), env.layout, seed=seed
+    )
     budget = BUDGETS[env_id][algo]
     referee = Referee(env_id, budget)
     space = env.env.single_action_space
@@ -227,7 +237,9 @@ def train_theirs(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
         env = VecNormalize(env, gamma=given["gamma"])
     if "noise" in given:
         width = env.action_space.shape[0]
-        given["action_noise"] = NormalActionNoise(np.zeros(width), given.pop("noise") * np.ones(width))
+        given["action_noise"] = NormalActionNoise(
+            np.zeros(width), given.pop("noise") * np.ones(width)
+        )
     network = dict(given.pop("policy_kwargs", {}))
     if network.get("activation_fn") == "relu":
         network["activation_fn"] = torch.nn.ReLU
@@ -256,18 +268,38 @@ def peer_folder() -> Path | None:
     package, version = PEER
     target = ROOT / ".venv-bench" / f"{package}-{version}"
     if not target.exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--target",
+            str(target),
+        ]
         done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
         if done.returncode:
-            print(f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}", file=sys.stderr)
+            print(
+                f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}",
+                file=sys.stderr,
+            )
             return None
     return target
 
 
 def in_process(side: str, env_id: str, algo: str, seed: int, peer: Path) -> dict[str, Any]:
     """One training in a process of its own, on one thread."""
-    paths = [str(ROOT), *([str(peer)] if side == "theirs" else []), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    paths = [
+        str(ROOT),
+        *([str(peer)] if side == "theirs" else []),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, __file__, "--one", side, env_id, algo, str(seed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -281,7 +313,8 @@ def final_return(curve: list[dict[str, float]]) -> float:
 
 
 def seconds_to(level: float, curve: list[dict[str, float]], clock: str) -> float | None:
-    """The clock at the first point from which on three in a row have at least `level` on average; None: never."""
+    """The clock at the first point from which on three in a row have at least `level` on average;
+    None: never."""
     returns = [point["return"] for point in curve]
     for k in range(len(curve) - 2):
         if returns[k] >= level and np.mean(returns[k : k + 3]) >= level:
@@ -289,9 +322,14 @@ def seconds_to(level: float, curve: list[dict[str, float]], clock: str) -> float
     return None
 
 
-def compare(ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]) -> dict[str, Any]:
+def compare(
+    ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]
+) -> dict[str, Any]:
     """The figures of one algorithm in one environment; lists run over the seeds."""
-    mine, others = [final_return(curve) for curve in ours], [final_return(curve) for curve in theirs]
+    mine, others = (
+        [final_return(curve) for curve in ours],
+        [final_return(curve) for curve in theirs],
+    )
     first = float(np.mean([curve[0]["return"] for curve in theirs]))
     level = first + 0.95 * (float(np.mean(others)) - first)
     figures: dict[str, Any] = {
@@ -306,28 +344,46 @@ def compare(ours: list[list[dict[str, float]]], theirs: list[list[dict[str, floa
         a, b = ([seconds_to(level, curve, clock) for curve in side] for side in (ours, theirs))
         figures |= {f"{clock}_to_level_ours": a, f"{clock}_to_level_theirs": b}
         figures["seeds_that_got_there"] = {
-            who: sum(value is not None for value in side) for who, side in (("ours", a), ("theirs", b))
+            who: sum(value is not None for value in side)
+            for who, side in (("ours", a), ("theirs", b))
         }
         # A seed that never got there counts with infinity: the median stays honest while most did.
-        medians = [float(np.median([np.inf if value is None else value for value in side])) for side in (a, b)]
-        figures[f"{clock}_ratio"] = round(medians[0] / medians[1], 3) if np.isfinite(medians).all() else None
+        medians = [
+            float(np.median([np.inf if value is None else value for value in side]))
+            for side in (a, b)
+        ]
+        figures[f"{clock}_ratio"] = (
+            round(medians[0] / medians[1], 3) if np.isfinite(medians).all() else None
+        )
         total = [np.mean([curve[-1][clock] for curve in side]) for side in (ours, theirs)]
-        figures |= {f"{clock}_of_budget_ours": round(total[0], 1), f"{clock}_of_budget_theirs": round(total[1], 1)}
+        figures |= {
+            f"{clock}_of_budget_ours": round(total[0], 1),
+            f"{clock}_of_budget_theirs": round(total[1], 1),
+        }
     return figures
 
 
 def main() -> None:
     """Run, print a line for each pair of trainings, end with one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--algo", nargs="+", default=["ppo", "sac", "td3", "ddpg"], choices=["ppo", "sac", "td3", "ddpg"]
+        "--algo",
+        nargs="+",
+        default=["ppo", "sac", "td3", "ddpg"],
+        choices=["ppo", "sac", "td3", "ddpg"],
     )
     parser.add_argument("--env", nargs="+", default=list(BUDGETS), choices=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what is already in runs/benchmarks"
+    )
     parser.add_argument("--save", action="store_true")
-    parser.add_argument("--one", nargs=4, metavar=("SIDE", "ENV", "ALGO", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=4, metavar=("SIDE", "ENV", "ALGO", "SEED"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.one:
@@ -354,8 +410,8 @@ def main() -> None:
                     curve = record["curve"]
                     curves.setdefault((side, env_id, algo), []).append(curve)
                     print(
-                        f"{side:6} {algo:4} {env_id} seed {seed}: return {final_return(curve):9.1f} "
-                        f"after {curve[-1]['wall_s']:.1f} s ({curve[-1]['cpu_s']:.1f} CPU-s)",
+                        f"{side:6} {algo:4} {env_id} seed {seed}: return {final_return(curve):9.1f}"
+                        f" after {curve[-1]['wall_s']:.1f} s ({curve[-1]['cpu_s']:.1f} CPU-s)",
                         flush=True,
                     )
     figures = {

@@ -1,14 +1,16 @@
-"""The app: is it quick with 1,000 runs, are its charts light, and does it stay quick beside a tournament?
+"""The app: is it quick with 1,000 runs, are its charts light, and does it stay quick beside a
+tournament?
 
     python benchmarks/app.py [--runs 1000] [--pods N] [--save]
 
-`cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import of the app's own
-modules (the server has imported streamlit before it answers at all); what a reader waits in a browser is
-`benchmarks/app_browser.py`'s. `rerun_ms` are medians of 20 reruns, on the cores as they are (`load` says how busy; the
-`cpu` figures do not depend on it) and while two processes burn both cores at the niceness that the New run page gives
-its runs. `live_rerun_ms` are the Tournament and Pod pages of the
-quickstart's race while it runs, started as the New run page does. `largest_chart_bytes` is over all pages, with a
-backtest of a million rows. Prints one JSON object as its last line.
+`cold_first_page_s` is the first drawing of the Runs page in a fresh process, from the first import
+of the app's own modules (the server has imported streamlit before it answers at all); what a reader
+waits in a browser is `benchmarks/app_browser.py`'s. `rerun_ms` are medians of 20 reruns, on the
+cores as they are (`load` says how busy; the `cpu` figures do not depend on it) and while two
+processes burn both cores at the niceness that the New run page gives its runs. `live_rerun_ms` are
+the Tournament and Pod pages of the quickstart's race while it runs, started as the New run page
+does. `largest_chart_bytes` is over all pages, with a backtest of a million rows. Prints one JSON
+object as its last line.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ BURN = "import os\nos.nice(5)\nwhile True: sum(range(100_000))"
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--runs", type=int, default=1000)
-    arguments.add_argument("--pods", type=int, help="of the live race; the quickstart's own number by default")
+    arguments.add_argument(
+        "--pods", type=int, help="of the live race; the quickstart's own number by default"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="app-"))
@@ -138,9 +142,13 @@ def measure(home: Path, count: int, pods: int | None) -> dict[str, Any]:
     each = drawn(EACH, home / "one", ",".join(PAGES))
     figures["page_rerun_ms"] = {page: milliseconds(found["times"]) for page, found in each.items()}
     largest = max(found["largest"] for found in each.values())
-    figures["million_rows"] = fakes.long_backtest(RunFolder.named("demo", home / "one" / "runs"), bars=500_000)
+    figures["million_rows"] = fakes.long_backtest(
+        RunFolder.named("demo", home / "one" / "runs"), bars=500_000
+    )
     long = drawn(EACH, home / "one", "runs,backtest,compare")
-    figures["million_rows_rerun_ms"] = {page: milliseconds(found["times"]) for page, found in long.items()}
+    figures["million_rows_rerun_ms"] = {
+        page: milliseconds(found["times"]) for page, found in long.items()
+    }
     figures["largest_chart_bytes"] = max(largest, *(found["largest"] for found in long.values()))
     figures |= live(home / "live", pods)
     return figures
@@ -156,7 +164,11 @@ def live(site: Path, pods: int | None) -> dict[str, Any]:
     from fintrader_app.race import at_work
 
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    values |= {"name": "quickstart", "runs_dir": str(site / "runs"), "cache": str(site / "data" / "tensors")}
+    values |= {
+        "name": "quickstart",
+        "runs_dir": str(site / "runs"),
+        "cache": str(site / "data" / "tensors"),
+    }
     if pods is not None:
         values["tournament"]["pods"] = pods
     runs = RunsFolder.at(site / "runs")
@@ -170,14 +182,18 @@ def live(site: Path, pods: int | None) -> dict[str, Any]:
             except FintraderError:
                 pass
             if not job.alive or time.monotonic() > until:
-                raise SystemExit(f"the live race did not start:\n{jobs.last_words(runs, 'quickstart')}")
+                raise SystemExit(
+                    f"the live race did not start:\n{jobs.last_words(runs, 'quickstart')}"
+                )
             time.sleep(0.2)
         found = drawn(LIVE, site)
     finally:
         jobs.kill(job)
     return {
         "live_rerun_ms": {page: milliseconds(one["times"]) for page, one in found.items()},
-        "live_rerun_max_ms": {page: round(1000 * max(one["times"]), 1) for page, one in found.items()},
+        "live_rerun_max_ms": {
+            page: round(1000 * max(one["times"]), 1) for page, one in found.items()
+        },
         "live_was_running": {page: one["running"] for page, one in found.items()},
     }
 

@@ -1,15 +1,18 @@
-"""The app in a browser: how long a reader waits, and the documentation's pictures, taken of the same pages.
+"""The app in a browser: how long a reader waits, and the documentation's pictures, taken of the
+same pages.
 
-    python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS] [--save]
+    python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
+    [--save]
 
-Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server that has just begun
-to answer until the first runs of the list can be read, with nothing cached; `table_s` until all of them can be sorted
-and chosen from; `chosen_run_s` until the chosen run's charts stand below; `server_s` is how long that server took to
-answer, from its command. `again_s` is a second reader's first page, `bare_first_s` and `bare_again_s` a page of
-streamlit's with one table and no more, the floor of `table_s`. `rerun_ms` are a page's reruns in the browser (the key
-R), from the key until the script has ended and what it drew is on the screen; medians, of the pages of one run among
-`--runs`. `--pictures RUNS` takes `docs/images/app-*.png` of the run `quickstart` in that folder instead; nothing is
-measured.
+Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server
+that has just begun to answer until the first runs of the list can be read, with nothing cached;
+`table_s` until all of them can be sorted and chosen from; `chosen_run_s` until the chosen run's
+charts stand below; `server_s` is how long that server took to answer, from its command. `again_s`
+is a second reader's first page, `bare_first_s` and `bare_again_s` a page of streamlit's with one
+table and no more, the floor of `table_s`. `rerun_ms` are a page's reruns in the browser (the key
+R), from the key until the script has ended and what it drew is on the screen; medians, of the pages
+of one run among `--runs`. `--pictures RUNS` takes `docs/images/app-*.png` of the run `quickstart`
+in that folder instead; nothing is measured.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--browser", default=shutil.which("chromium"), help="path of a Chromium")
-    arguments.add_argument("--pictures", type=Path, metavar="RUNS", help="a folder that holds the run `quickstart`")
+    arguments.add_argument(
+        "--pictures", type=Path, metavar="RUNS", help="a folder that holds the run `quickstart`"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     if options.browser is None:
@@ -94,8 +99,20 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures: dict[str, Any] = {"runs": count, "repeats": repeats, "load": round(os.getloadavg()[0], 1)}
-    names = ("server_s", "first_page_s", "table_s", "chosen_run_s", "again_s", "bare_first_s", "bare_again_s")
+    figures: dict[str, Any] = {
+        "runs": count,
+        "repeats": repeats,
+        "load": round(os.getloadavg()[0], 1),
+    }
+    names = (
+        "server_s",
+        "first_page_s",
+        "table_s",
+        "chosen_run_s",
+        "again_s",
+        "bare_first_s",
+        "bare_again_s",
+    )
     waits: dict[str, list[float]] = {name: [] for name in names}
     bare = home / "bare.py"
     bare.write_text(BARE)
@@ -122,7 +139,8 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str
 
 
 def waited(chromium: Browser, address: str, *marks: str) -> list[float]:
-    """Seconds from opening the address until each mark stands, in a browser that has cached nothing."""
+    """Seconds from opening the address until each mark stands, in a browser that has cached
+    nothing."""
     page = chromium.new_context().new_page()
     page.goto("about:blank")
     start, found = time.perf_counter(), []
@@ -139,13 +157,17 @@ def pictures(chromium: Browser, runs: Path) -> None:
     from PIL import Image
 
     with served(runs) as address:
-        page = chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light").new_page()
+        page = chromium.new_context(
+            viewport={"width": 1280, "height": 900}, color_scheme="light"
+        ).new_page()
         for name, height in PICTURES.items():
             page.set_viewport_size({"width": 1280, "height": height})
             opened(page, f"{address}/{name}?run=quickstart")
             path = ROOT / "docs" / "images" / f"app-{name}.png"
             page.screenshot(path=path)
-            Image.open(path).quantize(96).save(path, optimize=True)  # a third of the bytes, and nobody sees it
+            Image.open(path).quantize(96).save(
+                path, optimize=True
+            )  # a third of the bytes, and nobody sees it
             print(path.relative_to(ROOT))
 
 
@@ -154,13 +176,16 @@ def opened(page: Page, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("h1")
     page.wait_for_timeout(1500)
-    page.wait_for_function('() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')')
+    page.wait_for_function(
+        '() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')'
+    )
     page.wait_for_timeout(1500)
 
 
 @contextmanager
 def served(runs: Path, cache: Path | None = None, script: Path | None = None) -> Iterator[str]:
-    """The app over these runs, as `fintrader app` serves it, or another script; its address, as soon as it answers."""
+    """The app over these runs, as `fintrader app` serves it, or another script; its address, as
+    soon as it answers."""
     from fintrader_app.launch import command, environment
     from tests.engines.waiting import free_port
 
@@ -168,7 +193,9 @@ def served(runs: Path, cache: Path | None = None, script: Path | None = None) ->
     words = command(port, headless=True)
     if script is not None:
         words = [str(script) if word.endswith("served.py") else word for word in words]
-    server = subprocess.Popen(words, env=environment(runs, cache), cwd=runs.parent, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        words, env=environment(runs, cache), cwd=runs.parent, stdout=subprocess.DEVNULL
+    )
     try:
         while True:
             try:

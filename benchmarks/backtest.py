@@ -2,11 +2,12 @@
 
     python benchmarks/backtest.py [--bars 98700] [--assets 100] [--members 10] [--save]
 
-One account over `bars` minutes of `assets` stocks, traded by an ensemble of `members` networks of the default shape,
-deciding every minute, and every 30 minutes (as configs/nasdaq100_2016.yaml does). Over the first bars the same ensemble
-is asked through its networks and `TradingEnv` itself: the ledgers must agree to the last bit on the same actions, and
-the actions to float32 rounding. CSCV runs over 16 blocks of 100 strategies by `bars` returns. The report is that of the
-half-hourly simulation and all baselines, assessment and files included.
+One account over `bars` minutes of `assets` stocks, traded by an ensemble of `members` networks of
+the default shape, deciding every minute, and every 30 minutes (as configs/nasdaq100_2016.yaml
+does). Over the first bars the same ensemble is asked through its networks and `TradingEnv` itself:
+the ledgers must agree to the last bit on the same actions, and the actions to float32 rounding.
+CSCV runs over 16 blocks of 100 strategies by `bars` returns. The report is that of the half-hourly
+simulation and all baselines, assessment and files included.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTenso
     close = 50 * torch.exp(steps.cumsum(0))
     session = torch.arange(bars) // SESSION
     day = 86_400_000_000_000
-    minutes = 1_577_975_400_000_000_000 + session * day + (torch.arange(bars) % SESSION) * 60_000_000_000
+    minutes = (
+        1_577_975_400_000_000_000 + session * day + (torch.arange(bars) % SESSION) * 60_000_000_000
+    )
     return MarketTensors(
         open=torch.cat([close[:1], close[:-1]]),
         close=close,
@@ -63,9 +66,12 @@ def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTenso
     )
 
 
-def compare(ensemble: EnsemblePolicy, market: MarketTensors, settings: EnvSettings) -> tuple[int, float]:
-    """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest difference between an
-    action and the networks' own. Exits when an equity differs in its last bit."""
+def compare(
+    ensemble: EnsemblePolicy, market: MarketTensors, settings: EnvSettings
+) -> tuple[int, float]:
+    """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest
+    difference between an action and the networks' own. Exits when an equity differs in its last
+    bit."""
     fast, slow = BacktestAccount(market, settings), EnvAccount(market, settings)
     decide, over, count, gap = ask(ensemble, fast, "bound"), False, 0, 0.0
     while not over:
@@ -86,7 +92,9 @@ def timed(what: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bars", type=int, default=98_700)
     parser.add_argument("--assets", type=int, default=100)
     parser.add_argument("--features", type=int, default=10)
@@ -98,7 +106,9 @@ def main() -> None:
     market = make_market(options.bars, options.assets, options.features, options.seed)
     layout = ObservationLayout(options.assets, options.features, 4)
     torch.manual_seed(options.seed)
-    members = [ActorPolicy(layout, NetworkSettings(), ActionHeadSettings()) for _ in range(options.members)]
+    members = [
+        ActorPolicy(layout, NetworkSettings(), ActionHeadSettings()) for _ in range(options.members)
+    ]
     ensemble = EnsemblePolicy(members).eval().requires_grad_(False)
     half_hour = EnvSettings(decision_interval=30, cost_bps=2.0)
     minute = half_hour.model_copy(update={"decision_interval": 1})
@@ -111,10 +121,16 @@ def main() -> None:
     if gap > 1e-5:
         raise SystemExit(f"the bound ensemble's actions differ from the networks' by {gap}")
 
-    minute_seconds, minute_cpu, by_minute = timed(lambda: simulate(ensemble, market, minute, name="ensemble"))
-    simulation_seconds, simulation_cpu, result = timed(lambda: simulate(ensemble, market, half_hour, name="ensemble"))
+    minute_seconds, minute_cpu, by_minute = timed(
+        lambda: simulate(ensemble, market, minute, name="ensemble")
+    )
+    simulation_seconds, simulation_cpu, result = timed(
+        lambda: simulate(ensemble, market, half_hour, name="ensemble")
+    )
     metrics_seconds, _, _ = timed(lambda: result.metrics)
-    baseline_seconds, baseline_cpu, baselines = timed(lambda: simulate_baselines(market, half_hour, every=True))
+    baseline_seconds, baseline_cpu, baselines = timed(
+        lambda: simulate_baselines(market, half_hour, every=True)
+    )
     noise = np.random.default_rng(options.seed).normal(size=(options.bars, 100))
     cscv_seconds, cscv_cpu, overfit = timed(lambda: backtest_overfitting(noise, blocks=16))
     daily = np.random.default_rng(options.seed).normal(0, 0.01, (60, 80))

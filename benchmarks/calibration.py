@@ -1,16 +1,19 @@
-"""How often the verdict's tests are wrong without skill, and how often right with it: their size and their power.
+"""How often the verdict's tests are wrong without skill, and how often right with it: their size
+and their power.
 
     python benchmarks/calibration.py [--repeats 600] [--save]
 
-A market of 20 stocks with a common factor of changing volatility, fat tails and returns that depend on those before. A
-strategy holds the equal-weight portfolio at a beta of its own and tilts away from it; its tilts last for days. Without
-skill they know nothing; with it they lean towards the next day's returns, as far as gives the information ratio named
-(of a whole portfolio against cash: the Sharpe ratio). The best of M such strategies in a window of the same length
-is frozen, and tested on the next one by the functions that the product calls.
+A market of 20 stocks with a common factor of changing volatility, fat tails and returns that depend
+on those before. A strategy holds the equal-weight portfolio at a beta of its own and tilts away
+from it; its tilts last for days. Without skill they know nothing; with it they lean towards the
+next day's returns, as far as gives the information ratio named (of a whole portfolio against cash:
+the Sharpe ratio). The best of M such strategies in a window of the same length is frozen, and
+tested on the next one by the functions that the product calls.
 
-size: share of strategies without skill that are called skilled at 5 %. power: the same share with skill. *Sees* is the
-median of the ratio that the verdict says its window shows four times in five; *at it* the share of strategies of that
-ratio that are seen. 600 repeats know a share of 5 % to within 1.8 points, of 80 % to within 3.3 (two standard errors).
+size: share of strategies without skill that are called skilled at 5 %. power: the same share with
+skill. *Sees* is the median of the ratio that the verdict says its window shows four times in five;
+*at it* the share of strategies of that ratio that are seen. 600 repeats know a share of 5 % to
+within 1.8 points, of 80 % to within 3.3 (two standard errors).
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader.backtesting import evidence as ev  # noqa: E402
+from benchmarks.common import finish
+from fintrader.backtesting import evidence as ev
 
 Array = NDArray[np.float64]
 STOCKS, TILT, OWN, COMMON = 20, 0.02, 0.015, 0.01
@@ -81,7 +84,8 @@ class Drawn(NamedTuple):
 
 
 def draw(case: Case, seed: int) -> Drawn:
-    """A market, the best of the trials in its first window, and what that one does in the second."""
+    """A market, the best of the trials in its first window, and what that one does in the
+    second."""
     rng = np.random.default_rng([seed, case.sessions, case.trials])
     days = 2 * case.sessions + 1
 
@@ -119,7 +123,12 @@ def judge(drawn: Drawn, seed: int) -> Told:
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
     assert tested is not None
     assert shifted is not None
-    return Told(tested.p_value, tested.visible, shifted.p_value, float(ev.e_process(drawn.ours, drawn.theirs).max()))
+    return Told(
+        tested.p_value,
+        tested.visible,
+        shifted.p_value,
+        float(ev.e_process(drawn.ours, drawn.theirs).max()),
+    )
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
@@ -135,7 +144,9 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
-SIZE = [Case(sessions, beta=1.3) for sessions in SESSIONS] + [Case(250, trials, beta=0.7) for trials in (8, 80)]
+SIZE = [Case(sessions, beta=1.3) for sessions in SESSIONS] + [
+    Case(250, trials, beta=0.7) for trials in (8, 80)
+]
 POWER = [
     *(Case(sessions, ratio=2.0, beta=1.3) for sessions in SESSIONS),
     *(Case(250, trials, ratio=2.0) for trials in (8, 80)),
@@ -146,17 +157,28 @@ POWER = [
 
 def line(row: dict[str, Any]) -> str:
     against = "cash" if row["cash"] else "equal weight"
-    what = f"{row['sessions']:5d} sessions, {row['trials']:2d} trials, ratio {row['ratio']:.1f} over {against}"
+    what = (
+        f"{row['sessions']:5d} sessions, {row['trials']:2d} trials, ratio {row['ratio']:.1f} over"
+        f" {against}"
+    )
     shares = ", ".join(f"{test} {row[test]:.1%}" for test in ("alpha", "shift", "betting"))
     return f"{what}: {shares}, sees {row['sees']:.2f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=600)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    figures: dict[str, Any] = {"repeats": options.repeats, "level": LEVEL, "size": [], "power": [], "at_it": []}
+    figures: dict[str, Any] = {
+        "repeats": options.repeats,
+        "level": LEVEL,
+        "size": [],
+        "power": [],
+        "at_it": [],
+    }
     for name, cases in (("size", SIZE), ("power", POWER)):
         for case in cases:
             figures[name].append(measure(case, options.repeats))

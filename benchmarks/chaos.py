@@ -2,13 +2,14 @@
 
     python benchmarks/chaos.py [--random 200] [--save]
 
-Strikes a tournament of stub pods at every file and database operation (SIGKILL before and after it, half of a write,
-a full disk), its pods' and its evaluators' processes at each of theirs, and orchestrator, pods and evaluators at random
-moments; fills a real small disk if it may mount one; lets pairs of orchestrators race for one folder. After each, the
-same command must complete and everything a seed fixes must equal an undisturbed run. Prints one JSON object as its last
-line. `scenarios` are runs; the count beside it is named after what was counted, and is lower where runs ended before
-their moment came: `strikes` that struck, processes `killed`, tournaments that a full disk `stopped`, second
-orchestrators `refused`. Each part has the commit that it was measured at.
+Strikes a tournament of stub pods at every file and database operation (SIGKILL before and after it,
+half of a write, a full disk), its pods' and its evaluators' processes at each of theirs, and
+orchestrator, pods and evaluators at random moments; fills a real small disk if it may mount one;
+lets pairs of orchestrators race for one folder. After each, the same command must complete and
+everything a seed fixes must equal an undisturbed run. Prints one JSON object as its last line.
+`scenarios` are runs; the count beside it is named after what was counted, and is lower where runs
+ended before their moment came: `strikes` that struck, processes `killed`, tournaments that a full
+disk `stopped`, second orchestrators `refused`. Each part has the commit that it was measured at.
 """
 
 from __future__ import annotations
@@ -64,7 +65,11 @@ def main() -> None:
         help="random moments of orchestrators and of pods; half as many again of evaluators",
     )
     arguments.add_argument(
-        "--only", nargs="+", choices=PARTS, default=PARTS, help="some parts; --save keeps the others"
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="some parts; --save keeps the others",
     )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
@@ -137,9 +142,13 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
         "random_moments": total("scenarios", *by_chance),
         "killed_at_random_moments": total("killed", *by_chance),
         "full_disk_points": total("stopped", "full", "evaluator_full"),
-        "recovery_seconds_max": max((part.get("recovery_seconds_max", 0.0) for part in parts.values()), default=0.0),
+        "recovery_seconds_max": max(
+            (part.get("recovery_seconds_max", 0.0) for part in parts.values()), default=0.0
+        ),
         "lost_or_doubled_or_changed": sum(
-            len(part["problems"]) if isinstance(part.get("problems"), list) else part.get("problems", 0)
+            len(part["problems"])
+            if isinstance(part.get("problems"), list)
+            else part.get("problems", 0)
             for part in parts.values()
         ),
     }
@@ -151,13 +160,18 @@ def every_operation(home: Path, pods: int, expected: Any, mode: str, points: int
     for at in range(1, points + 1 if mode == "kill" else points // 2 + 1):
         faults = Faults(mode, at, home / f"{mode}-{at}.mark")
         tally.strike_and_recover(
-            home, f"{mode}-{at}", pods, expected, lambda run, faults=faults: forked(run, pods, faults=faults)
+            home,
+            f"{mode}-{at}",
+            pods,
+            expected,
+            lambda run, faults=faults: forked(run, pods, faults=faults),
         )
     return tally
 
 
 def pod_process(home: Path, pods: int, expected: Any) -> Tally:
-    """SIGKILL of a spawned pod at each of its operations; the orchestrator lives on and tries again."""
+    """SIGKILL of a spawned pod at each of its operations; the orchestrator lives on and tries
+    again."""
     tally = Tally()
     at, missed = 1, 0
     while missed < 3:
@@ -168,8 +182,12 @@ def pod_process(home: Path, pods: int, expected: Any) -> Tally:
         tally.scenarios += 1
         tally.hits += mark.exists()
         missed = 0 if mark.exists() else missed + 1
-        problems = ["did not complete"] if outcome.status != DONE else chaos.check(run, {}, expected)
-        problems = [problem for problem in problems if not problem.startswith("left behind")]  # swept at the next start
+        problems = (
+            ["did not complete"] if outcome.status != DONE else chaos.check(run, {}, expected)
+        )
+        problems = [
+            problem for problem in problems if not problem.startswith("left behind")
+        ]  # swept at the next start
         tally.problems += [f"pod-{at}: {problem}" for problem in problems]
         shutil.rmtree(run.root)
         at += 1
@@ -178,7 +196,8 @@ def pod_process(home: Path, pods: int, expected: Any) -> Tally:
 
 
 def evaluator(home: Path, pods: int, expected: Any, modes: Sequence[str]) -> Tally:
-    """A strike at each operation of an evaluator's process; the orchestrator lives on, unless the disk is full."""
+    """A strike at each operation of an evaluator's process; the orchestrator lives on, unless the
+    disk is full."""
     tally = Tally()
     for mode in modes:
         at, missed = 1, 0
@@ -197,7 +216,8 @@ def evaluator(home: Path, pods: int, expected: Any, modes: Sequence[str]) -> Tal
 
 
 def at_random(home: Path, pods: int, expected: Any, target: str, moments: int) -> Tally:
-    """SIGKILL at random moments of a tournament of spawned pods; threads complete it, which is quicker."""
+    """SIGKILL at random moments of a tournament of spawned pods; threads complete it, which is
+    quicker."""
     os.environ["STUB_SECONDS"] = "0.08"
     tally = Tally()
 
@@ -208,13 +228,16 @@ def at_random(home: Path, pods: int, expected: Any, target: str, moments: int) -
 
     for seed in range(moments):
         name = f"random-{target}-{seed}"
-        tally.strike_and_recover(home, name, pods, expected, lambda run, seed=seed: strike(run, seed))
+        tally.strike_and_recover(
+            home, name, pods, expected, lambda run, seed=seed: strike(run, seed)
+        )
     del os.environ["STUB_SECONDS"]
     return tally
 
 
 def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: float) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a random moment.
+    """Start a tournament of spawned pods and SIGKILL the orchestrator, or one of its pods, at a
+    random moment.
 
     That of a pod is counted from the start of the first pod's process.
     """
@@ -223,7 +246,11 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
     children: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
         orchestrator = psutil.Process(pid)
-        while target == "pod" and not orchestrator.children() and orchestrator.status() != psutil.STATUS_ZOMBIE:
+        while (
+            target == "pod"
+            and not orchestrator.children()
+            and orchestrator.status() != psutil.STATUS_ZOMBIE
+        ):
             time.sleep(0.005)
         time.sleep(chance.uniform(0, within))
         children = orchestrator.children(recursive=True)
@@ -235,15 +262,19 @@ def random_kill(seed: int, run: RunFolder, pods: int, *, target: str, within: fl
 
 
 def random_evaluator_kill(seed: int, run: RunFolder, pods: int, *, within: float) -> Outcome:
-    """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and tries again."""
+    """SIGKILL one of the evaluators at a random moment of its work; the orchestrator lives on and
+    tries again."""
     chance = random.Random(seed)
     mark = run.root.parent / f"{run.root.name}.mark"
-    plan = evaluators.Plan("random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods))
+    plan = evaluators.Plan(
+        "random", mark, after=chance.uniform(0, within), nth=chance.randint(1, pods)
+    )
     return evaluators.struck(run, pods, plan)
 
 
 def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> Tally:
-    """Two at once on one folder, for longer than either waits: one finishes, the other is refused."""
+    """Two at once on one folder, for longer than either waits: one finishes, the other is
+    refused."""
     os.environ["STUB_SECONDS"] = "1.0"
     tally = Tally()
     for number in range(pairs):
@@ -258,7 +289,9 @@ def two_orchestrators(home: Path, pods: int, expected: Any, pairs: int = 20) -> 
         tally.scenarios += 1
         tally.hits += codes == [DONE, REFUSED]
         problems = [] if codes == [DONE, REFUSED] else [f"exit codes {codes}"]
-        tally.problems += [f"pair-{number}: {problem}" for problem in problems + chaos.check(run, {}, expected)]
+        tally.problems += [
+            f"pair-{number}: {problem}" for problem in problems + chaos.check(run, {}, expected)
+        ]
         shutil.rmtree(run.root)
     del os.environ["STUB_SECONDS"]
     return tally
@@ -268,7 +301,9 @@ def real_full_disk(home: Path, pods: int, expected: Any) -> dict[str, Any]:
     """A tmpfs too small for the run; grown afterwards. Needs the right to mount."""
     disk = home / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True
+    )
     if mounted.returncode != 0:
         return {"tried": False}
     try:
@@ -282,7 +317,12 @@ def real_full_disk(home: Path, pods: int, expected: Any) -> dict[str, Any]:
                 return {"tried": True, "untyped_error_at_kib": size}
             refused += 1
         problems = chaos.check(run, {}, expected)
-        return {"tried": True, "times_full": refused, "completed_at_kib": size, "problems": len(problems)}
+        return {
+            "tried": True,
+            "times_full": refused,
+            "completed_at_kib": size,
+            "problems": len(problems),
+        }
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 

@@ -1,4 +1,5 @@
-"""What every benchmark ends with: its figures as one JSON object on the last line, and on request as a file."""
+"""What every benchmark ends with: its figures as one JSON object on the last line, and on request
+as a file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def machine() -> dict[str, Any]:
         model = lines[0].split(":", 1)[1].strip() if lines else model
     found: dict[str, Any] = {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -36,8 +39,12 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The checkout's commit, marked if files differ from it."""
-    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True
+    )
     return (head.stdout.strip() or "unknown") + ("+changes" if dirty.stdout.strip() else "")
 
 

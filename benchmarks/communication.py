@@ -1,9 +1,11 @@
-"""What learners of one pod have to tell each other: rare fusion of their states against gradients at every minibatch.
+"""What learners of one pod have to tell each other: rare fusion of their states against gradients
+at every minibatch.
 
     python benchmarks/communication.py [--ranks 2] [--seeds 3] [--device cpu] [--save]
 
-R processes, joined by `torch.distributed` (gloo on loopback, NCCL with --device cuda), train one PPO agent together,
-each with accounts of its own, for the same number of env-steps. Five ways to stay one agent:
+R processes, joined by `torch.distributed` (gloo on loopback, NCCL with --device cuda), train one
+PPO agent together, each with accounts of its own, for the same number of env-steps. Five ways to
+stay one agent:
 
     gradients     every minibatch's gradient is all-reduced in one bucket before it is clipped, as
                   DistributedDataParallel does (without its broadcast of buffers, which would come on top)
@@ -12,9 +14,10 @@ each with accounts of its own, for the same number of env-steps. Five ways to st
     fusions_1     ... once, at the end
     alone         never: one learner with its own share of the data
 
-An *epoch* is what lies between two of eight fusions. Bytes are counted where they are handed to a collective, on each
-rank. The small problem is the market of Gârleanu and Pedersen, whose optimum is known (`known_optimum.py`); quality is
-the share of the optimal utility that the agent reaches at the end. Prints one JSON object as its last line.
+An *epoch* is what lies between two of eight fusions. Bytes are counted where they are handed to a
+collective, on each rank. The small problem is the market of Gârleanu and Pedersen, whose optimum is
+known (`known_optimum.py`); quality is the share of the optimal utility that the agent reaches at
+the end. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ EPOCHS = 8
 
 
 class Meter:
-    """Counts what is handed to collectives on this rank, and the seconds until they return (waiting included)."""
+    """Counts what is handed to collectives on this rank, and the seconds until they return (waiting
+    included)."""
 
     def __init__(self) -> None:
         self.bytes = self.calls = 0
@@ -88,10 +92,13 @@ class Meter:
 
 
 class GradientAllReduce:
-    """When the last parameter's gradient is there, average all of them over the ranks, in one bucket."""
+    """When the last parameter's gradient is there, average all of them over the ranks, in one
+    bucket."""
 
     def __init__(self, agent: BaseAgent) -> None:
-        self.parameters = [one for optimiser in agent.optimisers.values() for one in _parameters(optimiser)]
+        self.parameters = [
+            one for optimiser in agent.optimisers.values() for one in _parameters(optimiser)
+        ]
         self.due = len(self.parameters)
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -111,7 +118,8 @@ class GradientAllReduce:
 
 
 def fuse_by_all_reduce(agent: BaseAgent) -> None:
-    """Average the learners of all ranks in place: one all-reduce of one flat tensor per data type."""
+    """Average the learners of all ranks in place: one all-reduce of one flat tensor per data
+    type."""
     state = agent.inheritable_state()
     variances = [name for name in state if name.endswith(".var")]
     for name in variances:  # merged as second moments
@@ -122,11 +130,15 @@ def fuse_by_all_reduce(agent: BaseAgent) -> None:
         flat = torch.cat([state[name].reshape(-1) for name in names])
         dist.all_reduce(flat)
         flat = flat / dist.get_world_size()
-        for name, part in zip(names, torch.split(flat, [state[name].numel() for name in names]), strict=True):
+        for name, part in zip(
+            names, torch.split(flat, [state[name].numel() for name in names]), strict=True
+        ):
             fused[name] = part.view_as(state[name])
     for name in variances:
         fused[name] = (fused[name] - fused[name.removesuffix("var") + "mean"] ** 2).clamp_min(0.0)
-    BaseAgent.inherit(agent, fused)  # not a child's `inherit`: a learner goes on with its own experience
+    BaseAgent.inherit(
+        agent, fused
+    )  # not a child's `inherit`: a learner goes on with its own experience
 
 
 class FusedAfterEveryUpdate:
@@ -175,7 +187,9 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
             if name == "fusions_8" or (name == "fusions_1" and epoch == EPOCHS - 1):
                 fuse_states(agent, exchange)
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    if name == "gradients":  # the networks are one, the statistics of observations were each rank's own
+    if (
+        name == "gradients"
+    ):  # the networks are one, the statistics of observations were each rank's own
         fuse_by_all_reduce(agent)
     utility, _ = evaluate(agent.policy, steps=300, num_envs=32)
     return {
@@ -185,7 +199,9 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": cpu,
         "share": utility / evaluate(optimal_policy, steps=300, num_envs=32)[0],
-        "parameters": sum(one.numel() for group in agent.optimisers.values() for one in _parameters(group)),
+        "parameters": sum(
+            one.numel() for group in agent.optimisers.values() for one in _parameters(group)
+        ),
     }
 
 
@@ -209,7 +225,13 @@ def work(rank: int, job: dict[str, Any]) -> None:
         for name in ARMS:
             rows.append({"arm": name, "seed": seed, **arm(name, seed, job)})
             if rank == 0:
-                print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
+                print(
+                    {
+                        key: round(v, 4) if isinstance(v, float) else v
+                        for key, v in rows[-1].items()
+                    },
+                    flush=True,
+                )
     Path(f"{job['store']}-{rank}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 
@@ -219,9 +241,15 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="communication-") as home:
         job = {**job, "store": str(Path(home) / "store")}
         mp.spawn(work, args=(job,), nprocs=job["ranks"])
-        ranks = [json.loads(Path(f"{job['store']}-{rank}.json").read_text()) for rank in range(job["ranks"])]
+        ranks = [
+            json.loads(Path(f"{job['store']}-{rank}.json").read_text())
+            for rank in range(job["ranks"])
+        ]
     rows = [row for rank in ranks for row in rank]
-    figures: dict[str, Any] = {"parameters": rows[0]["parameters"], "env_steps_per_rank": job["env_steps"]}
+    figures: dict[str, Any] = {
+        "parameters": rows[0]["parameters"],
+        "env_steps_per_rank": job["env_steps"],
+    }
     for name in ARMS:
         mine = [row for row in rows if row["arm"] == name]
         shares = [row["share"] for row in ranks[0] if row["arm"] == name]
@@ -239,7 +267,9 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
     figures["updates_per_epoch"] = job["env_steps"] // EPOCHS // (16 * job["num_envs"])
     low = figures["fusions_8"]
     for other in ("gradients", "every_update"):
-        figures[f"bytes_{other}_over_fusions_8"] = round(figures[other]["bytes_per_epoch"] / low["bytes_per_epoch"], 1)
+        figures[f"bytes_{other}_over_fusions_8"] = round(
+            figures[other]["bytes_per_epoch"] / low["bytes_per_epoch"], 1
+        )
     return figures
 
 
@@ -260,13 +290,28 @@ def main() -> None:
         "device": options.device,
         "agent": {},
     }
-    wide = {**job, "seeds": 1, "env_steps": 16 * 32 * EPOCHS * 2, "agent": {"network": {"hidden": [256, 256]}}}
-    record = {"ranks": options.ranks, "device": options.device, "epochs": EPOCHS, "small": compare(job)}
+    wide = {
+        **job,
+        "seeds": 1,
+        "env_steps": 16 * 32 * EPOCHS * 2,
+        "agent": {"network": {"hidden": [256, 256]}},
+    }
+    record = {
+        "ranks": options.ranks,
+        "device": options.device,
+        "epochs": EPOCHS,
+        "small": compare(job),
+    }
     record["wide"] = compare(wide)
     for name in ARMS:  # two updates an epoch say nothing about quality
         for key in ("share_of_optimum", "share_of_optimum_mean"):
             record["wide"][name].pop(key)
-    finish("communication" if options.device == "cpu" else "communication_cuda", record, seed=0, save=options.save)
+    finish(
+        "communication" if options.device == "cpu" else "communication_cuda",
+        record,
+        seed=0,
+        save=options.save,
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""How far apart are fintrader's account and those of backtesting.py and zipline-reloaded after the same orders?
+"""How far apart are fintrader's account and those of backtesting.py and zipline-reloaded after the
+same orders?
 
     python benchmarks/cross_engine.py [--save]
 
-A rule trades several stocks at daily bars, in whole shares at 20 bps, through fintrader; the fills it got are given to
-the other engines as orders (tests/engines/foreign.py), in an environment of their own (`.venv-engines`, made at the
-first run). `agreement` has each convention of filling that an engine can be set to: equity at every bar, fills, and
-commissions. `otherwise` has what zipline's account becomes where it, or a broker, does otherwise on the same orders:
-it says how much of a difference between two engines each convention makes.
+A rule trades several stocks at daily bars, in whole shares at 20 bps, through fintrader; the fills
+it got are given to the other engines as orders (tests/engines/foreign.py), in an environment of
+their own (`.venv-engines`, made at the first run). `agreement` has each convention of filling that
+an engine can be set to: equity at every bar, fills, and commissions. `otherwise` has what zipline's
+account becomes where it, or a broker, does otherwise on the same orders: it says how much of a
+difference between two engines each convention makes.
 
-Synthetic bars, and real ones where they lie beside the checkout. A difference is the engine's figure less fintrader's.
+Synthetic bars, and real ones where they lie beside the checkout. A difference is the engine's
+figure less fintrader's.
 """
 
 from __future__ import annotations
@@ -24,14 +27,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import finish
 from fintrader.data.tensors import MarketTensors
-from tests.engines.cross_engine import CENT, FILLS, REAL_DAILY, apart, backtest, fills_of, play, real_market
+from tests.engines.cross_engine import (
+    CENT,
+    FILLS,
+    REAL_DAILY,
+    apart,
+    backtest,
+    fills_of,
+    play,
+    real_market,
+)
 from tests.engines.cross_engine import synthetic_market as synthetic
 
 ZIPLINE = "zipline-reloaded"
 
 
-def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | None) -> dict[str, Any]:
-    """Both tables of one market. Exits where an engine that follows the same convention is a cent apart."""
+def compare(
+    name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | None
+) -> dict[str, Any]:
+    """Both tables of one market. Exits where an engine that follows the same convention is a cent
+    apart."""
     results = {fill: backtest(market, fill) for fill in ("next_open", "next_close", "close")}
     agreement, versions = [], {}
     for engine, fills in FILLS.items():
@@ -41,12 +56,16 @@ def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | No
             versions[engine] = found["version"]
             row = {"engine": engine, "fill": fill, **apart(result, found)}
             row["same_fills"] = found["fills"] == fills_of(market, result)
-            print(f"{name:10s} {engine:17s} {fill:11s} {row['largest_equity_difference_usd']:.1e} USD")
+            print(
+                f"{name:10s} {engine:17s} {fill:11s} {row['largest_equity_difference_usd']:.1e} USD"
+            )
             if not row["same_fills"] or row["largest_equity_difference_usd"] >= CENT / 2:
                 raise SystemExit(f"{engine} disagrees with fintrader over the {name} bars: {row}")
             agreement.append(row)
     result, settings = results["next_open"]
-    stored = {word: np.round(getattr(market, word).double().numpy(), 3) for word in ("open", "close")}
+    stored = {
+        word: np.round(getattr(market, word).double().numpy(), 3) for word in ("open", "close")
+    }
     ways: dict[str, dict[str, Any]] = {
         "commission_in_cents": {"cents": True},
         "prices_in_tenths_of_a_cent": {"prices": stored},
@@ -73,7 +92,9 @@ def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -82,7 +103,9 @@ def main() -> None:
         markets["real"] = compare("real", *real_market())
     else:
         print("real bars: not beside the checkout, left out", file=sys.stderr)
-    largest = max(row["largest_equity_difference_usd"] for one in markets.values() for row in one["agreement"])
+    largest = max(
+        row["largest_equity_difference_usd"] for one in markets.values() for row in one["agreement"]
+    )
     figures = {"markets": markets, "largest_equity_difference_usd": largest}
     finish("cross_engine", figures, seed=options.seed, save=options.save)
 

@@ -3,16 +3,17 @@
     python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--bars FOLDER] [--save]
 
 1. clean and align: rows a second from bars in memory to the exchange's grid.
-2. the size of the paper: 152 tickers, 2016-01-01 to 2021-05-26 (1,359 sessions, 528,030 minutes), its eight features,
-   from local Parquet files of made-up bars, in a process of its own (the better of two): time, peak memory, second
-   build, time to load.
-3. the way of FinRL (stockstats, ticker by ticker, in pandas, as `FeatureEngineer.add_technical_indicator` does) on a
-   subset,
-   in turn with ours on the same bars.
-4. polars on the same work as a first build, on one core each, in turn: bars of sixteen tickers to arrays of a file.
-5. the paper's eight features of eight tickers: computed, and read back as they would be if chunks by symbol and month
-   kept them; why none do.
-6. a day added to 500 symbols, each a CSV of its own, and all in one Parquet file: what a build then reads and writes.
+2. the size of the paper: 152 tickers, 2016-01-01 to 2021-05-26 (1,359 sessions, 528,030 minutes),
+   its eight features, from local Parquet files of made-up bars, in a process of its own (the better
+   of two): time, peak memory, second build, time to load.
+3. the way of FinRL (stockstats, ticker by ticker, in pandas, as
+   `FeatureEngineer.add_technical_indicator` does) on a subset, in turn with ours on the same bars.
+4. polars on the same work as a first build, on one core each, in turn: bars of sixteen tickers to
+   arrays of a file.
+5. the paper's eight features of eight tickers: computed, and read back as they would be if chunks
+   by symbol and month kept them; why none do.
+6. a day added to 500 symbols, each a CSV of its own, and all in one Parquet file: what a build then
+   reads and writes.
 
 Prints one JSON object as its last line.
 """
@@ -116,7 +117,9 @@ def main() -> None:
     arguments.add_argument("--symbols", type=int, default=152)
     arguments.add_argument("--sessions", type=int, default=1359, help="sessions from 2016-01-04 on")
     arguments.add_argument("--rounds", type=int, default=3, help="alternations with FinRL's way")
-    arguments.add_argument("--bars", type=Path, help="folder for the made-up bars (4 GB); kept for the next time")
+    arguments.add_argument(
+        "--bars", type=Path, help="folder for the made-up bars (4 GB); kept for the next time"
+    )
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
@@ -145,8 +148,12 @@ def main() -> None:
 
 
 def paper_grid(sessions: int) -> SessionGrid:
-    whole = session_grid("XNAS", pd.Timestamp("2016-01-01").date(), pd.Timestamp("2021-05-26").date())
-    return session_grid("XNAS", whole.dates[0].item(), whole.dates[min(sessions, whole.num_sessions) - 1].item())
+    whole = session_grid(
+        "XNAS", pd.Timestamp("2016-01-01").date(), pd.Timestamp("2021-05-26").date()
+    )
+    return session_grid(
+        "XNAS", whole.dates[0].item(), whole.dates[min(sessions, whole.num_sessions) - 1].item()
+    )
 
 
 def make_bars(folder: Path, grid: SessionGrid, symbols: int, seed: int) -> None:
@@ -176,8 +183,15 @@ def one_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
     close = 100 * np.exp(np.cumsum(random.normal(0, 5e-4, len(stamp))))
     open_ = np.concatenate([close[:1], close[:-1]]) * np.exp(random.normal(0, 1e-4, len(stamp)))
     reach = np.abs(random.normal(0, 3e-4, (2, len(stamp))))
-    name = pa.DictionaryArray.from_arrays(np.zeros(len(stamp), dtype=np.int16), pa.array([f"S{number:03d}"]))
-    columns = [open_, np.maximum(open_, close) * (1 + reach[0]), np.minimum(open_, close) * (1 - reach[1]), close]
+    name = pa.DictionaryArray.from_arrays(
+        np.zeros(len(stamp), dtype=np.int16), pa.array([f"S{number:03d}"])
+    )
+    columns = [
+        open_,
+        np.maximum(open_, close) * (1 + reach[0]),
+        np.minimum(open_, close) * (1 - reach[1]),
+        close,
+    ]
     prices = [pa.array(np.round(values, 4).astype(np.float32)) for values in columns]
     volume = pa.array(random.integers(100, 100_000, len(stamp), dtype=np.int32))
     keep = pa.array(random.random(len(stamp)) >= 0.02)
@@ -185,7 +199,8 @@ def one_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
 
 
 def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """Rows a second of `clean`, `to_grid` and `symbol_bars`, best of three, with the rows shuffled once more."""
+    """Rows a second of `clean`, `to_grid` and `symbol_bars`, best of three, with the rows shuffled
+    once more."""
     bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
     parts = [bars.take(bars.symbol == code) for code in range(len(bars.symbols))]
     best: dict[str, float] = {}
@@ -200,12 +215,17 @@ def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
                 symbol_bars(to_grid(clean(part)[0], grid)[0], grid)
             seconds.append(time.process_time() - start)
         best[name] = len(bars) / min(seconds)
-    return {"rows": len(bars), "rows_per_second": best["in_order"], "rows_per_second_shuffled": best["shuffled"]}
+    return {
+        "rows": len(bars),
+        "rows_per_second": best["in_order"],
+        "rows_per_second_shuffled": best["shuffled"],
+    }
 
 
 def fresh_gib(home: Path, size: int = 4) -> float:
-    """System seconds to write a GiB to a file's cache where the memory is not in use yet: what the machine asks for
-    pages, whatever it is that fills them. A virtual machine may have to fetch each from its host."""
+    """System seconds to write a GiB to a file's cache where the memory is not in use yet: what the
+    machine asks for pages, whatever it is that fills them. A virtual machine may have to fetch each
+    from its host."""
     piece = np.ones(1 << 20, dtype=np.uint8)
     with tempfile.TemporaryFile(dir=home, buffering=0) as file:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
@@ -215,7 +235,8 @@ def fresh_gib(home: Path, size: int = 4) -> float:
 
 
 def features_kept(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """CPU seconds, best of three, to compute features and to read them as float32 from Parquet chunks of a month."""
+    """CPU seconds, best of three, to compute features and to read them as float32 from Parquet
+    chunks of a month."""
     bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
     parts = [clean(bars.take(bars.symbol == code))[0] for code in range(len(bars.symbols))]
     symbols = [symbol_bars(to_grid(part, grid)[0], grid) for part in parts]
@@ -226,10 +247,14 @@ def features_kept(folder: Path, grid: SessionGrid) -> dict[str, Any]:
         months = grid.minutes[one.first : one.stop].astype("datetime64[ns]").astype("datetime64[M]")
         edges = [0, *(np.flatnonzero(np.diff(months.astype(np.int64))) + 1).tolist(), len(table)]
         for start, stop in itertools.pairwise(edges):
-            columns = {name: table[start:stop, number] for number, name in enumerate(PAPER_FEATURES)}
+            columns = {
+                name: table[start:stop, number] for number, name in enumerate(PAPER_FEATURES)
+            }
             sink = pa.BufferOutputStream()
             split = dict.fromkeys(columns, "BYTE_STREAM_SPLIT")
-            pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=split, **plain)
+            pq.write_table(
+                pa.table(columns), sink, compression="lz4", column_encoding=split, **plain
+            )
             chunks.append(sink.getvalue())
     best = {"computed": np.inf, "read": np.inf}
     for _ in range(3):
@@ -241,27 +266,41 @@ def features_kept(folder: Path, grid: SessionGrid) -> dict[str, Any]:
             hashlib.sha256(chunk).hexdigest()  # as every chunk is checked
             pq.ParquetFile(pa.BufferReader(chunk)).read(use_threads=False)
         read = time.process_time()
-        best = {"computed": min(best["computed"], computed - start_of), "read": min(best["read"], read - computed)}
+        best = {
+            "computed": min(best["computed"], computed - start_of),
+            "read": min(best["read"], read - computed),
+        }
     kept = sum(chunk.size for chunk in chunks)
     rows = sum(len(one) for one in symbols)
-    return {"rows": rows, **{f"{name}_seconds": value for name, value in best.items()}, "bytes_a_row": kept / rows}
+    return {
+        "rows": rows,
+        **{f"{name}_seconds": value for name, value in best.items()},
+        "bytes_a_row": kept / rows,
+    }
 
 
 def paper(folder: Path, home: Path) -> dict[str, Any]:
     config = home / "data.yaml"
     config.write_text(CONFIG.format(path=folder))
     runs: dict[str, Any] = {"fresh_gib_seconds": fresh_gib(home)}
-    for name in ("first", "first", "second"):  # what the system takes for new memory differs by as much as the build
+    for name in (
+        "first",
+        "first",
+        "second",
+    ):  # what the system takes for new memory differs by as much as the build
         if name == "first":
             shutil.rmtree(home / "cache", ignore_errors=True)
-        found = child([sys.executable, "-c", BUILD, str(config), str(home / "cache")], OMP_NUM_THREADS="1")
+        found = child(
+            [sys.executable, "-c", BUILD, str(config), str(home / "cache")], OMP_NUM_THREADS="1"
+        )
         print(name, found, flush=True)
         runs[name] = min(runs.get(name, found), found, key=lambda one: one["cpu_seconds"])
     return runs
 
 
 def against_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
-    """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included) and theirs in turn."""
+    """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included)
+    and theirs in turn."""
     some = home / "some"
     some.mkdir()
     for file in sorted(folder.glob("*.parquet"))[:2]:
@@ -274,16 +313,28 @@ def against_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> 
     theirs: list[dict[str, Any]] = []
     for number in range(rounds):
         cache = home / f"some-{number}"
-        ours.append(child([sys.executable, "-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1"))
+        ours.append(
+            child([sys.executable, "-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
+        )
         market = MarketTensors.load(next(cache.glob("*/market.safetensors")))
         assert market.windows is not None
-        words = [str(some), str(home / "minutes.npy"), str(market.windows.train[1]), str(home / "theirs.npz")]
+        words = [
+            str(some),
+            str(home / "minutes.npy"),
+            str(market.windows.train[1]),
+            str(home / "theirs.npz"),
+        ]
         script = str(Path(__file__).with_name("_polars_build.py"))
-        theirs.append(child([str(python), script, *words], POLARS_MAX_THREADS="1", OMP_NUM_THREADS="1"))
+        theirs.append(
+            child([str(python), script, *words], POLARS_MAX_THREADS="1", OMP_NUM_THREADS="1")
+        )
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
         np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
         shutil.rmtree(cache)
-    cpu = {"ours": min(one["cpu_seconds"] for one in ours), "theirs": min(one["cpu_seconds"] for one in theirs)}
+    cpu = {
+        "ours": min(one["cpu_seconds"] for one in ours),
+        "theirs": min(one["cpu_seconds"] for one in theirs),
+    }
     return {
         "symbols": market.num_assets,
         "bars": market.num_bars,
@@ -296,7 +347,8 @@ def against_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> 
 
 
 def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
-    """Seconds until the bars of one more day are in the store, and the chunks that were written for it."""
+    """Seconds until the bars of one more day are in the store, and the chunks that were written for
+    it."""
     grid = paper_grid(sessions + 1)
     stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
     tables = [one_symbol(stamp, number, 1) for number in range(symbols)]
@@ -305,7 +357,11 @@ def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> d
     bars.mkdir(parents=True)
     found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
     for name in ("first", "appended"):
-        parts = [table.filter(pc.less(table["ts"], last)) for table in tables] if name == "first" else tables
+        parts = (
+            [table.filter(pc.less(table["ts"], last)) for table in tables]
+            if name == "first"
+            else tables
+        )
         if kind == "parquet":
             pq.write_table(pa.concat_tables(parts), bars / "bars.parquet")
         for part in parts if kind == "csv" else ():
@@ -325,7 +381,8 @@ def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> d
 
 
 def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
-    """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and theirs in turn."""
+    """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and
+    theirs in turn."""
     bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
     grid = paper_grid(100)
     parts = []
@@ -353,22 +410,34 @@ def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
 def frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
     stamps = pd.DatetimeIndex(grid.minutes.astype("datetime64[ns]"))
     tables = [
-        pd.DataFrame({name: getattr(part, name) for name in ("open", "high", "low", "close", "volume")}).assign(
-            date=stamps[part.first : part.stop], tic=part.symbol
-        )
+        pd.DataFrame(
+            {name: getattr(part, name) for name in ("open", "high", "low", "close", "volume")}
+        ).assign(date=stamps[part.first : part.stop], tic=part.symbol)
         for part in parts
     ]
     return pd.concat(tables, ignore_index=True)
 
 
 def peer_python() -> Path:
-    """The interpreter of an environment that holds stockstats and polars; made when it is not there."""
+    """The interpreter of an environment that holds stockstats and polars; made when it is not
+    there."""
     folder = ROOT / ".venv-bench-data"
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
         subprocess.run(
-            [str(python), "-m", "pip", "install", "-q", "stockstats", "polars", "pyarrow", "pandas<3"], check=True
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "stockstats",
+                "polars",
+                "pyarrow",
+                "pandas<3",
+            ],
+            check=True,
         )
     return python
 

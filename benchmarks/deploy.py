@@ -1,13 +1,14 @@
-"""How fast a deployment decides: replayed decisions a minute, and the time from a bar's bars to the last order.
+"""How fast a deployment decides: replayed decisions a minute, and the time from a bar's bars to the
+last order.
 
     python benchmarks/deploy.py [--save]
 
-`quickstart`: the configuration's own market, a decision every 25 minutes, eight symbols, the embedded broker; the
-policy holds weights that nobody trained, which costs the same. The time is that of the whole loop: receive, journal,
-rows, policy, limits, orders, ledger.
-`hundred`: a hundred symbols of minute bars with the features of the real configurations, which look back on twenty
-sessions; the time of each decision from its first bar to its last journalled order, on one core. The last line is one
-JSON object.
+`quickstart`: the configuration's own market, a decision every 25 minutes, eight symbols, the
+embedded broker; the policy holds weights that nobody trained, which costs the same. The time is
+that of the whole loop: receive, journal, rows, policy, limits, orders, ledger. `hundred`: a hundred
+symbols of minute bars with the features of the real configurations, which look back on twenty
+sessions; the time of each decision from its first bar to its last journalled order, on one core.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,28 +27,33 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader.agents import ActionHeadSettings, NetworkSettings  # noqa: E402
-from fintrader.agents.policy import ActorPolicy, save_policy  # noqa: E402
-from fintrader.backtesting import simulate  # noqa: E402
-from fintrader.config import overlay, read_yaml  # noqa: E402
-from fintrader.data.build import make_market  # noqa: E402
-from fintrader.data.features import SLOW_FEATURES  # noqa: E402
-from fintrader.data.settings import read_settings  # noqa: E402
-from fintrader.deploy.bundle import freeze  # noqa: E402
-from fintrader.deploy.clock import ReplayClock  # noqa: E402
-from fintrader.deploy.feed import ReplayFeed  # noqa: E402
-from fintrader.deploy.journal import Journal  # noqa: E402
-from fintrader.deploy.limits import LimitSettings  # noqa: E402
-from fintrader.deploy.runner import JOURNAL, Runner  # noqa: E402
-from fintrader.deploy.settings import PaperSettings  # noqa: E402
-from fintrader.deploy.simulated import SimulatedBroker  # noqa: E402
-from fintrader.envs import EnvSettings, ObservationLayout  # noqa: E402
-from fintrader.envs.benchmark import shows_benchmark  # noqa: E402
+from benchmarks.common import finish
+from fintrader.agents import ActionHeadSettings, NetworkSettings
+from fintrader.agents.policy import ActorPolicy, save_policy
+from fintrader.backtesting import simulate
+from fintrader.config import overlay, read_yaml
+from fintrader.data.build import make_market
+from fintrader.data.features import SLOW_FEATURES
+from fintrader.data.settings import read_settings
+from fintrader.deploy.bundle import freeze
+from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.feed import ReplayFeed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.limits import LimitSettings
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.envs.benchmark import shows_benchmark
 
 HUNDRED: dict[str, Any] = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
-    "features": {"names": list(SLOW_FEATURES), "cross_sectional": "zscore", "clip": 3, "context": []},
+    "features": {
+        "names": list(SLOW_FEATURES),
+        "cross_sectional": "zscore",
+        "clip": 3,
+        "context": [],
+    },
     "windows": {"fractions": [0.5, 0.15, 0.35], "embargo_sessions": 1},
 }
 
@@ -66,16 +72,23 @@ class Timed(Runner):
         super()._turn(bar)
         if self._is_due(bar):
             self.seconds.append(time.perf_counter() - began)
-            self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
+            self.resident.append(
+                int(Path("/proc/self/statm").read_text().split()[1])
+                * resource.getpagesize()
+                / 2**20
+            )
 
 
 def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict[str, Any]:
-    """Replay a window and say how long decisions took, and whether the account is the backtest's."""
+    """Replay a window and say how long decisions took, and whether the account is the
+    backtest's."""
     settings = read_settings(data)
     whole, _ = make_market(settings)
     market = whole.split().test
     chosen = EnvSettings.model_validate({"num_envs": 1, **env})
-    layout = ObservationLayout.of(market, chosen.lookback, benchmark=shows_benchmark(market, chosen))
+    layout = ObservationLayout.of(
+        market, chosen.lookback, benchmark=shows_benchmark(market, chosen)
+    )
     torch.manual_seed(0)
     policy = ActorPolicy(layout, NetworkSettings(), ActionHeadSettings())
     for weights in policy.parameters():
@@ -84,20 +97,34 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
         home = Path(place)
         save_policy(home / "policy.safetensors", policy, market=whole)
         bundle = freeze(
-            home / "bundle", name="bench", policy=home / "policy.safetensors", data=settings, env=chosen, market=market,
-            about={"run": "bench", "companies": {}, "versions": {}, "verdict": None}, onnx=False,
-        )  # fmt: skip
+            home / "bundle",
+            name="bench",
+            policy=home / "policy.safetensors",
+            data=settings,
+            env=chosen,
+            market=market,
+            about={"run": "bench", "companies": {}, "versions": {}, "verdict": None},
+            onnx=False,
+        )
         clock, feed = ReplayClock(int(market.minutes[0])), ReplayFeed(bundle.data, bundle.symbols)
         with Journal(home / JOURNAL, durable=durable) as journal:
             runner = Timed(
-                home, bundle, PaperSettings(limits=LimitSettings(enforced=False)), clock=clock, feed=feed,
-                broker=SimulatedBroker(market, bundle.env, clock.now), journal=journal,
-                window=(int(market.minutes[0]), int(market.minutes[-1])), level=feed.level,
-            )  # fmt: skip
+                home,
+                bundle,
+                PaperSettings(limits=LimitSettings(enforced=False)),
+                clock=clock,
+                feed=feed,
+                broker=SimulatedBroker(market, bundle.env, clock.now),
+                journal=journal,
+                window=(int(market.minutes[0]), int(market.minutes[-1])),
+                level=feed.level,
+            )
             began, cpu = time.perf_counter(), time.process_time()
             runner.run()
             wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-            decided = {int(e.body["bar"]): float(e.body["equity"]) for e in journal.entries("decision")}
+            decided = {
+                int(e.body["bar"]): float(e.body["equity"]) for e in journal.entries("decision")
+            }
             orders = len(journal.orders())
         expected = simulate(bundle.policy, market, bundle.env).equity
     at = np.searchsorted(market.minutes.numpy(), list(decided))
@@ -120,7 +147,9 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -128,7 +157,9 @@ def main() -> None:
     env = {name: values["env"][name] for name in ("decision_interval", "trade_rate", "cost_bps")}
     found = {"quickstart": measure(overlay(values["data"], {}), env, durable=False)}
     print("quickstart", found["quickstart"], flush=True)
-    found["hundred"] = measure(HUNDRED, {"decision_interval": 195, "benchmark": "equal_weight"}, durable=True)
+    found["hundred"] = measure(
+        HUNDRED, {"decision_interval": 195, "benchmark": "equal_weight"}, durable=True
+    )
     print("hundred", found["hundred"], flush=True)
     finish("deploy", found, seed=0, save=options.save)
 

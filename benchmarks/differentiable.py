@@ -1,14 +1,15 @@
-"""How fast the differentiable step is: the fused one with its backward written by hand, beside the readable core that
-torch's autograd goes back through.
+"""How fast the differentiable step is: the fused one with its backward written by hand, beside the
+readable core that torch's autograd goes back through.
 
     python benchmarks/differentiable.py [--quick] [--save]
 
-Both alternate within one run on one thread and are timed in process CPU time. A horizon is 16 decisions forward and the
-gradient of a random sum of all rewards and observations in all actions; rates are account decisions a second, forward
-and backward together, of the best round, and `times_core` is the median of the rounds' own ratios. Shares are
-fractional, weights random, episodes 900 bars, on 80 stocks with 8 features. `costs` adds impact, a least commission and
-spreads to the proportional costs of `plain`. `apg` is training by analytic policy gradients with its default network
-and 256 accounts, the networks' own time included.
+Both alternate within one run on one thread and are timed in process CPU time. A horizon is 16
+decisions forward and the gradient of a random sum of all rewards and observations in all actions;
+rates are account decisions a second, forward and backward together, of the best round, and
+`times_core` is the median of the rounds' own ratios. Shares are fractional, weights random,
+episodes 900 bars, on 80 stocks with 8 features. `costs` adds impact, a least commission and spreads
+to the proportional costs of `plain`. `apg` is training by analytic policy gradients with its
+default network and 256 accounts, the networks' own time included.
 
 The last line is one JSON object.
 """
@@ -76,9 +77,13 @@ def training(market: MarketTensors, engine: Any) -> Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two short rounds")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/differentiable.json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/differentiable.json"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -88,11 +93,23 @@ def main() -> None:
         for interval in INTERVALS:
             for costs, settings in COSTS.items():
                 settings = {"decision_interval": interval, **settings}
-                runs = {name: horizons(market, accounts, settings, engine) for name, engine in ENGINES.items()}
-                rates, place = clock.alternate(runs), f"{accounts}_accounts_interval_{interval}_{costs}"
-                figures.rates(rates, **{name: f"{name}_{place}_decisions_per_second" for name in runs})
+                runs = {
+                    name: horizons(market, accounts, settings, engine)
+                    for name, engine in ENGINES.items()
+                }
+                rates, place = (
+                    clock.alternate(runs),
+                    f"{accounts}_accounts_interval_{interval}_{costs}",
+                )
+                figures.rates(
+                    rates, **{name: f"{name}_{place}_decisions_per_second" for name in runs}
+                )
                 times = figures.times(f"times_core_{place}", rates["fused"], rates["core"])
-                print(f"{place}: {max(rates['fused']):,.0f} decisions a second, {times:.1f} times the core", flush=True)
+                print(
+                    f"{place}: {max(rates['fused']):,.0f} decisions a second, {times:.1f} times the"
+                    " core",
+                    flush=True,
+                )
     rates = clock.alternate({name: training(market, engine) for name, engine in ENGINES.items()})
     figures.rates(rates, **{name: f"apg_{name}_steps_per_second" for name in ENGINES})
     figures.times("apg_times_core", rates["fused"], rates["core"])

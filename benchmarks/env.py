@@ -1,32 +1,38 @@
-"""How fast the trading environment steps, beside FinRL's, ElegantRL's and TorchTrade's, and beside the memory.
+"""How fast the trading environment steps, beside FinRL's, ElegantRL's and TorchTrade's, and beside
+the memory.
 
-Everything alternates within one run on one thread and is timed in process CPU time (other people use the cores). Rates
-are account decisions a second, of the best round. Ratios ("times") are the median of the rounds' own ratios, because
-the two sides of a round meet the same machine; `ranges` holds the lowest and the highest.
+Everything alternates within one run on one thread and is timed in process CPU time (other people
+use the cores). Rates are account decisions a second, of the best round. Ratios ("times") are the
+median of the rounds' own ratios, because the two sides of a round meet the same machine; `ranges`
+holds the lowest and the highest.
 
-Unless it says otherwise, ours has default settings and default options (`copy=True`, random starts, autoreset in the
-same step) with episodes of 1,000 bars and random target weights, on 100 stocks and 8 features: float32 observations of
-1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
+Unless it says otherwise, ours has default settings and default options (`copy=True`, random starts,
+autoreset in the same step) with episodes of 1,000 bars and random target weights, on 100 stocks and
+8 features: float32 observations of 1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
 
     python benchmarks/env.py [--quick] [--save]
     python benchmarks/env.py --only factored_policy     # policies on the factored observation; see _env_factored.py
     python benchmarks/env.py --device cuda [--save]     # the GPU alone, without peers; see _env_cuda.py
 
-The last line is one JSON object; `table` in it holds the figures that have a target, null where a peer cannot be had.
+The last line is one JSON object; `table` in it holds the figures that have a target, null where a
+peer cannot be had.
 
-- FinRL and ElegantRL, the latter as shipped and with its actions and its sales repaired: see _env_peers.py. They order
-  shares, not weights; `trade` is ours under the same contract (orders of up to 100 shares, dead band, next close).
-- TorchTrade's portfolio environment, rebuilt from its contract as it is written (`torchtrade`) and tuned
-  (`torchtrade_tuned`): see _env_torchtrade.py. Ours trades fractions at the close at the same costs, and observes the
-  same windows.
-- `costs` is an impact by order, a least commission and a half-spread beside the proportional costs of `plain`. Every
-  side of ours takes at most a tenth of a bar's volume, as by default; the peers know no volume.
-- Accounts begin in 16 groups, each on one bar, as by default: what they read of the market is then often in a cache.
-  `single_starts` begins each by itself.
-- The roofline counts what a step must move at least, each byte once: it reads the market's row of the observation,
-  three rows of prices, the shares and the action, and writes the observation and the shares (`traffic_bytes`), at the
-  speed at which torch copies a block of observations in the same run. That is a harder limit than copying observations
-  alone: market rows are read at random places, and the prices, shares and actions come on top.
+- FinRL and ElegantRL, the latter as shipped and with its actions and its sales repaired: see
+  _env_peers.py. They order shares, not weights; `trade` is ours under the same contract (orders of
+  up to 100 shares, dead band, next close).
+- TorchTrade's portfolio environment, rebuilt from its contract as it is written (`torchtrade`) and
+  tuned (`torchtrade_tuned`): see _env_torchtrade.py. Ours trades fractions at the close at the same
+  costs, and observes the same windows.
+- `costs` is an impact by order, a least commission and a half-spread beside the proportional costs
+  of `plain`. Every side of ours takes at most a tenth of a bar's volume, as by default; the peers
+  know no volume.
+- Accounts begin in 16 groups, each on one bar, as by default: what they read of the market is then
+  often in a cache. `single_starts` begins each by itself.
+- The roofline counts what a step must move at least, each byte once: it reads the market's row of
+  the observation, three rows of prices, the shares and the action, and writes the observation and
+  the shares (`traffic_bytes`), at the speed at which torch copies a block of observations in the
+  same run. That is a harder limit than copying observations alone: market rows are read at random
+  places, and the prices, shares and actions come on top.
 """
 
 from __future__ import annotations
@@ -61,7 +67,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "costs": {"impact_bps": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
     "fractional": {"fractional": True},
     "trade": {"action": "trade", "fill": "next_close", "cost_bps": 10.0},
-    "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 50.0, "maintenance_margin": 0.25},
+    "short": {
+        "short": True,
+        "max_leverage": 2.0,
+        "borrow_bps_per_year": 50.0,
+        "maintenance_margin": 0.25,
+    },
     "lookback_4": {"lookback": 4},
     "factored": {"observation": "factored"},
 }
@@ -101,7 +112,7 @@ def make_market(seed: int, assets: int = ASSETS) -> MarketTensors:
     )
 
 
-# --- measuring ---------------------------------------------------------------------------------------------
+# --- measuring ------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -110,7 +121,9 @@ class Clock:
     def __init__(self, rounds: int, seconds: float) -> None:
         self.rounds, self.seconds = rounds, seconds
 
-    def alternate(self, runs: dict[str, Run], clock: Callable[[], float] = time.process_time) -> dict[str, list[float]]:
+    def alternate(
+        self, runs: dict[str, Run], clock: Callable[[], float] = time.process_time
+    ) -> dict[str, list[float]]:
         """Account steps a second of each run in each round, one after the other in every round."""
         steps = {}
         for name, run in runs.items():
@@ -139,7 +152,9 @@ class Figures(dict[str, Any]):
         for run, values in rates.items():
             self[names.get(run, f"{run}_steps_per_second")] = max(values)
 
-    def times(self, name: str, ours: list[float], theirs: list[float] | None, factor: float = 1.0) -> float | None:
+    def times(
+        self, name: str, ours: list[float], theirs: list[float] | None, factor: float = 1.0
+    ) -> float | None:
         """Note and return how many times as fast ours is; None where the peer could not be had."""
         self[name] = None
         if theirs is not None:
@@ -150,11 +165,14 @@ class Figures(dict[str, Any]):
         return found
 
 
-# --- ours --------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 def our_env(
-    market: MarketTensors, accounts: int, settings: dict[str, Any] | EnvSettings | None = None, engine: Any = "auto"
+    market: MarketTensors,
+    accounts: int,
+    settings: dict[str, Any] | EnvSettings | None = None,
+    engine: Any = "auto",
 ) -> Run:
     """Random actions through `TradingEnv`."""
     if not isinstance(settings, EnvSettings):
@@ -170,9 +188,13 @@ def our_env_and_policy(market: MarketTensors, accounts: int) -> Run:
     env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=accounts)
     obs, _ = env.reset(seed=0)
     policy = torch.nn.Sequential(
-        torch.nn.Linear(env.layout.width, 128), torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(),
-        torch.nn.Linear(128, ASSETS), torch.nn.Tanh(),
-    )  # fmt: skip
+        torch.nn.Linear(env.layout.width, 128),
+        torch.nn.Tanh(),
+        torch.nn.Linear(128, 128),
+        torch.nn.Tanh(),
+        torch.nn.Linear(128, ASSETS),
+        torch.nn.Tanh(),
+    )
     state = {"obs": obs}
     del obs
 
@@ -186,7 +208,8 @@ def our_env_and_policy(market: MarketTensors, accounts: int) -> Run:
 
 
 def our_training(market: MarketTensors) -> float:
-    """Environment steps a second (CPU time) of PPO with its defaults and 256 accounts, updates included."""
+    """Environment steps a second (CPU time) of PPO with its defaults and 256 accounts, updates
+    included."""
     from fintrader.agents import PPO, Budget, make_agent, train
 
     env = TradingEnv(market, EnvSettings(episode_bars=1000), num_envs=256)
@@ -198,7 +221,9 @@ def our_training(market: MarketTensors) -> float:
 
 def our_single(market: MarketTensors) -> Run:
     """One account through `gymnasium.make`."""
-    env = gymnasium.make("fintrader/Trading-v0", market=market, settings=EnvSettings(random_start=False))
+    env = gymnasium.make(
+        "fintrader/Trading-v0", market=market, settings=EnvSettings(random_start=False)
+    )
     actions = np.random.default_rng(0).uniform(-1, 1, (8, ASSETS)).astype(np.float32)
     env.reset(seed=0)
 
@@ -212,7 +237,7 @@ def our_single(market: MarketTensors) -> Run:
     return run
 
 
-# --- theirs, and the memory's ------------------------------------------------------------------------------
+# --- theirs, and the memory's ---------------------------------------------------------------------
 
 
 def torchtrade_env(market: MarketTensors, accounts: int, *, tuned: bool) -> Run:
@@ -220,7 +245,10 @@ def torchtrade_env(market: MarketTensors, accounts: int, *, tuned: bool) -> Run:
     kind = _env_torchtrade.TunedPortfolioEnv if tuned else _env_torchtrade.PortfolioEnv
     env = kind(market, accounts, fee=FEE, episode=1000)
     env.reset()
-    actions = [_env_torchtrade.cash_first(torch.rand(accounts, market.num_assets) * 2 - 1) for _ in range(4)]
+    actions = [
+        _env_torchtrade.cash_first(torch.rand(accounts, market.num_assets) * 2 - 1)
+        for _ in range(4)
+    ]
     return stepping(env, actions, accounts)
 
 
@@ -241,14 +269,14 @@ def copying(width: int, threads: int = 1) -> Run:
 def traffic_bytes() -> tuple[int, int]:
     """Bytes an account step must move, and those a copied row moves.
 
-    It reads the market's row, four rows of prices and volume, shares (float64) and action, and writes the observation
-    and the shares.
+    It reads the market's row, four rows of prices and volume, shares (float64) and action, and
+    writes the observation and the shares.
     """
     row, observation = 4 * ASSETS * (FEATURES + 1), 4 * (4 + ASSETS + ASSETS * (FEATURES + 1))
     return row + 4 * 4 * ASSETS + (8 + 4 + 8) * ASSETS + observation, 2 * observation
 
 
-# --- sections ----------------------------------------------------------------------------------------------
+# --- sections -------------------------------------------------------------------------------------
 
 
 def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
@@ -270,7 +298,12 @@ def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
     figures["copy_gb_per_second"] = figures.pop("copy_steps_per_second") * copied / 1e9
     figures["roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
     figures.times("share_of_copy_roofline", rates["env_only"], rates["copy"], moved / copied)
-    figures.times("single_starts_share_of_copy_roofline", rates["single_starts"], rates["copy"], moved / copied)
+    figures.times(
+        "single_starts_share_of_copy_roofline",
+        rates["single_starts"],
+        rates["copy"],
+        moved / copied,
+    )
     for name in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
         figures.setdefault(f"{name}_steps_per_second", None)
         figures.times(f"times_{name}", rates["env_only"], rates.get(name))
@@ -287,7 +320,10 @@ def measure_torchtrade(market: MarketTensors, clock: Clock) -> Figures:
     for accounts in (SMALL_ACCOUNTS, ACCOUNTS):
         settings = _env_torchtrade.settings_like_torchtrade(FEE, episode_bars=1000)
         runs = {"fractional": our_env(windowed, accounts, settings)}
-        runs |= {f"torchtrade{name}": torchtrade_env(windowed, accounts, tuned=bool(name)) for name in ("", "_tuned")}
+        runs |= {
+            f"torchtrade{name}": torchtrade_env(windowed, accounts, tuned=bool(name))
+            for name in ("", "_tuned")
+        }
         rates = clock.alternate(runs)
         figures.rates(rates, **{name: f"{name}_{accounts}_steps_per_second" for name in runs})
         for name in ("torchtrade", "torchtrade_tuned"):
@@ -313,7 +349,11 @@ def measure_sizes(markets: dict[int, MarketTensors], clock: Clock) -> Figures:
 
 def measure_variants(market: MarketTensors, clock: Clock) -> Figures:
     """What each setting costs, against plain."""
-    figures = Figures(engines={name: engine_for(EnvSettings(**changes), "cpu") for name, changes in VARIANTS.items()})
+    figures = Figures(
+        engines={
+            name: engine_for(EnvSettings(**changes), "cpu") for name, changes in VARIANTS.items()
+        }
+    )
     for accounts in (SMALL_ACCOUNTS, ACCOUNTS):
         for interval in (1, INTERVALS[-1]):
             runs = {
@@ -338,7 +378,9 @@ def measure_threads(market: MarketTensors, clock: Clock) -> Figures:
     pair |= {f"copy_{name}": copying(width, threads) for name, threads in (("one", 1), ("two", 2))}
     wall, cpu, figures = clock.alternate(pair, time.perf_counter), clock.alternate(pair), Figures()
     figures.times("two_threads_times_one_wall", wall["two"], wall["one"])
-    figures.times("two_threads_copy_times_one_wall", wall["copy_two"], wall["copy_one"])  # what the memory has left
+    figures.times(
+        "two_threads_copy_times_one_wall", wall["copy_two"], wall["copy_one"]
+    )  # what the memory has left
     figures.times("two_threads_cpu_time_times_one", cpu["one"], cpu["two"])
     return figures
 
@@ -349,7 +391,9 @@ def table(figures: dict[str, Any]) -> dict[str, float | None]:
     intervals = figures["interval_times_interval_1"]
     found = {
         "decisions_per_second_64_accounts_80_stocks_interval_30": small["30"],
-        "interval_30_times_interval_1": intervals["interval_30_times_interval_1_80_stocks_64_accounts"],
+        "interval_30_times_interval_1": intervals[
+            "interval_30_times_interval_1_80_stocks_64_accounts"
+        ],
         "costs_times_plain": figures[f"costs_times_plain_{ACCOUNTS}_accounts_interval_1"],
     }
     return {name: found.get(name, figures.get(name)) for name in TARGETS}
@@ -357,13 +401,21 @@ def table(figures: dict[str, Any]) -> dict[str, float | None]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, no policies and no training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few and short rounds, no policies and no training"
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/env.json")
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPU's figures alone")
-    parser.add_argument("--only", choices=("factored_policy",), help="this section alone, saved under its own name")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the GPU's figures alone"
+    )
+    parser.add_argument(
+        "--only", choices=("factored_policy",), help="this section alone, saved under its own name"
+    )
     arguments = parser.parse_args()
     clock = Clock(3, 0.05) if arguments.quick else Clock(12, 0.2)
     torch.manual_seed(arguments.seed)
@@ -372,7 +424,12 @@ def main() -> None:
     if arguments.device == "cuda":
         if not torch.cuda.is_available():
             sys.exit("there is no CUDA device here, or torch was built without CUDA")
-        finish("env_cuda", _env_cuda.measure(market, torch.device("cuda")), seed=arguments.seed, save=arguments.save)
+        finish(
+            "env_cuda",
+            _env_cuda.measure(market, torch.device("cuda")),
+            seed=arguments.seed,
+            save=arguments.save,
+        )
         return
     if arguments.only == "factored_policy":
         figures = _env_factored.measure(market, clock.best)
@@ -389,7 +446,9 @@ def main() -> None:
     ):
         figures["ranges"] |= part.pop("ranges", {})
         figures |= part
-    figures |= Figures(clock.best({"env_and_policy_steps_per_second": our_env_and_policy(market, ACCOUNTS)}))
+    figures |= Figures(
+        clock.best({"env_and_policy_steps_per_second": our_env_and_policy(market, ACCOUNTS)})
+    )
     if not arguments.quick:
         figures["factored_policy"] = _env_factored.measure(market, clock.best)
         figures["training_steps_per_second"] = our_training(market)

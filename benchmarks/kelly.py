@@ -2,15 +2,16 @@
 
     python benchmarks/kelly.py [--algo ppo ...] [--seeds 5] [--seconds 30] [--save]
 
-Five assets follow a correlated geometric Brownian motion, trading is free, and the utility is logarithmic. The
-fraction of wealth to hold in each is then Kelly's, w = Σ⁻¹ μ, whatever the wealth and the horizon (Merton, "Lifetime
-portfolio selection under uncertainty", Review of Economics and Statistics, 1969). μ and Σ are chosen so that w is long
-and leaves cash. The growth of a bar is about 12 times smaller than its deviation.
+Five assets follow a correlated geometric Brownian motion, trading is free, and the utility is
+logarithmic. The fraction of wealth to hold in each is then Kelly's, w = Σ⁻¹ μ, whatever the wealth
+and the horizon (Merton, "Lifetime portfolio selection under uncertainty", Review of Economics and
+Statistics, 1969). μ and Σ are chosen so that w is long and leaves cash. The growth of a bar is
+about 12 times smaller than its deviation.
 
-Each account lives on a path of its own. The agents never see μ and Σ, only the log returns that they earn. *Share* is
-the expected growth rate of the weights they decide on, over that of w: both are integrals over the true law with the
-same draws, not what a path happened to pay. Seconds are CPU seconds of this process with one thread, evaluations left
-out. The last line is one JSON object.
+Each account lives on a path of its own. The agents never see μ and Σ, only the log returns that
+they earn. *Share* is the expected growth rate of the weights they decide on, over that of w: both
+are integrals over the true law with the same draws, not what a path happened to pay. Seconds are
+CPU seconds of this process with one thread, evaluations left out. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from benchmarks.resume import Records  # noqa: E402
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
-from fintrader.envs.observation import ObservationLayout  # noqa: E402
+from benchmarks.common import finish
+from benchmarks.resume import Records
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+from fintrader.envs.observation import ObservationLayout
 
 WEIGHTS = torch.tensor([0.02, 0.04, 0.08, 0.16, 0.50], dtype=torch.float64)
 """Kelly's w; a fifth stays in cash."""
 VOLATILITY = torch.tensor([0.30, 0.28, 0.26, 0.24, 0.22], dtype=torch.float64)
-"""Deviation of a bar's log return, per asset: long bars, so that the growth can be found in minutes."""
+"""Deviation of a bar's log return, per asset: long bars, so that the growth can be found in
+minutes."""
 CORRELATION = 0.3
 ASSETS = len(WEIGHTS)
 COVARIANCE = torch.outer(VOLATILITY, VOLATILITY) * (
@@ -54,7 +56,8 @@ def log_returns(normal: Tensor) -> Tensor:
 
 
 def growth(weights: Tensor, gross: Tensor) -> Tensor:
-    """Log growth `[...]` of holding `weights [..., N]` (the rest in cash) through gross returns `[..., N]`."""
+    """Log growth `[...]` of holding `weights [..., N]` (the rest in cash) through gross returns
+    `[..., N]`."""
     return torch.log1p((weights * (gross - 1)).sum(dim=-1))
 
 
@@ -65,7 +68,8 @@ def affordable(action: Tensor) -> Tensor:
 
 
 class KellyMarket:
-    """B accounts on a path each; actions are target weights, reached at once and free. Differentiable."""
+    """B accounts on a path each; actions are target weights, reached at once and free.
+    Differentiable."""
 
     differentiable = True
 
@@ -107,8 +111,11 @@ class KellyMarket:
 
 
 def expected_growth(weights: Tensor, draws: int = 1 << 16) -> Tensor:
-    """`[R, N]` to `[R]`: E log growth a bar; every draw is used with its mirror image, so that the mean is exact."""
-    normal = torch.randn(draws, ASSETS, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    """`[R, N]` to `[R]`: E log growth a bar; every draw is used with its mirror image, so that the
+    mean is exact."""
+    normal = torch.randn(
+        draws, ASSETS, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
     gross = log_returns(torch.cat([normal, -normal])).exp()
     return torch.stack([growth(row, gross).mean() for row in weights.double()])
 
@@ -157,7 +164,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sac": SOFT,
     "redq": SOFT,
 }
-NUM_ENVS = {"ppo": 2048, "a2c": 2048, "apg": 256, "ddpg": 1024, "td3": 1024, "sac": 1024, "redq": 1024}
+NUM_ENVS = {
+    "ppo": 2048,
+    "a2c": 2048,
+    "apg": 256,
+    "ddpg": 1024,
+    "td3": 1024,
+    "sac": 1024,
+    "redq": 1024,
+}
 """A bar's growth drowns in its deviation: only many bars at once show a gradient the way."""
 
 
@@ -166,7 +181,8 @@ class OutOfTime(Exception):
 
 
 def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, Any]:
-    """Train one agent; its share of the optimal growth at half time and at the end, and its weights."""
+    """Train one agent; its share of the optimal growth at half time and at the end, and its
+    weights."""
     env = KellyMarket(num_envs, seed=seed)
     settings = TypeAdapter(AgentSettings).validate_python({"algo": algo, **SETTINGS[algo]})
     agent = make_agent(settings, env.layout, seed=seed)
@@ -196,12 +212,16 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, A
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algo", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what is already in runs/benchmarks"
+    )
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -219,8 +239,9 @@ def main() -> None:
             )
             runs.append(run)
             print(
-                f"{algo:5} seed {seed}: share {run['share_half_time']:.4f} half way, {run['share']:.4f} at the end, "
-                f"weights {run['weights']}, {run['env_steps']:,} steps",
+                f"{algo:5} seed {seed}: share {run['share_half_time']:.4f} half way,"
+                f" {run['share']:.4f} at the end, weights {run['weights']}, {run['env_steps']:,}"
+                " steps",
                 flush=True,
             )
     figures: dict[str, Any] = {"kelly_weights": WEIGHTS.tolist(), "target_share": 0.98}
@@ -230,7 +251,12 @@ def main() -> None:
         figures[f"{algo}_share"] = {"mean": mean, "min": min(shares), "max": max(shares)}
     finish(
         "kelly",
-        {"figures": figures, "runs": runs, "seconds": options.seconds, "commits": sorted(records.commits)},
+        {
+            "figures": figures,
+            "runs": runs,
+            "seconds": options.seconds,
+            "commits": sorted(records.commits),
+        },
         seed=options.first_seed,
         save=options.save,
     )

@@ -2,17 +2,20 @@
 
     python benchmarks/known_optimum.py [--algo ppo ...] [--seeds 5] [--seconds 60] [--save]
 
-The market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction costs"
-(Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1) and
+The market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction
+costs" (Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1)
+and
 
     return r = 0.1 σ f + σ u,   utility per step = x r − γ/2 σ² x² − λ/2 σ² Δx²
 
 Without discounting the best policy trades x ← x + (a/λ)(aim − x) with a = (√(γ² + 4γλ) − γ)/2 and
-aim = 0.1 f / (γ σ) / (1 + φ a/γ) (their equations 8 to 15 with ρ → 0). The reward is either the utility as realised,
-whose noise is about 6 times its mean, or its expectation. Agents discount: with γ = 0.95 the best rate is 8 % below the
-undiscounted one (16 % with 0.9), which is why the slope of their trades stays somewhat below 1 times the true rate.
+aim = 0.1 f / (γ σ) / (1 + φ a/γ) (their equations 8 to 15 with ρ → 0). The reward is either the
+utility as realised, whose noise is about 6 times its mean, or its expectation. Agents discount:
+with γ = 0.95 the best rate is 8 % below the undiscounted one (16 % with 0.9), which is why the
+slope of their trades stays somewhat below 1 times the true rate.
 
-Seconds are CPU seconds of this process with one thread, evaluations left out. The last line is one JSON object.
+Seconds are CPU seconds of this process with one thread, evaluations left out. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -32,20 +35,22 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from benchmarks.resume import Records  # noqa: E402
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
-from fintrader.envs.observation import ObservationLayout  # noqa: E402
+from benchmarks.common import finish
+from benchmarks.resume import Records
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+from fintrader.envs.observation import ObservationLayout
 
 REVERSION, SIGMA, RISK_AVERSION, COST, STRENGTH = 0.02, 0.001, 5.0, 50.0, 0.1
 A = ((RISK_AVERSION**2 + 4 * RISK_AVERSION * COST) ** 0.5 - RISK_AVERSION) / 2
 TRUE_RATE = A / COST
 UNIT = STRENGTH / (RISK_AVERSION * SIGMA)
-"""Position that one deviation of the factor asks for without costs; the unit of holdings in observations."""
+"""Position that one deviation of the factor asks for without costs; the unit of holdings in
+observations."""
 
 
 class QuadraticMarket:
-    """B accounts in a market of their own each; `x ← x + action · UNIT / 2`. Differentiable in the action."""
+    """B accounts in a market of their own each; `x ← x + action · UNIT / 2`. Differentiable in the
+    action."""
 
     differentiable = True
 
@@ -58,7 +63,8 @@ class QuadraticMarket:
         episode_steps: int | None = None,
         seed: int = 0,
     ) -> None:
-        """`episode_steps`: accounts are cut off and drawn anew after so many steps on average; None: they never are."""
+        """`episode_steps`: accounts are cut off and drawn anew after so many steps on average;
+        None: they never are."""
         self.num_envs, self.num_assets, self.realised = num_envs, num_assets, realised
         self.episode_steps = episode_steps
         self.layout = ObservationLayout(num_assets, 1, 0, account_width=0)
@@ -73,7 +79,8 @@ class QuadraticMarket:
         return torch.cat([self.position / UNIT, self.factor, torch.ones_like(self.factor)], dim=1)
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Factors from their stationary law, positions near their aims, so that no one starts far out."""
+        """Factors from their stationary law, positions near their aims, so that no one starts far
+        out."""
         if seed is not None:
             self.generator.manual_seed(seed % (1 << 62))
         self.factor, self.position = self._start()
@@ -89,14 +96,17 @@ class QuadraticMarket:
         return (gain - SIGMA**2 * (RISK_AVERSION * position**2 + COST * trade**2) / 2).sum(dim=1)
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Trade, earn, and let the factors move. Episodes are cut off or go on for ever; they never end."""
+        """Trade, earn, and let the factors move. Episodes are cut off or go on for ever; they never
+        end."""
         trade = action.clamp(-1, 1) * UNIT / 2
         self.position = self.position + trade
         reward = self.utility(self.position, trade)
         shock = self._normal()
         if self.realised:
             reward = reward + (self.position * SIGMA * shock).sum(dim=1)
-        self.factor = (1 - REVERSION) * self.factor + (1 - (1 - REVERSION) ** 2) ** 0.5 * self._normal()
+        self.factor = (1 - REVERSION) * self.factor + (
+            1 - (1 - REVERSION) ** 2
+        ) ** 0.5 * self._normal()
         if self.episode_steps is None:
             return self._observe(), reward, self.never, self.never, {}
         final = self._observe()
@@ -104,11 +114,21 @@ class QuadraticMarket:
         factor, position = self._start()
         self.factor = torch.where(truncated.unsqueeze(1), factor, self.factor)
         self.position = torch.where(truncated.unsqueeze(1), position, self.position)
-        return self._observe(), reward, self.never, truncated, {"final_obs": final, "_final_obs": truncated}
+        return (
+            self._observe(),
+            reward,
+            self.never,
+            truncated,
+            {"final_obs": final, "_final_obs": truncated},
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """For the training loop."""
-        return {"factor": self.factor, "position": self.position, "generator": self.generator.get_state()}
+        return {
+            "factor": self.factor,
+            "position": self.position,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """For the training loop."""
@@ -128,8 +148,11 @@ def optimal_policy(obs: Tensor, rate: float = TRUE_RATE) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(policy: Any, *, steps: int = 600, num_envs: int = 64, seed: int = 12345) -> tuple[float, float]:
-    """Mean expected utility per step, and the regression slope of trades on (aim − x), on fixed factor paths."""
+def evaluate(
+    policy: Any, *, steps: int = 600, num_envs: int = 64, seed: int = 12345
+) -> tuple[float, float]:
+    """Mean expected utility per step, and the regression slope of trades on (aim − x), on fixed
+    factor paths."""
     env = QuadraticMarket(num_envs, realised=False, seed=seed)
     obs, _ = env.reset(seed=seed)
     total, cross, square = 0.0, 0.0, 0.0
@@ -147,7 +170,12 @@ def evaluate(policy: Any, *, steps: int = 600, num_envs: int = 64, seed: int = 1
 
 
 COMMON: dict[str, Any] = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
-ON: dict[str, Any] = {**COMMON, "noise": 0.2, "network": {"hidden": [32], "activation": "tanh"}, "num_steps": 32}
+ON: dict[str, Any] = {
+    **COMMON,
+    "noise": 0.2,
+    "network": {"hidden": [32], "activation": "tanh"},
+    "num_steps": 32,
+}
 ENGINE_PPO: dict[str, Any] = {
     **COMMON,
     "noise": 0.2,
@@ -157,7 +185,8 @@ ENGINE_PPO: dict[str, Any] = {
     "num_minibatches": 4,
     "learning_rate": 2.5e-3,
 }
-"""What `communication.py` and `search.py` train on this market; they measure the engine, not the algorithm."""
+"""What `communication.py` and `search.py` train on this market; they measure the engine, not the
+algorithm."""
 OFF: dict[str, Any] = {
     **COMMON,
     "network": {"hidden": [32], "activation": "silu"},
@@ -171,8 +200,15 @@ OFF: dict[str, Any] = {
 HARD: dict[str, Any] = {**OFF, "noise": 0.3, "critic_lead": 300, "saturation_coef": 1e-3}
 SOFT: dict[str, Any] = {**OFF, "initial_noise": 0.2, "alpha": 0.01, "tune_alpha": False}
 SETTINGS: dict[str, dict[str, Any]] = {
-    # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents trade too little.
-    "ppo": {**ON, "gae_lambda": 1.0, "update_epochs": 2, "num_minibatches": 1, "learning_rate": 2e-3},
+    # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents
+    # trade too little.
+    "ppo": {
+        **ON,
+        "gae_lambda": 1.0,
+        "update_epochs": 2,
+        "num_minibatches": 1,
+        "learning_rate": 2e-3,
+    },
     "a2c": {**ON, "gae_lambda": 1.0, "learning_rate": 2.5e-3},
     "apg": {
         **ON,
@@ -186,9 +222,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sac": SOFT,
     "redq": {**SOFT, "updates_per_step": 2.0},
 }
-NUM_ENVS = {"ppo": 128, "a2c": 128, "apg": 256, "ddpg": 1024, "td3": 1024, "sac": 1024, "redq": 1024}
-EPISODE_STEPS: dict[str, int | None] = {"apg": None, "ppo": 64, "a2c": 64, "ddpg": 32, "td3": 32, "sac": 64, "redq": 64}
-"""Accounts of an untaught policy run away from anything an optimal one would hold; a clock brings them back."""
+NUM_ENVS = {
+    "ppo": 128,
+    "a2c": 128,
+    "apg": 256,
+    "ddpg": 1024,
+    "td3": 1024,
+    "sac": 1024,
+    "redq": 1024,
+}
+EPISODE_STEPS: dict[str, int | None] = {
+    "apg": None,
+    "ppo": 64,
+    "a2c": 64,
+    "ddpg": 32,
+    "td3": 32,
+    "sac": 64,
+    "redq": 64,
+}
+"""Accounts of an untaught policy run away from anything an optimal one would hold; a clock brings
+them back."""
 SECONDS = {"apg": 20.0}
 """CPU seconds where they are not the command's: step sizes fall to zero over them."""
 
@@ -197,8 +250,11 @@ class OutOfTime(Exception):
     """The CPU seconds are used up."""
 
 
-def learn(algo: str, *, realised: bool, seed: int, seconds: float, num_envs: int, marks: list[float]) -> dict[str, Any]:
-    """Train one agent; share of the optimal utility and relative trade rate at each mark of CPU seconds."""
+def learn(
+    algo: str, *, realised: bool, seed: int, seconds: float, num_envs: int, marks: list[float]
+) -> dict[str, Any]:
+    """Train one agent; share of the optimal utility and relative trade rate at each mark of CPU
+    seconds."""
     best, _ = evaluate(optimal_policy)
     env = QuadraticMarket(num_envs, realised=realised, episode_steps=EPISODE_STEPS[algo], seed=seed)
     settings = TypeAdapter(AgentSettings).validate_python({"algo": algo, **SETTINGS[algo]})
@@ -231,7 +287,12 @@ def learn(algo: str, *, realised: bool, seed: int, seconds: float, num_envs: int
 
     with contextlib.suppress(OutOfTime):
         train(agent, env, Budget(seconds=100 * seconds), on_progress=on_progress)
-    return {"algo": algo, "reward": "realised" if realised else "expected", "seed": seed, "curve": curve}
+    return {
+        "algo": algo,
+        "reward": "realised" if realised else "expected",
+        "seed": seed,
+        "curve": curve,
+    }
 
 
 TARGETS = {
@@ -256,32 +317,47 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
         entry.setdefault("env_steps", []).append(run["curve"][-1]["env_steps"])
     for entry in figures.values():
         for name, values in list(entry.items()):
-            entry[name] = {"mean": round(sum(values) / len(values), 4), "min": min(values), "max": max(values)}
+            entry[name] = {
+                "mean": round(sum(values) / len(values), 4),
+                "min": min(values),
+                "max": max(values),
+            }
     return figures
 
 
 def met(figures: dict[str, Any]) -> dict[str, Any]:
-    """Each target beside the mean of what came out; trade rates must lie within a fifth of the true one."""
+    """Each target beside the mean of what came out; trade rates must lie within a fifth of the true
+    one."""
     found: dict[str, Any] = {}
     for name, entry in figures.items():
         mark, level = TARGETS.get(name, ("", 0.0))
         rate = entry["rate_ratio"]["mean"]
         found[name] = {"rate_within_a_fifth": 0.8 <= rate <= 1.2}
         if mark in entry:
-            found[name] |= {mark: entry[mark]["mean"], "at_least": level, "met": entry[mark]["mean"] >= level}
+            found[name] |= {
+                mark: entry[mark]["mean"],
+                "at_least": level,
+                "met": entry[mark]["mean"] >= level,
+            }
     return found
 
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algo", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--reward", nargs="+", default=["realised", "expected"], choices=["realised", "expected"])
+    parser.add_argument(
+        "--reward", nargs="+", default=["realised", "expected"], choices=["realised", "expected"]
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--set", default="{}", help="JSON laid over the algorithms' settings")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what is already in runs/benchmarks"
+    )
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -294,7 +370,11 @@ def main() -> None:
         for algo, reward in pairs:
             seconds = min(SECONDS.get(algo, options.seconds), options.seconds)
             marks = [mark for mark in (5.0, 10.0, 20.0, 40.0) if mark < seconds] + [seconds]
-            given = {"num_envs": NUM_ENVS[algo], "episode_steps": EPISODE_STEPS[algo], "seconds": seconds}
+            given = {
+                "num_envs": NUM_ENVS[algo],
+                "episode_steps": EPISODE_STEPS[algo],
+                "seconds": seconds,
+            }
             run = records.get(
                 f"{algo}-{reward}-{seed}",
                 {**SETTINGS[algo], **given},

@@ -1,11 +1,13 @@
-"""Can the algorithms read a future that is put in front of them, and do they gain nothing when it is taken away?
+"""Can the algorithms read a future that is put in front of them, and do they gain nothing when it
+is taken away?
 
     python benchmarks/leaked_future.py [--algo ppo apg] [--seeds 5] [--seconds 20] [--save]
 
-Ten assets without drift; each one's feature is its own return of the next bar. Trading at the close costs 2 bps. The
-*foresight* return is that of the greedy account which puts everything into the asset with the largest gain after
-costs (or stays where it is, or in cash); *sign* puts equal weights into all assets about to rise. With the features
-one bar late there is nothing to find: the share must not be above zero.
+Ten assets without drift; each one's feature is its own return of the next bar. Trading at the close
+costs 2 bps. The *foresight* return is that of the greedy account which puts everything into the
+asset with the largest gain after costs (or stays where it is, or in cash); *sign* puts equal
+weights into all assets about to rise. With the features one bar late there is nothing to find: the
+share must not be above zero.
 
 Shares are of log growth on a window not trained on. CPU seconds, one thread, evaluations left out.
 """
@@ -27,22 +29,29 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
-from fintrader.data.tensors import MarketTensors  # noqa: E402
-from fintrader.envs.trading import EnvSettings, TradingEnv  # noqa: E402
+from benchmarks.common import finish
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs.trading import EnvSettings, TradingEnv
 
 ASSETS, VOLATILITY, COST = 10, 1e-3, 2e-4
 MINUTE_NS = 60_000_000_000
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
-    "apg": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.0, "num_steps": 8, "bootstrap": False,
-            "learning_rate": 1e-2},
-}  # fmt: skip
+    "apg": {
+        "gamma": 0.5,
+        "head": {"scale": 8.0},
+        "noise": 0.0,
+        "num_steps": 8,
+        "bootstrap": False,
+        "learning_rate": 1e-2,
+    },
+}
 
 
 def leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> MarketTensors:
-    """Row t's feature is the return of bar t + 1 - 2·late, in deviations: the next bar's, or with `late` a past one."""
+    """Row t's feature is the return of bar t + 1 - 2·late, in deviations: the next bar's, or with
+    `late` a past one."""
     rng = np.random.default_rng(seed)
     steps = VOLATILITY * rng.standard_normal((num_bars, ASSETS)) - VOLATILITY**2 / 2
     close = 100 * np.exp(np.cumsum(steps, axis=0))
@@ -102,18 +111,30 @@ class OutOfTime(Exception):
     """The CPU seconds are used up."""
 
 
-def share(algo: str, *, seed: int, seconds: float, late: int, num_envs: int) -> tuple[float, float, int]:
+def share(
+    algo: str, *, seed: int, seconds: float, late: int, num_envs: int
+) -> tuple[float, float, int]:
     """Share of the foresight growth after `seconds`; the sign policy's share; env-steps taken."""
     settings = EnvSettings(
-        num_envs=num_envs, episode_bars=64, fill="close", cost_bps=COST * 1e4, fractional=True, reward="log_return"
+        num_envs=num_envs,
+        episode_bars=64,
+        fill="close",
+        cost_bps=COST * 1e4,
+        fractional=True,
+        reward="log_return",
     )
-    market, unseen = leaked_market(20_000, late=late, seed=seed), leaked_market(800, late=late, seed=1000 + seed)
+    market, unseen = (
+        leaked_market(20_000, late=late, seed=seed),
+        leaked_market(800, late=late, seed=1000 + seed),
+    )
     env = TradingEnv(market, settings, seed=seed)
     test = TradingEnv.evaluation(unseen, settings, record=False)
     truth = TradingEnv.evaluation(leaked_market(800, seed=1000 + seed), settings, record=False)
     best = log_growth(lambda obs: greedy(obs, truth), truth)
     learned = TypeAdapter(AgentSettings).validate_python({"algo": algo, **SETTINGS[algo]})
-    train(make_agent(learned, env.layout, seed=seed), env, Budget(env_steps=1))  # compiles; the clock starts after it
+    train(
+        make_agent(learned, env.layout, seed=seed), env, Budget(env_steps=1)
+    )  # compiles; the clock starts after it
     agent = make_agent(learned, env.layout, seed=seed)
     begun = time.process_time()
     steps = 0
@@ -132,10 +153,14 @@ def share(algo: str, *, seed: int, seconds: float, late: int, num_envs: int) -> 
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algo", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of PPO; APG gets half")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="CPU seconds of PPO; APG gets half"
+    )
     parser.add_argument("--num-envs", type=int, default=128)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -146,11 +171,15 @@ def main() -> None:
         for late in (0, 1):
             shares = []
             for seed in range(options.seeds):
-                reached, by_sign, steps = share(algo, seed=seed, seconds=seconds, late=late, num_envs=options.num_envs)
+                reached, by_sign, steps = share(
+                    algo, seed=seed, seconds=seconds, late=late, num_envs=options.num_envs
+                )
                 shares.append(round(reached, 4))
                 what = "late" if late else "leaked"
                 print(
-                    f"{algo} {what} seed {seed}: share {reached:.3f}, sign {by_sign:.3f}, {steps:,} steps", flush=True
+                    f"{algo} {what} seed {seed}: share {reached:.3f}, sign {by_sign:.3f}, {steps:,}"
+                    " steps",
+                    flush=True,
                 )
             figures[f"{algo}_{'shifted' if late else 'share'}"] = shares
             figures["sign_share"] = round(by_sign, 4)

@@ -2,12 +2,13 @@
 
     python benchmarks/opening_print.py --minutes MINUTES.parquet --daily DAILY.parquet [--save]
 
-MINUTES holds one-minute bars by their start (ts in New York, ticker, open, high, low, close, volume) whose first bar of
-a day opens at the auction's price; DAILY holds date, ticker, open, close of the same symbols. The minutes are written
-once more as a vendor writes ends: every time a minute later, and the auction as a row of its own at 09:30, so that the
-first minute opens at a price of its own (unknown, so half-way to its close). A market of whole sessions is then built
-with `opening_print: auto` and with `leave`, and its opens are compared with the daily ones, of symbols whose daily
-prices are not adjusted for a later split.
+MINUTES holds one-minute bars by their start (ts in New York, ticker, open, high, low, close,
+volume) whose first bar of a day opens at the auction's price; DAILY holds date, ticker, open, close
+of the same symbols. The minutes are written once more as a vendor writes ends: every time a minute
+later, and the auction as a row of its own at 09:30, so that the first minute opens at a price of
+its own (unknown, so half-way to its close). A market of whole sessions is then built with
+`opening_print: auto` and with `leave`, and its opens are compared with the daily ones, of symbols
+whose daily prices are not adjusted for a later split.
 
 Prints one JSON object as its last line.
 """
@@ -41,7 +42,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="opening-print-") as home:
         path = Path(home) / "ends.parquet"
         as_ends(pd.read_parquet(options.minutes)).to_parquet(path, index=False)
-        figures: dict[str, Any] = {how: against_daily(path, how, daily) for how in ("auto", "leave")}
+        figures: dict[str, Any] = {
+            how: against_daily(path, how, daily) for how in ("auto", "leave")
+        }
     figures["median_open_error_bps"] = figures["auto"]["median_bps"]
     figures["median_open_error_unmerged_bps"] = figures["leave"]["median_bps"]
     finish("opening_print", figures, seed=0, save=options.save)
@@ -71,10 +74,17 @@ def against_daily(path: Path, how: str, daily: pd.DataFrame) -> dict[str, Any]:
         "features": {"names": ["return_1"], "context": []},
     }
     market, report = make_market(validate(DataSettings, values, "opening_print"))
-    days = pd.DatetimeIndex(market.timestamps()).tz_localize("UTC").tz_convert("America/New_York").normalize()
+    days = (
+        pd.DatetimeIndex(market.timestamps())
+        .tz_localize("UTC")
+        .tz_convert("America/New_York")
+        .normalize()
+    )
     days, names = days.tz_localize(None), list(market.symbols)
     theirs = {
-        name: daily.pivot_table(index="date", columns="ticker", values=name).reindex(index=days, columns=names)
+        name: daily.pivot_table(index="date", columns="ticker", values=name).reindex(
+            index=days, columns=names
+        )
         for name in ("open", "close")
     }
     ours = {name: getattr(market, name).double().numpy() for name in ("open", "close")}

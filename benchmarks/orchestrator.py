@@ -2,12 +2,12 @@
 
     python benchmarks/orchestrator.py [--efficiency] [--devices cuda] [--save]
 
-Scale, with stub pods that sleep and then publish a result as any pod does: 1,000 pods registered, 256 at once, run by
-farm processes apart from the orchestrator's; what the orchestrator costs, how long its turns take, how many durable
-submissions it takes in a second, and how soon a changed capacity is honoured. Efficiency, with real PPO pods: the
-aggregate env-steps a second of several pods against one pod pinned to one core (or alone on the GPU), in turn, beside
-what the machine gives to as many processes that only count.
-Prints one JSON object as its last line.
+Scale, with stub pods that sleep and then publish a result as any pod does: 1,000 pods registered,
+256 at once, run by farm processes apart from the orchestrator's; what the orchestrator costs, how
+long its turns take, how many durable submissions it takes in a second, and how soon a changed
+capacity is honoured. Efficiency, with real PPO pods: the aggregate env-steps a second of several
+pods against one pod pinned to one core (or alone on the GPU), in turn, beside what the machine
+gives to as many processes that only count. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 
 
 class FarmLauncher:
-    """Stub pods as sleeping threads of a few farm processes: the orchestrator's own process does no pod's work."""
+    """Stub pods as sleeping threads of a few farm processes: the orchestrator's own process does no
+    pod's work."""
 
     def __init__(self, run: RunFolder, workers: int, seconds: float, farms: int = 2) -> None:
         self.limit = workers
         self.futures: dict[str, Future[PodResult]] = {}
         command = [sys.executable, __file__, "--farm", str(run.root), str(seconds)]
         pipe = subprocess.PIPE
-        self.farms = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(farms)]
+        self.farms = [
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(farms)
+        ]
         for farm in self.farms:
             threading.Thread(target=self._read, args=(farm,), daemon=True).start()
 
@@ -92,7 +95,14 @@ def farm(root: str, seconds: float) -> None:
 
         snapshot = RunStore(context.run).put(spec.pod.encode())
         score = (spec.seed % 997) / 997
-        return PodResult(pod=spec.pod, status="done", score=score, snapshot=snapshot, returns=(0.01,) * 60, env_steps=1)
+        return PodResult(
+            pod=spec.pod,
+            status="done",
+            score=score,
+            snapshot=snapshot,
+            returns=(0.01,) * 60,
+            env_steps=1,
+        )
 
     def work(spec: PodSpec) -> None:
         out.put(json.dumps(run_pod(spec, PodContext(run, run.root), body).model_dump(mode="json")))
@@ -183,18 +193,32 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
 
 
 def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
-    """Results taken in per second, durable (log synced, index committed) before the next burst, `burst` at a time."""
+    """Results taken in per second, durable (log synced, index committed) before the next burst,
+    `burst` at a time."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")
     specs = [
-        PodSpec(pod=f"p{k:04d}", index=k, seed=k, origin="fresh", agent={"algo": "stub"}, budget={"env_steps": 1})
+        PodSpec(
+            pod=f"p{k:04d}",
+            index=k,
+            seed=k,
+            origin="fresh",
+            agent={"algo": "stub"},
+            budget={"env_steps": 1},
+        )
         for k in range(count)
     ]
     results = [
-        PodResult(pod=s.pod, status="done", score=(s.index * 7919 % 997) / 997, snapshot="0" * 64, returns=(0.01,) * 60)
+        PodResult(
+            pod=s.pod,
+            status="done",
+            score=(s.index * 7919 % 997) / 997,
+            snapshot="0" * 64,
+            returns=(0.01,) * 60,
+        )
         for s in specs
     ]
     log, index, board = EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)
@@ -206,11 +230,17 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
         index.write_turn((), entries, start, ())
     seconds = time.perf_counter() - begun
     index.close()
-    return {"count": count, "burst": burst, "seconds": round(seconds, 4), "per_second": round(count / seconds)}
+    return {
+        "count": count,
+        "burst": burst,
+        "seconds": round(seconds, 4),
+        "per_second": round(count / seconds),
+    }
 
 
 def elasticity(home: Path) -> dict[str, Any]:
-    """Capacity 4 -> 64 -> 3: reconciles until the number of pods at work follows (down: as pods end)."""
+    """Capacity 4 -> 64 -> 3: reconciles until the number of pods at work follows (down: as pods
+    end)."""
     from fintrader.tournament.status import scale as wish
 
     run = RunFolder(home / "elastic")
@@ -246,7 +276,8 @@ print(done)
 
 
 def spin(count: int, seconds: float) -> float:
-    """Turns a second of `count` processes that only count, each pinned to a core: what the machine itself can do."""
+    """Turns a second of `count` processes that only count, each pinned to a core: what the machine
+    itself can do."""
     command = [sys.executable, "-c", SPIN, str(seconds)]
     ones = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for core, one in zip(sorted(os.sched_getaffinity(0)), ones, strict=False):
@@ -254,8 +285,11 @@ def spin(count: int, seconds: float) -> float:
     return sum(int(one.communicate()[0]) for one in ones) / seconds
 
 
-def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Path, num_envs: int) -> float:
-    """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own on the CPU."""
+def train_pods(
+    home: Path, devices: str, count: int, env_steps: int, market: Path, num_envs: int
+) -> float:
+    """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own
+    on the CPU."""
     from fintrader.agents import PPO, Budget
     from fintrader.envs import EnvSettings
     from fintrader.tournament.run import run_tournament
@@ -291,8 +325,11 @@ def train_pods(home: Path, devices: str, count: int, env_steps: int, market: Pat
     return sum(result.env_steps / result.seconds for result in warm)
 
 
-def efficiency(home: Path, devices: str, counts: list[int], env_steps: int, repeats: int) -> dict[str, Any]:
-    """Several pods at once against one alone, in turn, `repeats` times; and the same of processes that only count."""
+def efficiency(
+    home: Path, devices: str, counts: list[int], env_steps: int, repeats: int
+) -> dict[str, Any]:
+    """Several pods at once against one alone, in turn, `repeats` times; and the same of processes
+    that only count."""
     from tests.factories import make_market
 
     market = home / "market.safetensors"
@@ -314,7 +351,9 @@ def efficiency(home: Path, devices: str, counts: list[int], env_steps: int, repe
         "num_envs": num_envs,
         "repeats": repeats,
         "env_steps_per_second": {count: round(rate, 1) for count, rate in rates.items()},
-        "every_repeat": {count: [round(value, 1) for value in values] for count, values in pods.items()},
+        "every_repeat": {
+            count: [round(value, 1) for value in values] for count, values in pods.items()
+        },
         "ratio_to_one": {count: round(rate / rates[base], 3) for count, rate in rates.items()},
     }
     if devices == "cpu":
@@ -333,7 +372,9 @@ def main() -> None:
     arguments.add_argument("--pods", type=int, default=1000)
     arguments.add_argument("--at-once", type=int, default=256)
     arguments.add_argument("--pod-seconds", type=float, default=10.0)
-    arguments.add_argument("--efficiency", action="store_true", help="measure real pods, not the engine")
+    arguments.add_argument(
+        "--efficiency", action="store_true", help="measure real pods, not the engine"
+    )
     arguments.add_argument("--devices", default="cpu")
     arguments.add_argument("--counts", type=int, nargs="+", default=None)
     arguments.add_argument("--env-steps", type=int, default=400_000)

@@ -8,8 +8,9 @@ learner   K PPO learners in one batch (`agent.learners`) against one after anoth
 pipeline  TD3 that learns while the accounts trade (`agent.pipeline`) against one that takes turns
 ensemble  K critics as one batched network against K networks (forward and backward)
 
-Every figure is the median over the rounds of on / off within a round: above 1, the parallel form is faster. A machine
-with busy or few cores shows what it gives; a thread a process, so that processes do not compete with threads.
+Every figure is the median over the rounds of on / off within a round: above 1, the parallel form is
+faster. A machine with busy or few cores shows what it gives; a thread a process, so that processes
+do not compete with threads.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader.agents import (  # noqa: E402
+from benchmarks.common import finish
+from fintrader.agents import (
     PPO,
     TD3,
     Budget,
@@ -40,12 +41,12 @@ from fintrader.agents import (  # noqa: E402
     make_agent,
     train,
 )
-from fintrader.agents.networks import Critic  # noqa: E402
-from fintrader.agents.normalisation import ObservationNormaliser  # noqa: E402
-from fintrader.agents.parallel import average  # noqa: E402
-from fintrader.data.tensors import MarketTensors  # noqa: E402
-from fintrader.envs import EnvSettings, TradingEnv  # noqa: E402
-from fintrader.envs.classic import GymnasiumSettings, WorkerEnv  # noqa: E402
+from fintrader.agents.networks import Critic
+from fintrader.agents.normalisation import ObservationNormaliser
+from fintrader.agents.parallel import average
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 
 ASSETS, FEATURES, BARS = 20, 6, 2000
 LEARNERS, MEMBERS = 4, 5
@@ -75,7 +76,8 @@ def market(device: str, seed: int) -> MarketTensors:
 
 
 def rate(step: Callable[[], int], seconds: float, device: str) -> float:
-    """Units a second, of a call that says how many it did; at least two calls, one more to warm up."""
+    """Units a second, of a call that says how many it did; at least two calls, one more to warm
+    up."""
     step()
     wait(device)
     done, calls, started = 0, 0, time.perf_counter()
@@ -92,7 +94,8 @@ def wait(device: str) -> None:
 
 
 def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
-    """Both by turns, the first of a round changing; `gain` is the median of on / off within a round."""
+    """Both by turns, the first of a round changing; `gain` is the median of on / off within a
+    round."""
     ons, offs = [], []
     for number in range(rounds):
         for kind in (on, off) if number % 2 else (off, on):
@@ -106,11 +109,16 @@ def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
     }
 
 
-# --- worker ----------------------------------------------------------------------------------------------------
+# --- worker ---------------------------------------------------------------------------------------
 
 
 def accounts_rate(bars: MarketTensors, count: int, options: argparse.Namespace) -> Rate:
-    env = TradingEnv(bars, EnvSettings(num_envs=count, episode_bars=500), device=options.device, seed=options.seed)
+    env = TradingEnv(
+        bars,
+        EnvSettings(num_envs=count, episode_bars=500),
+        device=options.device,
+        seed=options.seed,
+    )
     env.reset(seed=options.seed)
     action = torch.rand(count, ASSETS, device=env.device) * 0.1
 
@@ -126,7 +134,9 @@ def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
     name = "HalfCheetah-v5" if importlib.util.find_spec("mujoco") else "Pendulum-v1"
 
     def measure() -> float:
-        env = WorkerEnv.make(GymnasiumSettings(id=name, num_envs=8, workers=workers), seed=options.seed)
+        env = WorkerEnv.make(
+            GymnasiumSettings(id=name, num_envs=8, workers=workers), seed=options.seed
+        )
         env.reset(seed=options.seed)
         action = torch.zeros(8, env.layout.num_actions)
 
@@ -142,15 +152,17 @@ def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
     return measure
 
 
-# --- learner ---------------------------------------------------------------------------------------------------
+# --- learner --------------------------------------------------------------------------------------
 
 
 class OneAfterAnother:
-    """K learners, each with its share of the accounts, averaged after every update: what a batch of them replaces."""
+    """K learners, each with its share of the accounts, averaged after every update: what a batch of
+    them replaces."""
 
     def __init__(self, settings: PPO, layout: Any, options: argparse.Namespace) -> None:
         self.learners: list[Any] = [
-            make_agent(settings, layout, device=options.device, seed=options.seed) for _ in range(LEARNERS)
+            make_agent(settings, layout, device=options.device, seed=options.seed)
+            for _ in range(LEARNERS)
         ]
 
     def __getattr__(self, name: str) -> Any:
@@ -186,8 +198,12 @@ class OneAfterAnother:
 
 def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Updates a second of K learners of PPO, 16 accounts each; only the updates are timed."""
-    settings = PPO(num_steps=16, network=NetworkSettings(hidden=(64, 64)), learners=LEARNERS if together else 1)
-    env = TradingEnv(bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed)
+    settings = PPO(
+        num_steps=16, network=NetworkSettings(hidden=(64, 64)), learners=LEARNERS if together else 1
+    )
+    env = TradingEnv(
+        bars, EnvSettings(num_envs=16 * LEARNERS), device=options.device, seed=options.seed
+    )
     team: Any = OneAfterAnother(settings, env.layout, options)
     if together:
         team = make_agent(settings, env.layout, device=options.device, seed=options.seed)
@@ -214,15 +230,19 @@ def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) 
     return measure
 
 
-# --- pipeline --------------------------------------------------------------------------------------------------
+# --- pipeline -------------------------------------------------------------------------------------
 
 
 def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Env-steps a second of TD3, one update for each step of 256 accounts."""
-    settings = TD3(learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20, pipeline=on)
+    settings = TD3(
+        learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20, pipeline=on
+    )
 
     def measure() -> float:
-        env = TradingEnv(bars, EnvSettings(num_envs=256, decision_interval=5), device=options.device, seed=1)
+        env = TradingEnv(
+            bars, EnvSettings(num_envs=256, decision_interval=5), device=options.device, seed=1
+        )
         agent = make_agent(settings, env.layout, device=options.device, seed=1)
         begun: list[tuple[float, int]] = []
 
@@ -230,14 +250,15 @@ def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace) ->
             if "critic_loss" in progress.metrics:
                 begun.append((time.perf_counter(), progress.env_steps))
 
-        # The first reports are of warming up, and an update more or less: rates are from the first to the last.
+        # The first reports are of warming up, and an update more or less: rates are from the first
+        # to the last.
         train(agent, env, Budget(env_steps=256 * 20 * options.pipeline_reports), on_progress=seen)
         return (begun[-1][1] - begun[0][1]) / (begun[-1][0] - begun[0][0])
 
     return measure
 
 
-# --- ensemble --------------------------------------------------------------------------------------------------
+# --- ensemble -------------------------------------------------------------------------------------
 
 
 def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
@@ -247,8 +268,14 @@ def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespac
     if together:
         critics = [Critic(layout, network, latents=ASSETS + 1, members=MEMBERS).to(options.device)]
     else:
-        critics = [Critic(layout, network, latents=ASSETS + 1).to(options.device) for _ in range(MEMBERS)]
-    obs = ObservationNormaliser(layout).to(options.device).see(torch.randn(256, layout.width, device=options.device))
+        critics = [
+            Critic(layout, network, latents=ASSETS + 1).to(options.device) for _ in range(MEMBERS)
+        ]
+    obs = (
+        ObservationNormaliser(layout)
+        .to(options.device)
+        .see(torch.randn(256, layout.width, device=options.device))
+    )
     latent = torch.randn(256, ASSETS + 1, device=options.device)
 
     def step() -> int:
@@ -261,7 +288,9 @@ def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespac
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--device", default="cpu")
@@ -273,13 +302,19 @@ def main() -> None:
     bars = market(options.device, options.seed)
 
     pairs: dict[str, tuple[Rate, Rate]] = {
-        "worker_accounts_1024_over_1": (accounts_rate(bars, 1024, options), accounts_rate(bars, 1, options)),
+        "worker_accounts_1024_over_1": (
+            accounts_rate(bars, 1024, options),
+            accounts_rate(bars, 1, options),
+        ),
         "worker_processes_over_one": (copies_rate("async", options), copies_rate("sync", options)),
         "learner_batched_over_sequential": (
             team_rate(True, bars, options),
             team_rate(False, bars, options),
         ),
-        "pipeline_over_turns": (pipeline_rate(True, bars, options), pipeline_rate(False, bars, options)),
+        "pipeline_over_turns": (
+            pipeline_rate(True, bars, options),
+            pipeline_rate(False, bars, options),
+        ),
         "ensemble_batched_over_separate_critics": (
             critics_rate(True, bars, options),
             critics_rate(False, bars, options),
@@ -288,11 +323,22 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for name, (on, off) in pairs.items():
         figures[name] = in_turns(on, off, options.rounds)
-        print(f"{name}: {figures[name]['gain']:.2f} times, rounds {figures[name]['gains']}", flush=True)
-    figures |= {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds, "device": options.device}
+        print(
+            f"{name}: {figures[name]['gain']:.2f} times, rounds {figures[name]['gains']}",
+            flush=True,
+        )
+    figures |= {
+        "learners": LEARNERS,
+        "critics": MEMBERS,
+        "rounds": options.rounds,
+        "device": options.device,
+    }
     figures["load"] = os.getloadavg()[0]
     finish(
-        "parallelism" if options.device == "cpu" else "parallelism_cuda", figures, seed=options.seed, save=options.save
+        "parallelism" if options.device == "cpu" else "parallelism_cuda",
+        figures,
+        seed=options.seed,
+        save=options.save,
     )
 
 

@@ -1,11 +1,12 @@
-"""The quickstart as a newcomer runs it: what its test window shows, its share of an oracle's growth, its time.
+"""The quickstart as a newcomer runs it: what its test window shows, its share of an oracle's
+growth, its time.
 
     python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
 
-Every seed is a run of `configs/quickstart.yaml` in a process, a folder and a data cache of its own; the first is what
-`make run` gives on this machine. Shares are of the log growth that the oracle made of the same window
-(`share_of_oracle`). The seconds are of the whole command, `load` says how busy the machine was when it began. The last
-line is one JSON object.
+Every seed is a run of `configs/quickstart.yaml` in a process, a folder and a data cache of its own;
+the first is what `make run` gives on this machine. Shares are of the log growth that the oracle
+made of the same window (`share_of_oracle`). The seconds are of the whole command, `load` says how
+busy the machine was when it began. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader.results.formatting import PAPER_COLUMNS  # noqa: E402
-from fintrader.results.run import Run  # noqa: E402
+from benchmarks.common import finish
+from fintrader.results.formatting import PAPER_COLUMNS
+from fintrader.results.run import Run
 
 CONFIG = ROOT / "configs" / "quickstart.yaml"
 SHOWN = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark", "oracle")
@@ -34,9 +35,24 @@ KEYS = ("sessions", *(key for key, _ in PAPER_COLUMNS))
 def run(seed: int, runs: Path) -> Path:
     """A run from nothing, its folder."""
     name = f"quickstart-{seed}"
-    words = [sys.executable, "-m", "fintrader", "run", str(CONFIG), "--name", name, "--seed", str(seed)]
+    words = [
+        sys.executable,
+        "-m",
+        "fintrader",
+        "run",
+        str(CONFIG),
+        "--name",
+        name,
+        "--seed",
+        str(seed),
+    ]
     words += ["--runs-dir", str(runs), "--cache", str(runs / f"{name}-cache")]
-    subprocess.run(words, check=True, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    subprocess.run(
+        words,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
     return runs / name
 
 
@@ -50,20 +66,34 @@ def figures(folder: Path) -> dict[str, Any]:
         "trials": opened.manifest["trials"],
         "ensemble_size": opened.config["tournament"]["ensemble_size"],
         "cost_bps": stored.context["cost_bps"],
-        "metrics": {name: {key: stored.metrics[name][key] for key in KEYS} for name in SHOWN if name in stored.metrics},
+        "metrics": {
+            name: {key: stored.metrics[name][key] for key in KEYS}
+            for name in SHOWN
+            if name in stored.metrics
+        },
         "verdict": honesty["verdict"],
         "share_of_oracle": planted["share_of_oracle"],
         "sharpe_by_capital_usd": {
-            row["setting"]: row["sharpe"] for row in stored.sensitivity if row["kind"] == "capital_usd"
+            row["setting"]: row["sharpe"]
+            for row in stored.sensitivity
+            if row["kind"] == "capital_usd"
         },
-        "stage_seconds": {name: stage["seconds"] for name, stage in opened.manifest["stages"].items()},
+        "stage_seconds": {
+            name: stage["seconds"] for name, stage in opened.manifest["stages"].items()
+        },
     }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[7, 1, 2], help="the configuration's own is 7")
-    arguments.add_argument("--runs", type=Path, help="keep the run folders here; finished ones are not run again")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--seeds", type=int, nargs="+", default=[7, 1, 2], help="the configuration's own is 7"
+    )
+    arguments.add_argument(
+        "--runs", type=Path, help="keep the run folders here; finished ones are not run again"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
 
@@ -74,10 +104,16 @@ def main() -> None:
             load, began = os.getloadavg()[0], time.monotonic()
             fresh = not (home / f"quickstart-{seed}" / "backtest" / "metrics.json").is_file()
             folder = run(seed, home) if fresh else home / f"quickstart-{seed}"
-            row = figures(folder) | {"seconds": time.monotonic() - began if fresh else None, "load": load}
+            row = figures(folder) | {
+                "seconds": time.monotonic() - began if fresh else None,
+                "load": load,
+            }
             rows.append(row)
             share = row["share_of_oracle"]["ensemble"]
-            print(f"seed {seed}: share {share:.3f}, {row['seconds'] or 0:.0f} s, {row['verdict']}", flush=True)
+            print(
+                f"seed {seed}: share {share:.3f}, {row['seconds'] or 0:.0f} s, {row['verdict']}",
+                flush=True,
+            )
         finish("quickstart", {"runs": rows}, seed=options.seeds[0], save=options.save)
 
 

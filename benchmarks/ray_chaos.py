@@ -1,14 +1,16 @@
-"""Kills on a Ray cluster: does any of them lose, double or change a tournament's result, and how soon does it go on?
+"""Kills on a Ray cluster: does any of them lose, double or change a tournament's result, and how
+soon does it go on?
 
     python benchmarks/ray_chaos.py [--rounds 5] [--seed 0] [--save]
 
-Each round runs one generational tournament of stub pods on a cluster of three nodes (loopback, one machine) and
-strikes it in random order: SIGKILL to a pod's process, to a node with all its processes, to a node's raylet alone; a
-node that joins; a drain with a deadline; SIGKILL to the orchestrator alone; and at the end SIGKILL to the head and the
-orchestrator (every other round to the head alone), after which the same command goes on upon a new cluster. After each
-round, what a seed fixes must equal an undisturbed run on threads. Recovery is measured from the strike to the result
-of the pod that was struck, or to the first reconcile of the next orchestrator. Prints one JSON object as its last
-line.
+Each round runs one generational tournament of stub pods on a cluster of three nodes (loopback, one
+machine) and strikes it in random order: SIGKILL to a pod's process, to a node with all its
+processes, to a node's raylet alone; a node that joins; a drain with a deadline; SIGKILL to the
+orchestrator alone; and at the end SIGKILL to the head and the orchestrator (every other round to
+the head alone), after which the same command goes on upon a new cluster. After each round, what a
+seed fixes must equal an undisturbed run on threads. Recovery is measured from the strike to the
+result of the pod that was struck, or to the first reconcile of the next orchestrator. Prints one
+JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Round:
     def race(self) -> Racer:
         return Racer(self.run, self.cluster.address, "stub", {"drain_seconds": 1.0}, pods=self.pods)
 
-    # --- strikes ---------------------------------------------------------------------------------------
+    # --- strikes ----------------------------------------------------------------------------------
 
     def strike(self, kind: str) -> None:
         """Disturb, and wait until the tournament goes on."""
@@ -92,14 +94,19 @@ class Round:
         self.missed[kind] += pod in stored
         if kind == "join":
             self.until(
-                lambda: set(chaos.acknowledged(self.run)) - stored or self.ended(), "a result after a node joined"
+                lambda: set(chaos.acknowledged(self.run)) - stored or self.ended(),
+                "a result after a node joined",
             )
         elif kind != "orchestrator":
-            self.until(lambda: pod in chaos.acknowledged(self.run) or self.ended(), f"the struck pod's result ({kind})")
+            self.until(
+                lambda: pod in chaos.acknowledged(self.run) or self.ended(),
+                f"the struck pod's result ({kind})",
+            )
         self.recovery[kind].append(time.monotonic() - begun)
 
     def young(self) -> tuple[str, str, int] | None:
-        """A pod that is at work since the last look, with its node and process: it has the most of its time left."""
+        """A pod that is at work since the last look, with its node and process: it has the most of
+        its time left."""
         pods = self.racer.note()["pods"]
         new = sorted(set(pods) - self.seen - set(chaos.acknowledged(self.run)))
         self.seen |= set(pods)
@@ -109,10 +116,13 @@ class Round:
         return pod, *pods[pod]
 
     def behead(self, alone: bool) -> None:
-        """The head and the orchestrator at once, or the head alone, which the orchestrator has to notice; then a new
-        cluster and the same command."""
+        """The head and the orchestrator at once, or the head alone, which the orchestrator has to
+        notice; then a new cluster and the same command."""
         kind = "head_alone" if alone else "head_and_orchestrator"
-        self.until(lambda: self.racer.note()["pods"] or self.ended(), "pods at work before the end of the head")
+        self.until(
+            lambda: self.racer.note()["pods"] or self.ended(),
+            "pods at work before the end of the head",
+        )
         self.cluster.kill_head()
         if alone and not self.ended():
             status, said = self.racer.wait(PATIENCE_SECONDS)
@@ -139,7 +149,9 @@ class Round:
 
     def kept(self, acknowledged: dict[str, bytes]) -> None:
         after = chaos.acknowledged(self.run)
-        self.problems += [f"{pod} lost or changed" for pod, data in acknowledged.items() if after.get(pod) != data]
+        self.problems += [
+            f"{pod} lost or changed" for pod, data in acknowledged.items() if after.get(pod) != data
+        ]
 
     def ended(self) -> bool:
         return self.racer.process.poll() is not None
@@ -188,20 +200,35 @@ def main() -> None:
     begun = time.monotonic()
     try:
         undisturbed = RunFolder(home / "undisturbed")
-        generational(undisturbed, ThreadLauncher(undisturbed, home, stubs.body, workers=4), "stub", pods=options.pods)
+        generational(
+            undisturbed,
+            ThreadLauncher(undisturbed, home, stubs.body, workers=4),
+            "stub",
+            pods=options.pods,
+        )
         expected = chaos.everything(undisturbed)
         rounds = []
         for number in range(options.rounds):
             rounds.append(play(home, number, options, expected))
-            print(f"round {number}: {dict(rounds[-1].kills)} {rounds[-1].problems}", file=sys.stderr, flush=True)
+            print(
+                f"round {number}: {dict(rounds[-1].kills)} {rounds[-1].problems}",
+                file=sys.stderr,
+                flush=True,
+            )
         lost = Counter(
-            event["reason"] for one in rounds for event in read_jsonl(one.run.events) if event["event"] == "lost"
+            event["reason"]
+            for one in rounds
+            for event in read_jsonl(one.run.events)
+            if event["event"] == "lost"
         )
     finally:
         shutil.rmtree(home, ignore_errors=True)
     kills: Counter[str] = sum((one.kills for one in rounds), Counter())
     problems = [problem for one in rounds for problem in one.problems]
-    recovery = {kind: [second for one in rounds for second in one.recovery[kind]] for kind in (*STRIKES, *HEADS)}
+    recovery = {
+        kind: [second for one in rounds for second in one.recovery[kind]]
+        for kind in (*STRIKES, *HEADS)
+    }
     finish(
         "ray_chaos",
         {
@@ -215,7 +242,9 @@ def main() -> None:
             "results_doubled": sum("applied" in problem for problem in problems),
             "differs_from_undisturbed": sum("differs" in problem for problem in problems),
             "problems": problems,
-            "recovery_seconds_median": {k: round(statistics.median(v), 2) for k, v in recovery.items() if v},
+            "recovery_seconds_median": {
+                k: round(statistics.median(v), 2) for k, v in recovery.items() if v
+            },
             "recovery_seconds_max": {k: round(max(v), 2) for k, v in recovery.items() if v},
             "wall_seconds": round(time.monotonic() - begun, 1),
         },

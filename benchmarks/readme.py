@@ -3,9 +3,10 @@
     python benchmarks/readme.py            # rewrite what stands between the marks
     python benchmarks/readme.py --check    # change nothing; say what is stale, and fail
 
-What stands between `<!-- figures: NAME -->` and `<!-- end -->` is generated (`_figures.py`, `_claims.py`). A page is
-refused for a block that differs from its records, a figure in a table of its own, a digit in a page's section of
-results, and a record that was measured in a tree with local changes and is not on the list in `_records.py`.
+What stands between `<!-- figures: NAME -->` and `<!-- end -->` is generated (`_figures.py`,
+`_claims.py`). A page is refused for a block that differs from its records, a figure in a table of
+its own, a digit in a page's section of results, and a record that was measured in a tree with local
+changes and is not on the list in `_records.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._figures import BLOCKS, figures_of  # noqa: E402
-from benchmarks._records import LOCAL_CHANGES, Records, read, refused  # noqa: E402
-from fintrader.files import write_text  # noqa: E402
+from benchmarks._figures import BLOCKS, figures_of
+from benchmarks._records import LOCAL_CHANGES, Records, read, refused
+from fintrader.files import write_text
 
 OF_FIGURES = ("docs/results.md", "docs/measured.md")
 """Where every figure is a measured one: prose there has no digits of its own."""
@@ -35,7 +36,9 @@ CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)
 
 def rewritten(text: str, records: Records) -> str:
     """The page with every block made anew; `unmade` says which cannot be."""
-    return BLOCK.sub(lambda at: f"<!-- figures: {at[1]} -->\n{figures_of(at[1], records)}\n<!-- end -->", text)
+    return BLOCK.sub(
+        lambda at: f"<!-- figures: {at[1]} -->\n{figures_of(at[1], records)}\n<!-- end -->", text
+    )
 
 
 def unmade(page: str, text: str, records: Records) -> Iterator[str]:
@@ -47,24 +50,33 @@ def unmade(page: str, text: str, records: Records) -> Iterator[str]:
         if name not in BLOCKS:
             yield f"{page}: no block is called {name!r}; there are {', '.join(BLOCKS)}"
         elif missing := [one for one in BLOCKS[name].records if one not in records]:
-            yield f"{page}: {name!r} needs benchmarks/results/{missing[0]}.json; measure it with --save"
+            yield (
+                f"{page}: {name!r} needs benchmarks/results/{missing[0]}.json; measure it with"
+                " --save"
+            )
 
 
-def problems(page: str, text: str, records: Records, allowed: frozenset[str] = LOCAL_CHANGES) -> Iterator[str]:
+def problems(
+    page: str, text: str, records: Records, allowed: frozenset[str] = LOCAL_CHANGES
+) -> Iterator[str]:
     """What is wrong with a page whose blocks can be made, a line each."""
     blocks = list(BLOCK.finditer(text))
     used = dict.fromkeys(one for at in blocks for one in BLOCKS[at[1]].records)
     yield from (f"{page}: {why}" for why in refused(records, used, allowed))
     for at in blocks:
         if figures_of(at[1], records) != at[2].removesuffix("\n"):
-            yield f"{page}: the figures of {at[1]!r} are not those of the records; run `python benchmarks/readme.py`"
+            yield (
+                f"{page}: the figures of {at[1]!r} are not those of the records; run `python"
+                " benchmarks/readme.py`"
+            )
     if page in ("README.md", *OF_FIGURES):
         own = CODE.sub("", BLOCK.sub("", text))
         yield from (f"{page}: {line}" for line in typed(own, everywhere=page in OF_FIGURES))
 
 
 def typed(own: str, *, everywhere: bool = False) -> Iterator[str]:
-    """Figures that stand outside the marks, in a table or among the results; `own` is the page without its blocks."""
+    """Figures that stand outside the marks, in a table or among the results; `own` is the page
+    without its blocks."""
     for line in own.splitlines():
         if line.startswith("|") and re.search(r"\b\d", line):
             yield f"a table outside the marks has a figure: {line.strip()[:80]}"
@@ -75,8 +87,12 @@ def typed(own: str, *, everywhere: bool = False) -> Iterator[str]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--check", action="store_true", help="write nothing; exit with 1 where something is wrong")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where something is wrong"
+    )
     options = arguments.parse_args()
 
     records = read()

@@ -1,20 +1,23 @@
-"""What agents are worth on real bars, walking forward: beside the benchmark they may tilt away from, ridge, and chance.
+"""What agents are worth on real bars, walking forward: beside the benchmark they may tilt away
+from, ridge, and chance.
 
     python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
 
-FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`, `walkforward_us14.yaml`,
-`nasdaq100_2016.yaml`) and the index's membership. Every set is walked forward as shipped: pods of a learner for each
-block of sessions that it does not see, judged there, shrunk by what that says, tested once on what follows.
+FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`,
+`walkforward_us14.yaml`, `nasdaq100_2016.yaml`) and the index's membership. Every set is walked
+forward as shipped: pods of a learner for each block of sessions that it does not see, judged there,
+shrunk by what that says, tested once on what follows.
 
 daily, us14, n100      real bars
 planted_15, planted_05 the daily bars with a feature of known information coefficient (`data.source.kind: planted_in`)
 noise                  the daily bars with nothing but noise for features, other noise for each seed
 
-A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both sides: a year's, its
-information ratio, the interval of 95 % by a paired block bootstrap, and how many folds it was not below. *Within* is
-the share of folds that ended within 10 basis points of the benchmark. *Without information* is
-what the same search made of the features of other days. `ensemble` is shrunk towards the benchmark by its
-evidence, `best` is a pod as it is; with each set stands the verdict on its ensemble. The last line is one JSON object.
+A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both
+sides: a year's, its information ratio, the interval of 95 % by a paired block bootstrap, and how
+many folds it was not below. *Within* is the share of folds that ended within 10 basis points of the
+benchmark. *Without information* is what the same search made of the features of other days.
+`ensemble` is shrunk towards the benchmark by its evidence, `best` is a pod as it is; with each set
+stands the verdict on its ensemble. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,15 +34,19 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import finish  # noqa: E402
-from fintrader import metrics as m  # noqa: E402
-from fintrader.config import overlay, read_yaml  # noqa: E402
-from fintrader.pipeline.config import RunConfig  # noqa: E402
-from fintrader.pipeline.run import walk_forward  # noqa: E402
-from fintrader.results.backtest_files import StoredBacktest, read_backtest  # noqa: E402
+from benchmarks.common import finish
+from fintrader import metrics as m
+from fintrader.config import overlay, read_yaml
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.run import walk_forward
+from fintrader.results.backtest_files import StoredBacktest, read_backtest
 
 Array = NDArray[np.float64]
-DAILY, US14, N100 = "daily_n100_20151001_20180215", "minute_us14_20190102_20201231", "minute_n100_20151012_20160401"
+DAILY, US14, N100 = (
+    "daily_n100_20151001_20180215",
+    "minute_us14_20190102_20201231",
+    "minute_n100_20151012_20160401",
+)
 MEMBERS = "n100_membership_20151012_20210601.csv"
 BLOCK, DRAWS = 10, 4000
 """Sessions of a bootstrap block, and samples."""
@@ -50,14 +57,23 @@ NEAR = 1e-3
 
 
 def planted(ic: float) -> dict[str, Any]:
-    """A signal of the next twenty sessions, whose edge no fold's test may share with its training."""
+    """A signal of the next twenty sessions, whose edge no fold's test may share with its
+    training."""
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
-    return {"source": source, "walkforward": {"embargo_sessions": 20}, "backtest": {"null_model": False}}
+    return {
+        "source": source,
+        "walkforward": {"embargo_sessions": 20},
+        "backtest": {"null_model": False},
+    }
 
 
 MINUTES = {"train_sessions": 55, "validation_sessions": 11, "test_sessions": 17}
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "daily": ("walkforward_daily", DAILY, {"backtest": {"null_model": True}, "walkforward": {"test_sessions": 90}}),
+    "daily": (
+        "walkforward_daily",
+        DAILY,
+        {"backtest": {"null_model": True}, "walkforward": {"test_sessions": 90}},
+    ),
     "us14": ("walkforward_us14", US14, {}),
     "n100": (
         "nasdaq100_2016",
@@ -101,7 +117,9 @@ def interval(days: Array, seed: int = 0) -> list[float]:
     """95 % of a year's mean, by a circular block bootstrap."""
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, len(days), (DRAWS, -(-len(days) // BLOCK)))
-    drawn = days[(starts[..., None] + np.arange(BLOCK)) % len(days)].reshape(DRAWS, -1)[:, : len(days)]
+    drawn = days[(starts[..., None] + np.arange(BLOCK)) % len(days)].reshape(DRAWS, -1)[
+        :, : len(days)
+    ]
     return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
 
 
@@ -115,7 +133,9 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
         "sessions": len(days),
         "active_return": float(m.TRADING_DAYS * days.mean()),
         "interval": interval(days),
-        "information_ratio": float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0,
+        "information_ratio": (
+            float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0
+        ),
         "folds_not_below": f"{int((growth >= 0).sum())} of {len(folds)}",
         "within_10_bps": float((np.abs(growth) <= NEAR).mean()),
         "sharpe": known["sharpe"],
@@ -126,11 +146,17 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--bars", type=Path, required=True)
     arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS][:-1])
-    arguments.add_argument("--seeds", type=int, default=1, help="walk-forwards a set, each of pods of its own")
-    arguments.add_argument("--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with")
+    arguments.add_argument(
+        "--seeds", type=int, default=1, help="walk-forwards a set, each of pods of its own"
+    )
+    arguments.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
 
@@ -138,7 +164,9 @@ def main() -> None:
     for name in options.set:
         for seed in range(options.seeds):
             began = time.monotonic()
-            stored = read_backtest(walk_forward(configuration(name, options.bars, options.runs, seed)) / "backtest")
+            stored = read_backtest(
+                walk_forward(configuration(name, options.bars, options.runs, seed)) / "backtest"
+            )
             found = {
                 strategy: figures(active(stored, strategy, "equal_weight"), stored, strategy)
                 for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
@@ -147,7 +175,10 @@ def main() -> None:
             free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
             if free:
                 active_free, ratio = free["active_return"], free["information_ratio"]
-                print(f"{name}/{seed} without information: active {active_free:+.2%}/y, IR {ratio}", flush=True)
+                print(
+                    f"{name}/{seed} without information: active {active_free:+.2%}/y, IR {ratio}",
+                    flush=True,
+                )
             row = {
                 **found,
                 "without_information": free,
@@ -160,12 +191,18 @@ def main() -> None:
             for strategy, value in found.items():
                 low, high = value["interval"]
                 print(
-                    f"{name}/{seed} {strategy:12s} active {value['active_return']:+.2%}/y [{low:+.1%}, {high:+.1%}] "
-                    f"IR {value['information_ratio']:+.2f}, not below in {value['folds_not_below']}, "
-                    f"within 10 bps {value['within_10_bps']:.0%}, Sharpe {value['sharpe']:.2f}",
+                    f"{name}/{seed} {strategy:12s} active {value['active_return']:+.2%}/y"
+                    f" [{low:+.1%}, {high:+.1%}] IR {value['information_ratio']:+.2f}, not below in"
+                    f" {value['folds_not_below']}, within 10 bps {value['within_10_bps']:.0%},"
+                    f" Sharpe {value['sharpe']:.2f}",
                     flush=True,
                 )
-    finish("real_noise" if options.set == ["noise"] else "real", {"sets": rows}, seed=0, save=options.save)
+    finish(
+        "real_noise" if options.set == ["noise"] else "real",
+        {"sets": rows},
+        seed=0,
+        save=options.save,
+    )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
     python benchmarks/reproducible.py [--quick] [--save]
 
-`bytes`: hashes of what small trainings (PPO, SAC), and a backtest of the first, end with, under either setting: `here`,
-as libraries choose on this processor, and `there`, in an environment that has them choose as on another one (AVX2
-instead of AVX-512, a C library without fused multiply-adds). Across machines the two are equal, and equal to those of
-the same versions on any x86-64 processor: compare the last lines of two machines.
+`bytes`: hashes of what small trainings (PPO, SAC), and a backtest of the first, end with, under
+either setting: `here`, as libraries choose on this processor, and `there`, in an environment that
+has them choose as on another one (AVX2 instead of AVX-512, a C library without fused
+multiply-adds). Across machines the two are equal, and equal to those of the same versions on any
+x86-64 processor: compare the last lines of two machines.
 
-Rates are account steps a second of process CPU time on one thread, the best of the rounds, in which the settings
-alternate: the environment alone (4,096 accounts, random weights), and trainings with default agents (256 accounts);
-100 stocks with 8 features. `times` is how much slower across machines is, the median of the rounds' own ratios.
+Rates are account steps a second of process CPU time on one thread, the best of the rounds, in which
+the settings alternate: the environment alone (4,096 accounts, random weights), and trainings with
+default agents (256 accounts); 100 stocks with 8 features. `times` is how much slower across
+machines is, the median of the rounds' own ratios.
 
 The last line is one JSON object.
 """
@@ -92,7 +94,9 @@ def rates(seconds: float) -> dict[str, float]:
     for name, agent in (("ppo", PPO()), ("sac", SAC(learning_starts=256))):
         env_steps = 256 * agent.num_steps if name == "ppo" else 256 * 4
         accounts = TradingEnv(market, num_envs=256, seed=1)
-        found[name] = per_second(lambda a=agent, e=accounts, n=env_steps: train(a, e, env_steps=n, seed=0).env_steps)
+        found[name] = per_second(
+            lambda a=agent, e=accounts, n=env_steps: train(a, e, env_steps=n, seed=0).env_steps
+        )
     return found
 
 
@@ -101,16 +105,25 @@ def child(setting: str, what: str, seconds: float, outer: dict[str, str]) -> dic
     before = ["-m", "fintrader.reproducible"] if setting == "across_machines" else []
     words = [sys.executable, *before, __file__, "--child", what, "--seconds", str(seconds)]
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths)), **outer}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        **outer,
+    }
     done = subprocess.run(words, env=variables, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/reproducible.json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/reproducible.json"
+    )
     parser.add_argument("--child", choices=("results", "rates"), help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -123,9 +136,16 @@ def main() -> None:
     rounds, seconds = (1, 1.0) if options.quick else (3, 10.0)
     found: dict[str, Any] = {"bytes": {}, "equal": {}}
     for setting in SETTINGS:
-        both = {place: child(setting, "results", 0, outer) for place, outer in (("here", {}), ("there", THERE))}
+        both = {
+            place: child(setting, "results", 0, outer)
+            for place, outer in (("here", {}), ("there", THERE))
+        }
         found["bytes"][setting], found["equal"][setting] = both, both["here"] == both["there"]
-        print(f"{setting}: {'equal' if found['equal'][setting] else 'other'} bytes here and there: {both}", flush=True)
+        print(
+            f"{setting}: {'equal' if found['equal'][setting] else 'other'} bytes here and there:"
+            f" {both}",
+            flush=True,
+        )
     timed: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
     for _ in range(rounds):
         for setting in SETTINGS:

@@ -21,8 +21,11 @@ class Records:
         self.commits: set[str] = set()
         """Of all records handed out."""
 
-    def get(self, key: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The record of `key` if it was made with equal `settings`; else `make()`, kept with the commit it is of."""
+    def get(
+        self, key: str, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The record of `key` if it was made with equal `settings`; else `make()`, kept with the
+        commit it is of."""
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', key)}.json"
         wanted = json.loads(json.dumps(settings))
         if path.is_file() and not self.fresh:

@@ -1,11 +1,12 @@
-"""What a tournament costs that has had many pods: to resume it, to make the next pod, a pod's share, and its disk.
+"""What a tournament costs that has had many pods: to resume it, to make the next pod, a pod's
+share, and its disk.
 
     python benchmarks/rows.py [--rows 100 10000] [--more 400] [--save]
 
-Runs of so many finished pods are written as a tournament writes them (specs from the generator, results with two months
-of daily returns, snapshots and policies of 20 kB and 5 kB), once with a leaderboard as large as the run. Each is
-resumed, and raced on with `--more` stub pods, 256 at once, in farm processes apart from the orchestrator's. Prints one
-JSON object as its last line.
+Runs of so many finished pods are written as a tournament writes them (specs from the generator,
+results with two months of daily returns, snapshots and policies of 20 kB and 5 kB), once with a
+leaderboard as large as the run. Each is resumed, and raced on with `--more` stub pods, 256 at once,
+in farm processes apart from the orchestrator's. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ LAST = 1000
 def settings_of(pods: int, size: int, keep: str) -> TournamentSettings:
     search = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
     return TournamentSettings(
-        pods=pods, order="arrival", search=search, fresh=0.25, leaderboard_size=size, halving=0.5, keep=keep
+        pods=pods,
+        order="arrival",
+        search=search,
+        fresh=0.25,
+        leaderboard_size=size,
+        halving=0.5,
+        keep=keep,
     )  # type: ignore[arg-type]
 
 
@@ -59,10 +66,12 @@ def fill(run: RunFolder, settings: TournamentSettings, market: Path) -> dict[str
     store.claim(
         {
             "settings": settings.model_dump(mode="json", exclude=set(_changeable())),
-            "agents": [stubs.StubAgent().model_dump(mode="json")], "env": {}, "seed": 0,
+            "agents": [stubs.StubAgent().model_dump(mode="json")],
+            "env": {},
+            "seed": 0,
             "data_hash": generator.data_hash,
         }
-    )  # fmt: skip
+    )
     for number in range(settings.pods):
         began = time.perf_counter()
         spec = generator.propose(number, board)
@@ -71,17 +80,31 @@ def fill(run: RunFolder, settings: TournamentSettings, market: Path) -> dict[str
         policy = random.bytes(5_000)
         store.policy_path(spec.pod).write_bytes(policy)
         result = PodResult(
-            pod=spec.pod, status="done", spec=spec.digest, score=float(random.random()),
-            snapshot=_put(store, random.bytes(20_000)), policy=hashlib.sha256(policy).hexdigest(),
+            pod=spec.pod,
+            status="done",
+            spec=spec.digest,
+            score=float(random.random()),
+            snapshot=_put(store, random.bytes(20_000)),
+            policy=hashlib.sha256(policy).hexdigest(),
             rung_scores={"0.25": float(random.random()), "0.5": float(random.random())},
             returns=tuple(random.normal(size=SESSIONS).tolist()),
             active_returns=tuple(random.normal(size=SESSIONS).tolist()),
-            metrics={name: float(random.random()) for name in ("sharpe", "calmar", "return", "volatility")},
-            env_steps=1, updates=1, started=time.time(), finished=time.time(), seconds=1.0, device="cpu",
-        )  # fmt: skip
+            metrics={
+                name: float(random.random())
+                for name in ("sharpe", "calmar", "return", "volatility")
+            },
+            env_steps=1,
+            updates=1,
+            started=time.time(),
+            finished=time.time(),
+            seconds=1.0,
+            device="cpu",
+        )
         store.result_path(spec.pod).write_text(result.to_json())
         entry = Entry(spec, result)
-        events.append({"event": "proposed", "pod": spec.pod, "origin": spec.origin, "seen": spec.seen})
+        events.append(
+            {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "seen": spec.seen}
+        )
         events.append(applied_event(entry, number, submit(board, entry)))
     log.append(*events)
     last = proposals[-LAST:]
@@ -104,11 +127,19 @@ def _changeable() -> frozenset[str]:
     return CHANGEABLE
 
 
-def race(run: RunFolder, settings: TournamentSettings, market: Path, launcher: Any, watch: Any = None) -> None:
+def race(
+    run: RunFolder, settings: TournamentSettings, market: Path, launcher: Any, watch: Any = None
+) -> None:
     run_tournament(
-        settings, folder=run, market=market, agent=stubs.StubAgent(), seed=0, launcher=launcher,
-        ensemble=stubs.ensemble, watch=watch,
-    )  # fmt: skip
+        settings,
+        folder=run,
+        market=market,
+        agent=stubs.StubAgent(),
+        seed=0,
+        launcher=launcher,
+        ensemble=stubs.ensemble,
+        watch=watch,
+    )
 
 
 def resume(run: RunFolder, settings: TournamentSettings, market: Path) -> float:
@@ -119,8 +150,11 @@ def resume(run: RunFolder, settings: TournamentSettings, market: Path) -> float:
     return time.perf_counter() - began
 
 
-def go_on(run: RunFolder, settings: TournamentSettings, market: Path, more: int) -> dict[str, float]:
-    """CPU of the orchestrator for each further pod, in ms, and once at the end: choosing, and reading the rows."""
+def go_on(
+    run: RunFolder, settings: TournamentSettings, market: Path, more: int
+) -> dict[str, float]:
+    """CPU of the orchestrator for each further pod, in ms, and once at the end: choosing, and
+    reading the rows."""
     turns: list[float] = []
 
     def watch(_: Any) -> None:
@@ -137,16 +171,25 @@ def go_on(run: RunFolder, settings: TournamentSettings, market: Path, more: int)
 
 def disk_mb(folder: Path) -> float:
     """What the folder takes on the disk, in blocks, MB."""
-    return round(sum(path.lstat().st_blocks * 512 for path in [folder, *folder.rglob("*")]) / 1e6, 1)
+    return round(
+        sum(path.lstat().st_blocks * 512 for path in [folder, *folder.rglob("*")]) / 1e6, 1
+    )
 
 
 def measure(home: Path, rows: int, size: int, more: int, repeats: int) -> dict[str, Any]:
     """One run of `rows` pods with a leaderboard of `size` rows."""
     run, market = RunFolder(home / f"{rows}-{size}"), stubs.market(home)
     settings = settings_of(rows, size, "all")
-    figures: dict[str, Any] = {"rows": rows, "leaderboard_size": size, **fill(run, settings, market)}
+    figures: dict[str, Any] = {
+        "rows": rows,
+        "leaderboard_size": size,
+        **fill(run, settings, market),
+    }
     times = [resume(run, settings, market) for _ in range(repeats)]
-    figures |= {"resume_seconds_median": round(median(times), 2), "resume_seconds_worst": round(max(times), 2)}
+    figures |= {
+        "resume_seconds_median": round(median(times), 2),
+        "resume_seconds_worst": round(max(times), 2),
+    }
     figures["disk_mb_keep_all"] = disk_mb(run.root)
     figures |= go_on(run, settings, market, more)
     if size < rows:

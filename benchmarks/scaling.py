@@ -1,4 +1,5 @@
-"""What a cluster would do: constants measured here, a curve predicted from them, the orchestrator tried at its size.
+"""What a cluster would do: constants measured here, a curve predicted from them, the orchestrator
+tried at its size.
 
     python benchmarks/scaling.py [--pods 4800] [--quick] [--save]
 
@@ -9,9 +10,9 @@ stress       1,000 to 10,000 pods with failures, preemptions, late results and d
              is applied once, capacity is honoured
 paper        the figures of the paper (arXiv 2112.05923), which are times to a target
 
-Nothing here ran on 80 GPUs: `throughput` is a prediction. docs/scaling.md states the model, what it assumes and what it
-cannot say; `search.py` asks how much the selection itself gains. Draws docs/images/scaling.png with `--save`. The last
-line is one JSON object.
+Nothing here ran on 80 GPUs: `throughput` is a prediction. docs/scaling.md states the model, what it
+assumes and what it cannot say; `search.py` asks how much the selection itself gains. Draws
+docs/images/scaling.png with `--save`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -44,10 +45,15 @@ def main() -> None:
     memory = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(prefix="scaling-") as disk,
-        tempfile.TemporaryDirectory(prefix="scaling-", dir=memory if memory.is_dir() else None) as ram,
+        tempfile.TemporaryDirectory(
+            prefix="scaling-", dir=memory if memory.is_dir() else None
+        ) as ram,
     ):
         samples, sizes = constants.measure(Path(disk), options.quick)
-        print({name: constants.distribution(taken)["mean_ms"] for name, taken in samples.items()}, flush=True)
+        print(
+            {name: constants.distribution(taken)["mean_ms"] for name, taken in samples.items()},
+            flush=True,
+        )
         gpus = (8, 16, 80) if options.quick else prediction.GPUS
         curves: dict[str, Any] = {}
         for name, seconds, remote in (
@@ -58,9 +64,12 @@ def main() -> None:
                 Path(ram), samples, pods=options.pods, seconds=seconds, remote=remote, gpus=gpus
             )
             print(name, curves[name], flush=True)
-        sizes_of_stress = ((100, 16),) if options.quick else ((1_000, 100), (4_000, 400), (10_000, 1_000))
+        sizes_of_stress = (
+            ((100, 16),) if options.quick else ((1_000, 100), (4_000, 400), (10_000, 1_000))
+        )
         stress = [
-            prediction.stress(Path(ram), pods=pods, gpus=count, quick=options.quick) for pods, count in sizes_of_stress
+            prediction.stress(Path(ram), pods=pods, gpus=count, quick=options.quick)
+            for pods, count in sizes_of_stress
         ]
         for row in stress:
             print(row, flush=True)

@@ -2,11 +2,12 @@
 
     python benchmarks/search.py [--seeds 20] [--gpus 16 80] [--rows FILE] [--save]
 
-Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known: `known_optimum.py`),
-bred by the real generator from the real leaderboard. Only time is simulated: a pod takes `POD_SECONDS` of a GPU that is
-its own, so that 80 of them work at once although they are computed one after another. What comes out is the time until
-the leaderboard's best agent reaches a share of the optimum, for each number of GPUs. The figures do not depend on the
-machine's speed. With `--save` the picture of docs/scaling.md is drawn again. The last line is one JSON object.
+Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known:
+`known_optimum.py`), bred by the real generator from the real leaderboard. Only time is simulated: a
+pod takes `POD_SECONDS` of a GPU that is its own, so that 80 of them work at once although they are
+computed one after another. What comes out is the time until the leaderboard's best agent reaches a
+share of the optimum, for each number of GPUs. The figures do not depend on the machine's speed.
+With `--save` the picture of docs/scaling.md is drawn again. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def optimum() -> float:
 def learn(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
     """One pod: continue from the parent's networks and optimiser, train, and judge."""
     env = QuadraticMarket(NUM_ENVS, seed=derive(spec.seed, "env"))
-    agent = make_agent(TypeAdapter(AgentSettings).validate_python(spec.agent), env.layout, seed=spec.seed)
+    agent = make_agent(
+        TypeAdapter(AgentSettings).validate_python(spec.agent), env.layout, seed=spec.seed
+    )
     if spec.snapshot:
         agent.inherit(load(store.get(spec.snapshot)))
     try:
@@ -78,7 +81,8 @@ def learn(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
 
 
 def search(gpus: int, seed: int) -> dict[str, Any]:
-    """One tournament on so many GPUs: simulated seconds to each target, and the pods trained until then."""
+    """One tournament on so many GPUs: simulated seconds to each target, and the pods trained until
+    then."""
     torch.set_num_threads(1)
     times: dict[str, float | None] = {str(target): None for target in TARGETS}
     trained: dict[str, int] = {}
@@ -102,31 +106,50 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
             stop=watch,
         )
         depth = max(int(RunStore(outcome.run).read_spec(pod).generation) for pod in outcome.applied)
-    return {"gpus": gpus, "seed": seed, "seconds": times, "pods": trained, "deepest_lineage": depth + 1}
+    return {
+        "gpus": gpus,
+        "seed": seed,
+        "seconds": times,
+        "pods": trained,
+        "deepest_lineage": depth + 1,
+    }
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds to each target by number of GPUs, and what 16 to 80 gains: medians over the seeds, with their range.
+    """Seconds to each target by number of GPUs, and what 16 to 80 gains: medians over the seeds,
+    with their range.
 
-    A search that did not arrive counts as longer than all that did; medians and gains are told where there are any.
+    A search that did not arrive counts as longer than all that did; medians and gains are told
+    where there are any.
     """
     figures: dict[str, Any] = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] for run in runs}
         entry: dict[str, Any] = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
-            own = [math.inf if time is None else time for (count, _), time in times.items() if count == gpus]
+            own = [
+                math.inf if time is None else time
+                for (count, _), time in times.items()
+                if count == gpus
+            ]
             entry["arrived"][str(gpus)] = sum(map(math.isfinite, own))
             if math.isfinite(middle := statistics.median(own)):
                 entry["seconds"][str(gpus)] = round(middle, 1)
-        pairs = [(times.get((16, seed)), times.get((80, seed))) for seed in sorted({run["seed"] for run in runs})]
+        pairs = [
+            (times.get((16, seed)), times.get((80, seed)))
+            for seed in sorted({run["seed"] for run in runs})
+        ]
         gains = [few / many for few, many in pairs if few is not None and many is not None]
         if gains:
             entry["pairs"] = len(gains)
             for name, share in (("speedup", 1), ("efficiency", 5)):
                 found = (statistics.median(gains), min(gains), max(gains))
                 entry[f"{name}_16_to_80"] = dict(
-                    zip(("median", "least", "most"), (round(one / share, 3) for one in found), strict=True)
+                    zip(
+                        ("median", "least", "most"),
+                        (round(one / share, 3) for one in found),
+                        strict=True,
+                    )
                 )
         figures[target] = entry
     return figures
@@ -138,14 +161,21 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=20)
     arguments.add_argument("--gpus", type=int, nargs="+", default=[16, 80])
     arguments.add_argument("--jobs", type=int, default=2, help="searches at work at once")
-    arguments.add_argument("--rows", type=Path, help="JSON lines of searches: those in it are not run again")
+    arguments.add_argument(
+        "--rows", type=Path, help="JSON lines of searches: those in it are not run again"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     runs: list[dict[str, Any]] = []
     if options.rows and options.rows.exists():
         runs = [json.loads(line) for line in options.rows.read_text().splitlines()]
     known = {(run["gpus"], run["seed"]) for run in runs}
-    missing = [(gpus, seed) for seed in range(options.seeds) for gpus in options.gpus if (gpus, seed) not in known]
+    missing = [
+        (gpus, seed)
+        for seed in range(options.seeds)
+        for gpus in options.gpus
+        if (gpus, seed) not in known
+    ]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(search, *one) for one in missing]):
             runs.append(done.result())

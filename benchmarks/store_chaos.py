@@ -1,16 +1,18 @@
-"""Stores: does any kill, and then the loss of the head's disk, lose, double or change a result? What does it cost?
+"""Stores: does any kill, and then the loss of the head's disk, lose, double or change a result?
+What does it cost?
 
     python benchmarks/store_chaos.py [--moments 40] [--stride 3] [--failovers 3] [--save]
     python benchmarks/store_chaos.py --only-failovers
 
-Strikes a tournament of stub pods whose run lies in a store at every `stride`-th file and database operation (SIGKILL,
-half of a write), and kills heads with pods in processes of their own at random moments before an S3 server on loopback
-(moto). After each the disk is emptied and the same command must complete; everything a seed fixes must equal an
-undisturbed run without any store, and no result that the database showed may be missing from the store at the moment
-of the kill. Failover: a second machine runs the same command again and again; the first head is killed and its pods
-are not; seconds pass until the second one's first decision, and until the first machine's pods have ended. Also
-measured: requests and bytes a pod, and seconds a put and a get of snapshots of several sizes, against
-that server and a local folder. Prints one JSON object as its last line.
+Strikes a tournament of stub pods whose run lies in a store at every `stride`-th file and database
+operation (SIGKILL, half of a write), and kills heads with pods in processes of their own at random
+moments before an S3 server on loopback (moto). After each the disk is emptied and the same command
+must complete; everything a seed fixes must equal an undisturbed run without any store, and no
+result that the database showed may be missing from the store at the moment of the kill. Failover: a
+second machine runs the same command again and again; the first head is killed and its pods are not;
+seconds pass until the second one's first decision, and until the first machine's pods have ended.
+Also measured: requests and bytes a pod, and seconds a put and a get of snapshots of several sizes,
+against that server and a local folder. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -54,10 +56,14 @@ SEED = 5
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--moments", type=int, default=40, help="random kills before the S3 server")
+    arguments.add_argument(
+        "--moments", type=int, default=40, help="random kills before the S3 server"
+    )
     arguments.add_argument("--stride", type=int, default=3, help="1: strike at every operation")
     arguments.add_argument("--failovers", type=int, default=3, help="takeovers by another machine")
-    arguments.add_argument("--only-failovers", action="store_true", help="nothing else, and nothing is saved")
+    arguments.add_argument(
+        "--only-failovers", action="store_true", help="nothing else, and nothing is saved"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = Path(tempfile.mkdtemp(prefix="store-chaos-"))
@@ -96,7 +102,8 @@ def main() -> None:
 
 
 def at_operations(home: Path, mode: str, stride: int, expected: Any) -> dict[str, Any]:
-    """Strike at operations of the head (its pods are threads of it), in a store on the same disk."""
+    """Strike at operations of the head (its pods are threads of it), in a store on the same
+    disk."""
     counted, url = emptied.place(home, f"{mode}-count")
     attach(counted.root, url)
     points = forked(counted, PODS, faults=Faults("count", 0, home / f"{mode}.count")).points
@@ -115,7 +122,8 @@ def at_operations(home: Path, mode: str, stride: int, expected: Any) -> dict[str
 
 
 def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]:
-    """Kill the head's process at a random moment of its life, empty the disk, and start it again."""
+    """Kill the head's process at a random moment of its life, empty the disk, and start it
+    again."""
     draw = random.Random(SEED)
     os.environ["STUB_SECONDS"] = "0.2"
     began = time.perf_counter()
@@ -154,7 +162,8 @@ def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]
 
 
 def failovers(home: Path, times: int, expected: Any) -> dict[str, Any]:
-    """Another machine takes a run over from a head that is killed while its pods are at work, with default settings."""
+    """Another machine takes a run over from a head that is killed while its pods are at work, with
+    default settings."""
     os.environ["STUB_SECONDS"] = "4"
     seconds, ends, problems, refused = [], [], [], 0
     for number in range(times):
@@ -197,7 +206,9 @@ def start(run: RunFolder, url: str, *, machine: str = "") -> subprocess.Popen[by
     """A head in a process of its own, on a `machine` of that name or on this one."""
     command = [sys.executable, __file__, "head", str(run.root), url, machine]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def head(root: Path, url: str, machine: str) -> None:
@@ -207,7 +218,9 @@ def head(root: Path, url: str, machine: str) -> None:
         if machine:
             lease._kernel = lambda: machine  # type: ignore[assignment]
             patient = {"orphan_seconds": TournamentSettings().orphan_seconds}
-            wanted = settings(pods=PODS, workers=2, order="submission", retries=50, fresh=0.2, **patient)
+            wanted = settings(
+                pods=PODS, workers=2, order="submission", retries=50, fresh=0.2, **patient
+            )
             stub_race(RunFolder(root), wanted, body="tests.engines.chaos:body", data_hash="data")
         else:
             chaos.race(RunFolder(root), PODS, processes=True)
@@ -231,12 +244,19 @@ def transfers(url: str, home: Path) -> list[dict[str, float]]:
             began = time.perf_counter()
             assert side.fetch(digest, home / "fetched")
             gets.append(time.perf_counter() - began)
-        figures.append({"bytes": size, "put_ms": round(1e3 * median(puts), 2), "get_ms": round(1e3 * median(gets), 2)})
+        figures.append(
+            {
+                "bytes": size,
+                "put_ms": round(1e3 * median(puts), 2),
+                "get_ms": round(1e3 * median(gets), 2),
+            }
+        )
     return figures
 
 
 def per_pod(home: Path) -> dict[str, float]:
-    """Requests and bytes that a tournament makes of its store, by pod, its start and end left out."""
+    """Requests and bytes that a tournament makes of its store, by pod, its start and end left
+    out."""
     counts = []
     for pods in (6, 26):
         url, run = f"s3://bucket/count-{pods}", RunFolder(home / f"count-{pods}")
@@ -250,9 +270,17 @@ def per_pod(home: Path) -> dict[str, float]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Requests, and bytes put and got, of all stores that this process talks to meanwhile, by kind."""
+    """Requests, and bytes put and got, of all stores that this process talks to meanwhile, by
+    kind."""
     total: Counter[str] = Counter()
-    kinds = {"get": "get", "get_file": "get", "put": "put", "put_file": "put", "create": "put", "exists": "head"}
+    kinds = {
+        "get": "get",
+        "get_file": "get",
+        "put": "put",
+        "put_file": "put",
+        "create": "put",
+        "exists": "head",
+    }
     kinds |= {"names": "list", "folders": "list", "reach": "list", "remove": "remove"}
     real = {name: getattr(Objects, name) for name in kinds}
 
@@ -261,7 +289,11 @@ def counted() -> Iterator[Counter[str]]:
             return len(result or b"")
         if method in ("put", "create"):
             return 0 if result is False else len(args[1])
-        return args[1].stat().st_size if method in ("put_file", "get_file") and result is not False else 0
+        return (
+            args[1].stat().st_size
+            if method in ("put_file", "get_file") and result is not False
+            else 0
+        )
 
     def noted(method: str) -> Callable[..., Any]:
         def wrapped(self: Objects, *args: Any, **named: Any) -> Any:
@@ -291,8 +323,16 @@ def s3_server(home: Path) -> Iterator[subprocess.Popen[bytes]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    os.environ |= {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-    os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    os.environ |= {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    }
+    os.environ |= {
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with (home / "s3.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,24 +1,27 @@
 """How long until a policy earns a given return where it was not trained: ours beside its peers.
 
-    python benchmarks/time_to_return.py [--quick] [--side ppo apg sb3 ...] [--seeds 5] [--seconds 60] [--save]
+    python benchmarks/time_to_return.py [--quick] [--side ppo apg sb3 ...] [--seeds 5] [--seconds
+    60] [--save]
 
-ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds are 10, 25, 50 and
-75 % of the log return of a rule that is told the signal and holds equal weights of whatever it says will rise. A
-training ends at the last of them. The clock stands still while a policy is judged and starts after one throw-away
-update, which loads compiled code.
+ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds
+are 10, 25, 50 and 75 % of the log return of a rule that is told the signal and holds equal weights
+of whatever it says will rise. A training ends at the last of them. The clock stands still while a
+policy is judged and starts after one throw-away update, which loads compiled code.
 
-1. `fair`: everyone trains in `TradingEnv` on one thread, process CPU time, five seeds. Ours are the default PPO and
-   APG. Theirs have our adapter, our actions (target weights by a softmax) and settings tuned on seeds from 100 on,
-   which are not reported: Stable-Baselines3's PPO without (`sb3`) and with state-dependent exploration (`sb3_gsde`), a
-   CleanRL-style loop (`clean`), TorchTrade's PPO example as published (`torchtrade`) and tuned (`torchtrade_tuned`):
+1. `fair`: everyone trains in `TradingEnv` on one thread, process CPU time, five seeds. Ours are the
+   default PPO and APG. Theirs have our adapter, our actions (target weights by a softmax) and
+   settings tuned on seeds from 100 on, which are not reported: Stable-Baselines3's PPO without
+   (`sb3`) and with state-dependent exploration (`sb3_gsde`), a CleanRL-style loop (`clean`),
+   TorchTrade's PPO example as published (`torchtrade`) and tuned (`torchtrade_tuned`):
    _train_peers.py. The figure that counts is against the better of the two of Stable-Baselines3.
 2. `thirty_assets`: what the default PPO has learned on 30 planted assets after 14 CPU-seconds.
-3. `as_shipped`: Stable-Baselines3 with FinRL's settings in FinRL's environment, and RLlib (_finrl_training.py), wall
-   time, three seeds; RLlib from an environment of its own (`make test-adapters` builds `.venv-rllib`; `--rllib-python`
-   names another). Ours are those of `fair`. It says how far apart packages are as they come, not algorithms.
+3. `as_shipped`: Stable-Baselines3 with FinRL's settings in FinRL's environment, and RLlib
+   (_finrl_training.py), wall time, three seeds; RLlib from an environment of its own (`make
+   test-adapters` builds `.venv-rllib`; `--rllib-python` names another). Ours are those of `fair`.
+   It says how far apart packages are as they come, not algorithms.
 
-A seed that never passed a threshold counts as never: a median without a number means that most did not. The last line
-is one JSON object.
+A seed that never passed a threshold counts as never: a median without a number means that most did
+not. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -41,9 +44,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import _planted as planted  # noqa: E402
-from benchmarks._finrl_training import FINRL_PPO, THEIRS, FinrlPolicy, train_rllib, train_sb3  # noqa: E402
-from benchmarks._planted import (  # noqa: E402
+from benchmarks import _planted as planted
+from benchmarks._finrl_training import (
+    FINRL_PPO,
+    THEIRS,
+    FinrlPolicy,
+    train_rllib,
+    train_sb3,
+)
+from benchmarks._planted import (
     ASSETS,
     NOISE_FEATURES,
     OURS,
@@ -58,21 +67,33 @@ from benchmarks._planted import (  # noqa: E402
     seconds_to,
     windows,
 )
-from benchmarks._train_peers import LEARNERS, NoPeer, sb3, train_peer  # noqa: E402
-from benchmarks.common import finish  # noqa: E402
-from benchmarks.resume import Records  # noqa: E402
-from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train  # noqa: E402
-from fintrader.data.tensors import MarketTensors  # noqa: E402
-from fintrader.envs import TradingEnv  # noqa: E402
+from benchmarks._train_peers import LEARNERS, NoPeer, sb3, train_peer
+from benchmarks.common import finish
+from benchmarks.resume import Records
+from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+from fintrader.data.tensors import MarketTensors
+from fintrader.envs import TradingEnv
 
 __all__ = [
-    "ASSETS", "NOISE_FEATURES", "OURS", "SESSION", "THEIRS", "VALIDATION", "FinrlPolicy", "log_return",
-    "planted_market", "rule", "windows",
-]  # fmt: skip
+    "ASSETS",
+    "NOISE_FEATURES",
+    "OURS",
+    "SESSION",
+    "THEIRS",
+    "VALIDATION",
+    "FinrlPolicy",
+    "log_return",
+    "planted_market",
+    "rule",
+    "windows",
+]
 
 AGENTS: dict[str, dict[str, Any]] = {"ppo": {}, "apg": {}}
 """Ours, with the defaults of their settings and of the environment's accounts."""
-SHIPPED: dict[str, Callable[[int, float], list[dict[str, float]]]] = {"sb3_finrl": train_sb3, "rllib": train_rllib}
+SHIPPED: dict[str, Callable[[int, float], list[dict[str, float]]]] = {
+    "sb3_finrl": train_sb3,
+    "rllib": train_rllib,
+}
 SIDES = (*AGENTS, *LEARNERS, *SHIPPED)
 THIRTY, THIRTY_SECONDS, THIRTY_SEEDS, SHIPPED_SEEDS = 30, 14.0, 3, 3
 TARGETS = {"fair_sb3_times_ppo_to_50%": 15.0, "thirty_assets_share_of_rule": 0.8}
@@ -92,7 +113,9 @@ def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) ->
 
         def on_progress(progress: TrainProgress) -> None:
             if look:
-                referee.look(progress.env_steps, lambda: lambda account: agent.policy(account.observe()))
+                referee.look(
+                    progress.env_steps, lambda: lambda account: agent.policy(account.observe())
+                )
 
         referee.start()
         train(agent, env, budget, on_progress=on_progress)
@@ -127,7 +150,12 @@ def in_process(side: str, seed: int, seconds: float, python: str) -> dict[str, A
     if side == "sb3_finrl":
         paths.append(str(peer_folder()))
     threads = {} if side in SHIPPED else {"OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        **threads,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [python, __file__, "--one", side, str(seed), str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -141,12 +169,16 @@ def median(values: list[float | None]) -> float | None:
     return round(found, 3) if math.isfinite(found) else None
 
 
-def times_of(curves: dict[str, list[Curve]], goals: list[float]) -> dict[str, dict[str, dict[str, Any]]]:
+def times_of(
+    curves: dict[str, list[Curve]], goals: list[float]
+) -> dict[str, dict[str, dict[str, Any]]]:
     """`[side][threshold]`: seconds of each seed, their median, and how many got there."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for side, runs in curves.items():
         for part in SHARES_OF_RULE:
-            seconds = [seconds_to(part * goal, curve) for curve, goal in zip(runs, goals, strict=False)]
+            seconds = [
+                seconds_to(part * goal, curve) for curve, goal in zip(runs, goals, strict=False)
+            ]
             reached = f"{sum(value is not None for value in seconds)} of {len(seconds)}"
             figures = {"seeds": seconds, "median": median(seconds), "reached": reached}
             found.setdefault(side, {})[f"{part:.0%}"] = figures
@@ -154,7 +186,8 @@ def times_of(curves: dict[str, list[Curve]], goals: list[float]) -> dict[str, di
 
 
 def ratio(ours: float | None, theirs: list[float | None], limit: float) -> dict[str, Any]:
-    """How many times as long the best of `theirs` takes; where none got there, at least the whole time's."""
+    """How many times as long the best of `theirs` takes; where none got there, at least the whole
+    time's."""
     if ours is None or not theirs:
         return {"times": None, "at_least": False}
     there = [value for value in theirs if value is not None]
@@ -176,25 +209,38 @@ def compare(times: dict[str, dict[str, dict[str, Any]]], seconds: float) -> dict
             for part in (f"{share:.0%}" for share in SHARES_OF_RULE):
                 theirs = [times[name][part]["median"] for name in members if name in times]
                 if theirs and ours in times:
-                    figures[f"{group}_times_{ours}_to_{part}"] = ratio(times[ours][part]["median"], theirs, seconds)
+                    figures[f"{group}_times_{ours}_to_{part}"] = ratio(
+                        times[ours][part]["median"], theirs, seconds
+                    )
     return figures
 
 
-def show(times: dict[str, dict[str, dict[str, Any]]], figures: dict[str, Any], table: dict[str, Any]) -> None:
+def show(
+    times: dict[str, dict[str, dict[str, Any]]], figures: dict[str, Any], table: dict[str, Any]
+) -> None:
     """The medians by side, the ratios, the table."""
-    for title, sides in (("fair, CPU seconds", (*AGENTS, *LEARNERS)), ("as shipped, wall seconds", tuple(SHIPPED))):
+    for title, sides in (
+        ("fair, CPU seconds", (*AGENTS, *LEARNERS)),
+        ("as shipped, wall seconds", tuple(SHIPPED)),
+    ):
         print(f"\n{title:26}" + "".join(f"{part:>22.0%}" for part in SHARES_OF_RULE))
         for side in sides:
             if side in times:
                 cells = [times[side][f"{part:.0%}"] for part in SHARES_OF_RULE]
-                shown = [f"{'never' if c['median'] is None else c['median']} ({c['reached']})" for c in cells]
+                shown = [
+                    f"{'never' if c['median'] is None else c['median']} ({c['reached']})"
+                    for c in cells
+                ]
                 print(f"{side:26}" + "".join(f"{cell:>22}" for cell in shown))
     print()
     for name, found in figures.items():
         if found["times"] is not None:
             print(f"{name:44} {'at least ' if found['at_least'] else ''}{found['times']:.1f}")
     for name, least in TARGETS.items():
-        print(f"{name:44} {'none' if table[name] is None else f'{table[name]:.2f}'}   at least {least:g}")
+        print(
+            f"{name:44} {'none' if table[name] is None else f'{table[name]:.2f}'}   at least"
+            f" {least:g}"
+        )
 
 
 def available(options: argparse.Namespace) -> list[str]:
@@ -207,24 +253,37 @@ def available(options: argparse.Namespace) -> list[str]:
         print(f"no peer: {error}", file=sys.stderr)
         sides = [side for side in sides if not side.startswith("sb3")]
     if "rllib" in sides and not Path(options.rllib_python).exists():
-        print(f"no RLlib at {options.rllib_python}: left out (`make test-adapters` builds it)", file=sys.stderr)
+        print(
+            f"no RLlib at {options.rllib_python}: left out (`make test-adapters` builds it)",
+            file=sys.stderr,
+        )
         sides.remove("rllib")
     return sides
 
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", nargs="+", default=list(SIDES), choices=SIDES)
-    parser.add_argument("--quick", action="store_true", help="one seed, 0.3 seconds each, nothing as shipped")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed, 0.3 seconds each, nothing as shipped"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seed", "--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each training at most")
     parser.add_argument("--rllib-python", default=str(ROOT / ".venv-rllib" / "bin" / "python"))
-    parser.add_argument("--fresh", action="store_true", help="measure again what is already in runs/benchmarks")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/time_to_return.json")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what is already in runs/benchmarks"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/time_to_return.json"
+    )
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
-    parser.add_argument("--one", nargs=3, metavar=("SIDE", "SEED", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=3, metavar=("SIDE", "SEED", "SECONDS"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one_training(options.one[0], int(options.one[1]), float(options.one[2]))))
@@ -234,10 +293,19 @@ def main() -> None:
         options.side = [side for side in options.side if side not in SHIPPED]
     options.side = available(options)
     records = Records(
-        "time_to_return_quick" if options.quick else "time_to_return", fresh=options.fresh or options.quick
+        "time_to_return_quick" if options.quick else "time_to_return",
+        fresh=options.fresh or options.quick,
     )
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
-    sizes = SESSION, planted.TRAIN, VALIDATION, planted.DRIFT, planted.VOLATILITY, planted.REGIME, NOISE_FEATURES
+    sizes = (
+        SESSION,
+        planted.TRAIN,
+        VALIDATION,
+        planted.DRIFT,
+        planted.VOLATILITY,
+        planted.REGIME,
+        NOISE_FEATURES,
+    )
 
     def run(side: str, seed: int, seconds: float) -> Curve:
         settings = {
@@ -248,7 +316,9 @@ def main() -> None:
             "market": (THIRTY if side == "thirty" else ASSETS, *sizes),
         }
         python = options.rllib_python if side == "rllib" else sys.executable
-        record = records.get(f"{side}-{seed}", settings, lambda: in_process(side, seed, seconds, python))
+        record = records.get(
+            f"{side}-{seed}", settings, lambda: in_process(side, seed, seconds, python)
+        )
         found: Curve = record["curve"]
         return found
 
@@ -265,18 +335,27 @@ def main() -> None:
                 max(point["log_return"] for point in curve),
                 [seconds_to(p * goal, curve) for p in SHARES_OF_RULE],
             )
-            print(f"{side:16} seed {seed}: best {best / goal:6.1%} of the rule, thresholds at {found} s", flush=True)
+            print(
+                f"{side:16} seed {seed}: best {best / goal:6.1%} of the rule, thresholds at"
+                f" {found} s",
+                flush=True,
+            )
 
     shares = []
     for seed in seeds[:THIRTY_SEEDS]:
-        earned = run("thirty", seed, options.seconds if options.quick else THIRTY_SECONDS)[-1]["log_return"]
+        earned = run("thirty", seed, options.seconds if options.quick else THIRTY_SECONDS)[-1][
+            "log_return"
+        ]
         shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
         print(f"{THIRTY} assets        seed {seed}: {shares[-1]:6.1%} of the rule", flush=True)
 
     times = times_of(curves, goals)
     figures = compare(times, options.seconds)
     headline = figures.get("fair_sb3_times_ppo_to_50%", {"times": None})["times"]
-    table = {"fair_sb3_times_ppo_to_50%": headline, "thirty_assets_share_of_rule": float(np.median(shares))}
+    table = {
+        "fair_sb3_times_ppo_to_50%": headline,
+        "thirty_assets_share_of_rule": float(np.median(shares)),
+    }
     show(times, figures, table)
     finish(
         "time_to_return",

@@ -1,14 +1,18 @@
-"""Does a tournament find better agents than the same budget spent otherwise? A plan, made before it was carried out.
+"""Does a tournament find better agents than the same budget spent otherwise? A plan, made before it
+was carried out.
 
-    python benchmarks/tournament.py --bars FOLDER [--markets 21] [--first 1] [--jobs 2] [--home FOLDER] [--save]
+    python benchmarks/tournament.py --bars FOLDER [--markets 21] [--first 1] [--jobs 2] [--home
+    FOLDER] [--save]
 
-Markets: a signal planted into the daily bars of a random 40 symbols of the NASDAQ-100 (2015-10 to 2018-02, in FOLDER as
-for `real.py`), of information coefficient 0.05, 0.10 and 0.15 by turns, twenty sessions ahead, beside the features of
-`configs/walkforward_daily.yaml`. Three windows of 60, 20 and 20 % of the sessions, twenty between them. Agent (APG,
-tilts away from equal weights), environment and costs (20 bps) are that file's, but for a risk aversion of 20 and
-episodes of 32 sessions.
+Markets: a signal planted into the daily bars of a random 40 symbols of the NASDAQ-100 (2015-10 to
+2018-02, in FOLDER as for `real.py`), of information coefficient 0.05, 0.10 and 0.15 by turns,
+twenty sessions ahead, beside the features of `configs/walkforward_daily.yaml`. Three windows of 60,
+20 and 20 % of the sessions, twenty between them. Agent (APG, tilts away from equal weights),
+environment and costs (20 bps) are that file's, but for a risk aversion of 20 and episodes of 32
+sessions.
 
-Every arm spends the same env-steps: those of six whole trainings of 40 updates. CPU seconds are measured beside.
+Every arm spends the same env-steps: those of six whole trainings of 40 updates. CPU seconds are
+measured beside.
 
     tournament           24 pods of a quarter: six founders, then children of each lineage's best (`OURS`); ensemble
     tournament_best      its best pod
@@ -21,14 +25,15 @@ Every arm spends the same env-steps: those of six whole trainings of 40 updates.
     ray_pbt              Ray Tune: population-based training, six for eight rounds; the best look of all (in an
                          environment of its own; CPU seconds without what Ray itself takes)
 
-All choose by what they train for, on the validation window (`active_utility`), and are tested once. Figure: the same on
-the test window, a year: the mean of the daily returns beyond equal weights at costs, less half the environment's risk
-aversion times their variance. Differences are paired by market; `tournament` against each other arm by Wilcoxon's
-signed-rank test, two-sided, with Holm's correction over the five that are not ours (seeds, random, asha, tpe, ray_pbt).
-Beside it utility on the validation window per CPU second, and the information ratio.
+All choose by what they train for, on the validation window (`active_utility`), and are tested once.
+Figure: the same on the test window, a year: the mean of the daily returns beyond equal weights at
+costs, less half the environment's risk aversion times their variance. Differences are paired by
+market; `tournament` against each other arm by Wilcoxon's signed-rank test, two-sided, with Holm's
+correction over the five that are not ours (seeds, random, asha, tpe, ray_pbt). Beside it utility on
+the validation window per CPU second, and the information ratio.
 
-Settings were chosen on markets 100 to 105. What is done is kept in --home and not done again. Prints one JSON object as
-its last line.
+Settings were chosen on markets 100 to 105. What is done is kept in --home and not done again.
+Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -69,7 +74,9 @@ def one_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -> di
         began = time.monotonic()
         known |= run_arm(name, market, number)
         write_json(done, known)
-        told = ", ".join(f"{arm} {100 * known[arm]['utility']:+.2f}" for arm in known if arm.startswith(name))
+        told = ", ".join(
+            f"{arm} {100 * known[arm]['utility']:+.2f}" for arm in known if arm.startswith(name)
+        )
         print(f"market {number}: {told} in {time.monotonic() - began:.0f} s", flush=True)
     return {"market": number, "ic": market.ic, **known}
 
@@ -84,16 +91,22 @@ def corrected(ps: dict[str, float]) -> dict[str, float]:
 
 
 def compare(table: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and means of each arm, and the tournament against each other: wins, median difference and p."""
+    """Medians and means of each arm, and the tournament against each other: wins, median difference
+    and p."""
     from scipy.stats import wilcoxon
 
     arms = [name for name in table[0] if isinstance(table[0][name], dict)]
     rows: dict[str, Any] = {}
     for name in arms:
         of = {what: [row[name][what] for row in table] for what in table[0][name]}
-        rows[name] = {f"{what}_median": round(statistics.median(values), 5) for what, values in of.items()}
+        rows[name] = {
+            f"{what}_median": round(statistics.median(values), 5) for what, values in of.items()
+        }
         rows[name]["utility_mean"] = round(statistics.fmean(of["utility"]), 5)
-        per = [value / seconds for value, seconds in zip(of["validation_utility"], of["cpu_seconds"], strict=True)]
+        per = [
+            value / seconds
+            for value, seconds in zip(of["validation_utility"], of["cpu_seconds"], strict=True)
+        ]
         rows[name]["validation_utility_per_cpu_second"] = round(statistics.median(per), 6)
     against: dict[str, Any] = {}
     for name in arms:
@@ -104,20 +117,26 @@ def compare(table: list[dict[str, Any]]) -> dict[str, Any]:
                 "wins": sum(value > 0 for value in differences),
                 "p": round(float(wilcoxon(differences).pvalue), 5) if len(table) > 5 else None,
             }
-    rivals = {name: one["p"] for name, one in against.items() if name in PEERS and one["p"] is not None}
+    rivals = {
+        name: one["p"] for name, one in against.items() if name in PEERS and one["p"] is not None
+    }
     for name, p in corrected(rivals).items():
         against[name]["p_holm"] = p
     return {"arms": rows, "against": against}
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--bars", type=Path, required=True)
     arguments.add_argument("--markets", type=int, default=21)
     arguments.add_argument("--first", type=int, default=1, help="the first market")
     arguments.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     arguments.add_argument("--jobs", type=int, default=2, help="markets at work at once")
-    arguments.add_argument("--home", type=Path, help="keep the runs in this folder, and go on from what it holds")
+    arguments.add_argument(
+        "--home", type=Path, help="keep the runs in this folder, and go on from what it holds"
+    )
     arguments.add_argument("--save", action="store_true")
     options = arguments.parse_args()
     home = (options.home or Path(tempfile.mkdtemp(prefix="tournament-"))).resolve()
@@ -125,13 +144,21 @@ def main() -> None:
     numbers, arms = range(options.first, options.first + options.markets), tuple(options.arms)
     try:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            waiting = [pool.submit(one_market, home, options.bars.resolve(), number, arms) for number in numbers]
+            waiting = [
+                pool.submit(one_market, home, options.bars.resolve(), number, arms)
+                for number in numbers
+            ]
             table = [one.result() for one in waiting]
     finally:
         if options.home is None:
             shutil.rmtree(home, ignore_errors=True)
     figures = {"markets": options.markets, "env_steps": WHOLE * 6, "symbols": SYMBOLS}
-    finish("tournament", {**figures, **compare(table), "table": table}, seed=options.first, save=options.save)
+    finish(
+        "tournament",
+        {**figures, **compare(table), "table": table},
+        seed=options.first,
+        save=options.save,
+    )
 
 
 if __name__ == "__main__":

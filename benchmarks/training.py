@@ -1,21 +1,26 @@
-"""How fast agents train: the default PPO by accounts, an equal network beside its peers, and where the time goes.
+"""How fast agents train: the default PPO by accounts, an equal network beside its peers, and where
+the time goes.
 
     python benchmarks/training.py [--quick] [--save]
 
-One thread; the sides alternate within one run and are timed in process CPU time. Rates are environment steps a second
-of whole updates, acting and learning included, of the best round. Ratios are the median of the rounds' own ratios;
-`ranges` holds the lowest and the highest. 100 stocks and 8 features, episodes of 1,000 bars.
+One thread; the sides alternate within one run and are timed in process CPU time. Rates are
+environment steps a second of whole updates, acting and learning included, of the best round. Ratios
+are the median of the rounds' own ratios; `ranges` holds the lowest and the highest. 100 stocks and
+8 features, episodes of 1,000 bars.
 
 - `default`: `PPO()` as it is, with 64, 256, 1,024 and 4,096 accounts.
-- `mlp`: networks of 128-128 with tanh, learned independent noise, no normalisation, 16 steps of 256 accounts, two
-  passes of two minibatches, one step size, discount and clip, the same actions (the `aim` head), everything in our
-  environment. Ours beside Stable-Baselines3's PPO and a CleanRL-style loop; see _train_peers.py and _train_clean.py.
-- `micro`: the rate of ours with one thing changed over that without, alternating on one agent: products by oneDNN and
-  fused Adam taken away, products in bfloat16 put in, the default's trunk by torch alone and compiled by torch.
-- `profile`: which share of ours goes to the environment, to acting and to learning (wall time, from train's metrics).
+- `mlp`: networks of 128-128 with tanh, learned independent noise, no normalisation, 16 steps of 256
+  accounts, two passes of two minibatches, one step size, discount and clip, the same actions (the
+  `aim` head), everything in our environment. Ours beside Stable-Baselines3's PPO and a
+  CleanRL-style loop; see _train_peers.py and _train_clean.py.
+- `micro`: the rate of ours with one thing changed over that without, alternating on one agent:
+  products by oneDNN and fused Adam taken away, products in bfloat16 put in, the default's trunk by
+  torch alone and compiled by torch.
+- `profile`: which share of ours goes to the environment, to acting and to learning (wall time, from
+  train's metrics).
 
-The last line is one JSON object; `table` in it holds the figures that have a target, null where a peer cannot be had
-("no peer") or `--quick` leaves it out (1,024 and 4,096 accounts).
+The last line is one JSON object; `table` in it holds the figures that have a target, null where a
+peer cannot be had ("no peer") or `--quick` leaves it out (1,024 and 4,096 accounts).
 """
 
 from __future__ import annotations
@@ -95,7 +100,9 @@ class Ours:
 
     def __call__(self) -> int:
         """One update."""
-        return train(self.agent, self.env, Budget(env_steps=self.steps), on_progress=self._note).env_steps
+        return train(
+            self.agent, self.env, Budget(env_steps=self.steps), on_progress=self._note
+        ).env_steps
 
     def forget(self) -> None:
         """Begin to count the time anew."""
@@ -153,7 +160,9 @@ def measure_default(
     rates, figures = alternate(dict(sides), rounds, seconds), Figures()
     figures.rates(rates, **{name: f"default_{name}_steps_per_second" for name in rates})
     for count in accounts[1:]:
-        figures.times(f"default_{count}_times_{accounts[0]}", rates[f"{count}"], rates[f"{accounts[0]}"])
+        figures.times(
+            f"default_{count}_times_{accounts[0]}", rates[f"{count}"], rates[f"{accounts[0]}"]
+        )
     figures["profile"] = {f"default_{name}": side.shares() for name, side in sides.items()}
     return figures
 
@@ -194,7 +203,10 @@ def plain_adam(side: Ours) -> Iterator[None]:
 
 def measure_micro(market: MarketTensors, rounds: int, seconds: float, seed: int) -> Figures:
     """One change at a time, on the MLP (wide products) and on the default (narrow ones)."""
-    sides = {"mlp": Ours(market, our_mlp(), MLP_ACCOUNTS, seed), "default": Ours(market, PPO(), MLP_ACCOUNTS, seed)}
+    sides = {
+        "mlp": Ours(market, our_mlp(), MLP_ACCOUNTS, seed),
+        "default": Ours(market, PPO(), MLP_ACCOUNTS, seed),
+    }
     by_torch, mkldnn = AssetTrunk.by_torch, torch.backends.mkldnn
     compiled = torch.compile(by_torch, dynamic=True)
     changes: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
@@ -230,7 +242,10 @@ def show(figures: dict[str, Any]) -> None:
         low, high = figures["ranges"].get(name, (None, None))
         span = "" if low is None else f" ({low:,.2f} to {high:,.2f})"
         missing = "no peer" if name == "mlp_times_sb3" else "not measured"
-        print(f"{name:34} {missing if found is None else f'{found:,.2f}':>12}{span:20} at least {least:,}")
+        print(
+            f"{name:34} {missing if found is None else f'{found:,.2f}':>12}{span:20} at least"
+            f" {least:,}"
+        )
     for name in (name for name in figures if name.startswith("micro_")):
         low, high = figures["ranges"][name]
         print(f"{name:34} {figures[name]:.2f} ({low:.2f} to {high:.2f})")
@@ -240,17 +255,25 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one short round, 64 and 256 accounts")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/training.json")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/training.json"
+    )
     parser.add_argument("--json", action="store_true", help="the last line is JSON in any case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=5, help="of the default PPO; twice as many of the others")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of the default PPO; twice as many of the others"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
     market = make_market(arguments.seed)
-    accounts, rounds, seconds = (ACCOUNTS[:2], 1, 0.2) if arguments.quick else (ACCOUNTS, arguments.rounds, 1.0)
+    accounts, rounds, seconds = (
+        (ACCOUNTS[:2], 1, 0.2) if arguments.quick else (ACCOUNTS, arguments.rounds, 1.0)
+    )
     figures: dict[str, Any] = {"assets": ASSETS, "features": FEATURES, "ranges": {}, "profile": {}}
     parts = (
         measure_mlp(market, rounds if arguments.quick else 2 * rounds, seconds, arguments.seed),

@@ -1,9 +1,10 @@
 """What the site is given when it is built: tables made from the code, and formulas as MathML.
 
-A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields, nested models by dotted
-name (`own` instead of `settings`: without nested models). `<!-- metrics -->`, `<!-- commands -->`, `<!-- faults -->`,
-`<!-- errors -->`, `<!-- features -->`, `<!-- series -->`, `<!-- optimum -->` and `<!-- scaling: which -->` become
-tables of what their names say. Nothing in such a table is typed by hand, so nothing in it can be out of date.
+A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields,
+nested models by dotted name (`own` instead of `settings`: without nested models). `<!-- metrics
+-->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
+-->`, `<!-- optimum -->` and `<!-- scaling: which -->` become tables of what their names say.
+Nothing in such a table is typed by hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
-    r"^<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines|calibration)"
+    r"^<!--"
+    r" (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines|calibration)"
     r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
@@ -41,7 +43,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """mkdocs calls this after a page is rendered: TeX to MathML, which browsers draw without any script."""
+    """mkdocs calls this after a page is rendered: TeX to MathML, which browsers draw without any
+    script."""
     from latex2mathml.converter import convert
 
     def tex(source: str) -> str:
@@ -52,14 +55,16 @@ def on_page_content(content: str, **_: Any) -> str:
         return str(convert(tex(match[1]))).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
 
     def block(match: re.Match[str]) -> str:
-        formula = convert(tex(match[1]), display="block").replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+        formula = convert(tex(match[1]), display="block").replace(
+            "<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>"
+        )
         return f'<div class="formula">{formula}</div>'
 
     content = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.S)
     return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', block, content, flags=re.S)
 
 
-# --- settings --------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def settings_table(reference: str, prefix: str | None = None) -> str:
@@ -78,18 +83,32 @@ def own_table(reference: str, _prefix: str | None = None) -> str:
     """The fields of a settings model that are no models themselves."""
     module, _, name = reference.partition(":")
     model = getattr(import_module(module), name)
-    plain = [(name, field) for name, field in model.model_fields.items() if not _is_section(field.annotation)]
-    return table(("setting", "type", "default", "meaning"), [_row(name, field, model) for name, field in plain])
+    plain = [
+        (name, field)
+        for name, field in model.model_fields.items()
+        if not _is_section(field.annotation)
+    ]
+    return table(
+        ("setting", "type", "default", "meaning"),
+        [_row(name, field, model) for name, field in plain],
+    )
 
 
 def _is_section(annotation: Any) -> bool:
     """One model, or one out of several."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    parts = (
+        get_args(annotation)
+        if get_origin(annotation) in (Union, types.UnionType)
+        else (annotation,)
+    )
     return all(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
 
 
-def fields_of(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo, type[BaseModel]]]:
-    """Dotted name, field and owner of every field; a field that is one model itself is followed into it."""
+def fields_of(
+    model: type[BaseModel], prefix: str = ""
+) -> Iterable[tuple[str, FieldInfo, type[BaseModel]]]:
+    """Dotted name, field and owner of every field; a field that is one model itself is followed
+    into it."""
     for name, field in model.model_fields.items():
         below = field.annotation
         if isinstance(below, type) and issubclass(below, BaseModel):
@@ -116,10 +135,16 @@ def _with_defaults(
 
 def _row(path: str, field: FieldInfo, owner: type[BaseModel]) -> tuple[str, ...]:
     text = " ".join((field.description or "").split())
-    if not text and get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1:
+    if (
+        not text
+        and get_origin(field.annotation) is Literal
+        and len(get_args(field.annotation)) == 1
+    ):
         text = "Chooses this model." if path.rpartition(".")[2] in ("algo", "kind") else text
     if not text:
-        text = f"See the models of `{path.rpartition('.')[2]}`." if _models(field.annotation) else "–"
+        text = (
+            f"See the models of `{path.rpartition('.')[2]}`." if _models(field.annotation) else "–"
+        )
     return f"`{path}`", _type(field), _default(field), text
 
 
@@ -149,7 +174,7 @@ def type_name(annotation: Any) -> str:
         bounds = [
             f"{sign} {value:g}"
             for item in inner
-            for part in (getattr(item, "metadata", None) or [item])
+            for part in getattr(item, "metadata", None) or [item]
             for name, sign in _BOUNDS.items()
             if (value := getattr(part, name, None)) is not None
         ]
@@ -193,7 +218,9 @@ def _plain(value: Any) -> str:
         return (
             str(kind)
             if kind
-            else "{" + ", ".join(f"{k}: {_plain(v)}" for k, v in value if v not in (None, (), False)) + "}"
+            else "{"
+            + ", ".join(f"{k}: {_plain(v)}" for k, v in value if v not in (None, (), False))
+            + "}"
         )
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
@@ -206,7 +233,7 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-# --- the other tables ------------------------------------------------------------------------------------------
+# --- the other tables -----------------------------------------------------------------------------
 
 
 def metrics_table(*_: Any) -> str:
@@ -215,9 +242,14 @@ def metrics_table(*_: Any) -> str:
 
     parts = []
     for group in dict.fromkeys(metric.group for metric in CATALOGUE):
-        rows = [(f"`{m.key}`", m.title, m.unit, m.formula, m.source) for m in CATALOGUE if m.group == group]
+        rows = [
+            (f"`{m.key}`", m.title, m.unit, m.formula, m.source)
+            for m in CATALOGUE
+            if m.group == group
+        ]
         parts.append(
-            f"### {group[:1].upper()}{group[1:]}\n\n" + table(("key", "title", "unit", "formula", "source"), rows)
+            f"### {group[:1].upper()}{group[1:]}\n\n"
+            + table(("key", "title", "unit", "formula", "source"), rows)
         )
     return "\n\n".join(parts)
 
@@ -237,7 +269,10 @@ def faults_table(*_: Any) -> str:
     """Every fault the quality report knows, and what the build makes of it."""
     from fintrader.data.faults import KINDS
 
-    rows = [(f"`{kind}`", *(part[:1].upper() + part[1:] for part in _halves(text))) for kind, text in KINDS.items()]
+    rows = [
+        (f"`{kind}`", *(part[:1].upper() + part[1:] for part in _halves(text)))
+        for kind, text in KINDS.items()
+    ]
     return table(("kind", "what is wrong", "what the build does"), rows)
 
 
@@ -251,9 +286,14 @@ def errors_table(*_: Any) -> str:
     from fintrader import errors
 
     known = [
-        item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, errors.FintraderError)
+        item
+        for item in vars(errors).values()
+        if inspect.isclass(item) and issubclass(item, errors.FintraderError)
     ]
-    return table(("error", "when"), [(f"`{item.__name__}`", " ".join((item.__doc__ or "").split())) for item in known])
+    return table(
+        ("error", "when"),
+        [(f"`{item.__name__}`", " ".join((item.__doc__ or "").split())) for item in known],
+    )
 
 
 def features_table(*_: Any) -> str:
@@ -273,7 +313,12 @@ def series_table(*_: Any) -> str:
 
     ends = {"counter": "_total", "info": "_info", "histogram": "_bucket"}
     rows = [
-        (f"`{name}{ends.get(one.kind, '')}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.meaning)
+        (
+            f"`{name}{ends.get(one.kind, '')}`",
+            one.kind,
+            ", ".join(f"`{label}`" for label in one.labels),
+            one.meaning,
+        )
         for name, one in CATALOGUE.items()
     ]
     return table(("series", "kind", "labels", "meaning"), rows)

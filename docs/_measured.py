@@ -1,4 +1,5 @@
-"""Tables of what the benchmarks measured, from the records in `benchmarks/results/`; and how a table is written."""
+"""Tables of what the benchmarks measured, from the records in `benchmarks/results/`; and how a
+table is written."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """Text safe inside a table: stars and bars escaped outside code, bars inside it too, addresses as links."""
+    """Text safe inside a table: stars and bars escaped outside code, bars inside it too, addresses
+    as links."""
     parts = text.split("`")
     for k in range(0, len(parts), 2):
         parts[k] = re.sub(r"(https?://[^\s)]+)", r"<\1>", parts[k].replace("*", "\\*"))
@@ -58,7 +60,11 @@ def _spread(found: Any, pattern: str) -> str:
         return "–"
     mean = pattern.format(found["mean"])
     several = found["min"] != found["max"]
-    return f"{mean} ({pattern.format(found['min'])} to {pattern.format(found['max'])})" if several else mean
+    return (
+        f"{mean} ({pattern.format(found['min'])} to {pattern.format(found['max'])})"
+        if several
+        else mean
+    )
 
 
 def scaling_table(which: str, *_: Any) -> str:
@@ -84,7 +90,8 @@ _CONVENTIONS = {
 
 
 def engines_table(which: str, *_: Any) -> str:
-    """The same orders through other engines that follow fintrader's conventions (`same`), or not (`otherwise`)."""
+    """The same orders through other engines that follow fintrader's conventions (`same`), or not
+    (`otherwise`)."""
     path = RESULTS / "cross_engine.json"
     if not path.is_file():
         return "No measurement is stored: run `fintrader bench cross_engine --save`."
@@ -94,10 +101,28 @@ def engines_table(which: str, *_: Any) -> str:
         for row in market["agreement"] if which == "same" else ():
             engine = f"{row['engine']} {market['versions'][row['engine']]}"
             gaps = (row["largest_equity_difference_usd"], abs(row["commission_difference_usd"]))
-            rows.append([bars, engine, f"`{row['fill']}`", f"{row['fills']:,}", *(f"{gap:.7f}" for gap in gaps)])
+            rows.append(
+                [
+                    bars,
+                    engine,
+                    f"`{row['fill']}`",
+                    f"{row['fills']:,}",
+                    *(f"{gap:.7f}" for gap in gaps),
+                ]
+            )
         for row in market["otherwise"] if which == "otherwise" else ():
-            final = (f"{row['final_equity_difference_usd']:+,.2f}", f"{row['final_equity_difference_bps']:+,.3f}")
-            rows.append([bars, _CONVENTIONS[row["what"]], f"{row['largest_equity_difference_usd']:,.2f}", *final])
+            final = (
+                f"{row['final_equity_difference_usd']:+,.2f}",
+                f"{row['final_equity_difference_bps']:+,.3f}",
+            )
+            rows.append(
+                [
+                    bars,
+                    _CONVENTIONS[row["what"]],
+                    f"{row['largest_equity_difference_usd']:,.2f}",
+                    *final,
+                ]
+            )
     at_most = "largest difference of equity at any bar, USD"
     if which == "same":
         head = ["bars", "engine", "fill", "equal fills", at_most, "of all commissions, USD"]
@@ -107,7 +132,8 @@ def engines_table(which: str, *_: Any) -> str:
 
 
 def calibration_table(which: str, *_: Any) -> str:
-    """How often the verdict's tests call luck skill (`size`), and skill skill (`power`, `at_it`)."""
+    """How often the verdict's tests call luck skill (`size`), and skill skill (`power`,
+    `at_it`)."""
     path = RESULTS / "calibration.json"
     if not path.is_file():
         return "No measurement is stored: run `fintrader bench calibration --save`."
@@ -117,15 +143,22 @@ def calibration_table(which: str, *_: Any) -> str:
         against = "cash" if row["cash"] else "equal weight"
         skill = [] if which == "size" else [f"{row['ratio']:.2f} over {against}"]
         shares = [f"{row[test]:.1%}" for test in ("alpha", "shift", "betting")]
-        rows.append([f"{row['sessions']:,}", str(row["trials"]), *skill, f"**{shares[0]}**", *shares[1:]])
+        rows.append(
+            [f"{row['sessions']:,}", str(row["trials"]), *skill, f"**{shares[0]}**", *shares[1:]]
+        )
     skilled = [] if which == "size" else ["true ratio"]
-    found = table(["sessions", "trials", *skilled, "the verdict's test", "shifts in time", "betting"], rows)
+    found = table(
+        ["sessions", "trials", *skilled, "the verdict's test", "shifts in time", "betting"], rows
+    )
     return f"{found}\n\n{stored['repeats']} repeats each, {commit_of(stored)}."
 
 
 def _scaling_constants(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
     names = ("n", "mean_ms", "p05_ms", "p50_ms", "p95_ms", "max_ms")
-    rows = [[f"`{name}`", *(f"{found[key]:,g}" for key in names)] for name, found in stored["constants"].items()]
+    rows = [
+        [f"`{name}`", *(f"{found[key]:,g}" for key in names)]
+        for name, found in stored["constants"].items()
+    ]
     return ("constant", "n", "mean, ms", "5 %", "median", "95 %", "max"), rows
 
 
@@ -146,13 +179,32 @@ def _scaling_stress(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
     for row in stored["stress"]:
         lost = ", ".join(f"{count} {reason}" for reason, count in sorted(row["losses"].items()))
         waits = f"{row['result_waits_seconds_p50']:g} / {row['result_waits_seconds_p99']:g}"
-        idle = f"{row['gpu_idle_between_pods_seconds_p50']:g} / {row['gpu_idle_between_pods_seconds_p99']:g}"
+        idle = (
+            f"{row['gpu_idle_between_pods_seconds_p50']:g} /"
+            f" {row['gpu_idle_between_pods_seconds_p99']:g}"
+        )
         cpu = f"{row['orchestrator_cpu_ms_per_pod']:.2f}"
         rows.append(
-            [f"{row['pods']:,}", f"{row['gpus']:,}", lost, cpu, waits, idle, f"{row['lost_or_doubled_results']}"]
+            [
+                f"{row['pods']:,}",
+                f"{row['gpus']:,}",
+                lost,
+                cpu,
+                waits,
+                idle,
+                f"{row['lost_or_doubled_results']}",
+            ]
         )
     waits, idle = "result waits, s (median / 99 %)", "GPU idle between pods, s (median / 99 %)"
-    return ("pods", "GPUs", "attempts lost", "orchestrator, CPU ms a pod", waits, idle, "lost or doubled"), rows
+    return (
+        "pods",
+        "GPUs",
+        "attempts lost",
+        "orchestrator, CPU ms a pod",
+        waits,
+        idle,
+        "lost or doubled",
+    ), rows
 
 
 def _scaling_paper(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
@@ -168,14 +220,25 @@ def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
     counts = sorted({str(run["gpus"]) for run in stored["runs"]}, key=int)
     rows = []
     for target, found in stored["targets"].items():
-        times = [f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts]
+        times = [
+            f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts
+        ]
         gain = found.get("efficiency_16_to_80")
-        told = "–" if gain is None else f"{gain['median']:.0%} ({gain['least']:.0%} to {gain['most']:.0%})"
+        told = (
+            "–"
+            if gain is None
+            else f"{gain['median']:.0%} ({gain['least']:.0%} to {gain['most']:.0%})"
+        )
         arrived = ", ".join(str(found["arrived"][gpus]) for gpus in counts)
         rows.append([f"{float(target):.0%} of the optimum", *times, arrived, told])
     seeds = len({run["seed"] for run in stored["runs"]})
     heads = [f"{gpus} GPUs, s" for gpus in counts]
-    return (f"target ({seeds} seeds, medians)", *heads, "arrived", "efficiency 16 → 80 (range)"), rows
+    return (
+        f"target ({seeds} seeds, medians)",
+        *heads,
+        "arrived",
+        "efficiency 16 → 80 (range)",
+    ), rows
 
 
 def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
@@ -188,8 +251,24 @@ def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[
                 parameters = f"{stored[size]['parameters']:,}"
                 updates = f"{stored[size]['updates_per_epoch']}"
                 told = "–" if share is None else f"{share:.1%}"
-                rows.append([parameters, updates, f"`{name}`", f"{found['bytes_per_epoch']:,}", speech, told])
-    return ("parameters", "updates an epoch", "way", "bytes an epoch and rank", "seconds in collectives", "share"), rows
+                rows.append(
+                    [
+                        parameters,
+                        updates,
+                        f"`{name}`",
+                        f"{found['bytes_per_epoch']:,}",
+                        speech,
+                        told,
+                    ]
+                )
+    return (
+        "parameters",
+        "updates an epoch",
+        "way",
+        "bytes an epoch and rank",
+        "seconds in collectives",
+        "share",
+    ), rows
 
 
 _SCALING: dict[str, Callable[[dict[str, Any]], tuple[Iterable[str], list[list[str]]]]] = {

@@ -1,7 +1,7 @@
 """fintrader: train trading agents in a tournament, and believe the result.
 
-The names below are the Python door; everything else lies in the package that its subject is named after, such as
-`fintrader.agents`.
+The names below are the Python door; everything else lies in the package that its subject is named
+after, such as `fintrader.agents`.
 
     load_market      a market, from a configuration, a file, or bars in pandas
     MarketTensors    what it returns: prices, features and flags of N assets over T bars
@@ -72,12 +72,15 @@ _PACKAGES = ("agents", "backtesting", "data", "envs", "errors", "metrics", "resu
 """Packages that are there without an import of their own, as in `fintrader.agents.PPO()`."""
 _ENV_ID = "fintrader/Trading-v0"
 
-if _ENV_ID not in gymnasium.registry:  # since version 1.0 gymnasium reads no entry points: somebody has to import us
+if (
+    _ENV_ID not in gymnasium.registry
+):  # since version 1.0 gymnasium reads no entry points: somebody has to import us
     gymnasium.register(
         _ENV_ID,
         entry_point="fintrader.envs.adapters.gymnasium:SingleTradingEnv",
         vector_entry_point="fintrader.envs.adapters.gymnasium:make_trading_env",
-        disable_env_checker=True,  # its checks at every reset cost more than the step; the tests run it instead
+        # its checks at every reset cost more than the step; the tests run it instead
+        disable_env_checker=True,
     )
 
 

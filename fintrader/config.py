@@ -1,7 +1,8 @@
-"""What every settings model shares: frozen, strict, readable errors, YAML in and out; which paths they take.
+"""What every settings model shares: frozen, strict, readable errors, YAML in and out; which paths
+they take.
 
-The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so on);
-`pipeline/config.py` puts them together into one `RunConfig`.
+The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so
+on); `pipeline/config.py` puts them together into one `RunConfig`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from fintrader.errors import ConfigError, DataError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 _SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
-"""URLs with more than a place in them: a message goes to logs and screens, so of these it names the scheme only."""
+"""URLs with more than a place in them: a message goes to logs and screens, so of these it names the
+scheme only."""
 
 
 def _ticker(value: object) -> object:
     if isinstance(value, bool | int | float | dt.date):
-        raise ValueError("YAML reads TRUE, NO, ON, numbers and dates as such; quote the ticker, like 'TRUE' or '0700'")
+        raise ValueError(
+            "YAML reads TRUE, NO, ON, numbers and dates as such; quote the ticker, like 'TRUE' or"
+            " '0700'"
+        )
     if isinstance(value, str) and not value.strip():
         raise ValueError("an empty text is no ticker; leave it out")
     return value
@@ -42,7 +47,8 @@ _DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown fields, docstrings below fields are their help text."""
+    """Base of all settings: immutable, no unknown fields, docstrings below fields are their help
+    text."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -58,14 +64,18 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             name, problem = type(self).__name__, first_problem(type(self), error)
-            raise ConfigError(problem if problem.startswith(f"{name}: ") else f"{name}: {problem}") from None
+            raise ConfigError(
+                problem if problem.startswith(f"{name}: ") else f"{name}: {problem}"
+            ) from None
 
-    # pydantic then goes on validating models in models itself, so that a problem in YAML has its whole path.
+    # pydantic then goes on validating models in models itself, so that a problem in YAML has its
+    # whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
-    """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to do.
+    """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to
+    do.
 
     `where` says where the values come from (a file's name, usually).
     """
@@ -75,39 +85,59 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
         raise ConfigError(f"{where}: {first_problem(model, error)}") from None
 
 
-def first_problem(model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()) -> str:
-    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do. One of the fields
-    `prefer` (or below one) goes before others."""
+def first_problem(
+    model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()
+) -> str:
+    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do.
+    One of the fields `prefer` (or below one) goes before others."""
     problems: dict[str, ErrorDetails] = {}
-    for one in error.errors(include_url=False):  # a value that fits no member of a union has a problem with each
+    for one in error.errors(
+        include_url=False
+    ):  # a value that fits no member of a union has a problem with each
         problems.setdefault(".".join(map(str, _follow(model, one["loc"])[0])), one)
-    wanted = (path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer))
+    wanted = (
+        path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer)
+    )
     path = next(wanted, next(iter(problems)))
     first, field = problems[path], path or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        names = [name for below in _follow(model, first["loc"][:-1])[1] for name in below.model_fields]
+        names = [
+            name for below in _follow(model, first["loc"][:-1])[1] for name in below.model_fields
+        ]
         close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
+        hint = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"known: {', '.join(sorted(names)) or 'none'}"
+        )
         return f"{field}: unknown setting; {hint}{more}"
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):
             whole_field = ".".join(map(str, _follow(model, first["loc"][:-1])[0]))
             return f"{whole_field}: too few values, got {_short(first['input'])}"
         return f"{field}: a value is required; set it in the file or on the command line{more}"
-    message = _PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = _PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ").removeprefix(
+        "Assertion failed, "
+    )
     if first["type"] == "literal_error":
         message = f"choose one of {first['ctx']['expected']}"
     if first["type"] == "too_long" and "actual_length" in first["ctx"]:
-        message = f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
+        message = (
+            f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
+        )
     value = first["input"]
-    told = isinstance(value, dict | BaseModel) or (isinstance(value, str) and repr(value) in message)
+    told = isinstance(value, dict | BaseModel) or (
+        isinstance(value, str) and repr(value) in message
+    )
     got = "" if told else f", got {_short(value)}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
 
 
 _PLAIN = {
-    **dict.fromkeys(("int_parsing", "int_from_float", "int_parsing_size", "int_type"), "expected a whole number"),
+    **dict.fromkeys(
+        ("int_parsing", "int_from_float", "int_parsing_size", "int_type"), "expected a whole number"
+    ),
     **dict.fromkeys(("float_parsing", "float_type"), "expected a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "expected true or false"),
     **dict.fromkeys(
@@ -130,8 +160,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[int | str], list[type[BaseModel]]]:
-    """The parts of a problem's path that a user wrote, and the models it ends in: which one of a union is no part."""
+def _follow(
+    model: type[BaseModel], path: tuple[int | str, ...]
+) -> tuple[list[int | str], list[type[BaseModel]]]:
+    """The parts of a problem's path that a user wrote, and the models it ends in: which one of a
+    union is no part."""
     written: list[int | str] = []
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
@@ -142,7 +175,10 @@ def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[i
             annotation = bare(fields[0])[0]
             models = [below for field in fields for below in models_in(field)]
             written.append(part)
-        elif get_origin(annotation) in (Union, UnionType):  # the name that pydantic gives the member it tried
+        elif get_origin(annotation) in (
+            Union,
+            UnionType,
+        ):  # the name that pydantic gives the member it tried
             members = [member for member in get_args(annotation) if part in _tags(member)]
             models = [below for member in members for below in models_in(member)] or models
             annotation = bare(members[0])[0] if members else annotation
@@ -156,11 +192,17 @@ def _follow(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[list[i
 def _tags(member: Any) -> set[Any]:
     """The discriminating values of a member of a union."""
     fields = [field.annotation for one in models_in(member) for field in one.model_fields.values()]
-    return {value for annotation in fields if get_origin(annotation) is Literal for value in get_args(annotation)}
+    return {
+        value
+        for annotation in fields
+        if get_origin(annotation) is Literal
+        for value in get_args(annotation)
+    }
 
 
 def bare(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without what is only said of it, and without `| None`; and whether it was there."""
+    """An annotation without what is only said of it, and without `| None`; and whether it was
+    there."""
     optional = False
     while True:
         if get_origin(annotation) is Annotated:
@@ -182,14 +224,18 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
 def shipped_configs() -> dict[str, Path]:
     """Name -> file of the configurations that come with fintrader, e.g. `quickstart`."""
     package = Path(__file__).resolve().parent
-    for folder in (package / "configs", package.parent / "configs"):  # of a wheel; of the source tree
+    for folder in (
+        package / "configs",
+        package.parent / "configs",
+    ):  # of a wheel; of the source tree
         if (folder / "quickstart.yaml").is_file():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     return {}
 
 
 def find_config(path: Path | str) -> Path:
-    """The file itself, or the shipped configuration of that name. A path that leads nowhere comes back as it is."""
+    """The file itself, or the shipped configuration of that name. A path that leads nowhere comes
+    back as it is."""
     path = Path(path)
     if path.is_file() or len(path.parts) > 1:
         return path
@@ -208,22 +254,38 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         values = yaml.safe_load(text)
     except FileNotFoundError:
         names = ", ".join(shipped_configs())
-        raise ConfigError(f"{path}: no such file; give the path of a YAML configuration, or one of {names}") from None
+        raise ConfigError(
+            f"{path}: no such file; give the path of a YAML configuration, or one of {names}"
+        ) from None
     except IsADirectoryError:
         inside = Path(path) / "config.yaml"
         hint = f"; a run's configuration is {inside}" if inside.is_file() else ""
-        raise ConfigError(f"{path}: a folder; give the path of a YAML configuration{hint}") from None
+        raise ConfigError(
+            f"{path}: a folder; give the path of a YAML configuration{hint}"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: no text, so no YAML; give the path of a configuration") from None
+        raise ConfigError(
+            f"{path}: no text, so no YAML; give the path of a configuration"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path and its rights") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); check the path and its rights"
+        ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(
+            f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}"
+        ) from None
     except ValueError as error:  # what looks like a date or a number and is none
-        dates = ((line, date) for line, one in enumerate(text.splitlines(), 1) for date in _DATE.findall(one))
-        wrong = next((f", line {line}: {date} is no date" for line, date in dates if not _is_date(date)), "")
+        dates = (
+            (line, date)
+            for line, one in enumerate(text.splitlines(), 1)
+            for date in _DATE.findall(one)
+        )
+        wrong = next(
+            (f", line {line}: {date} is no date" for line, date in dates if not _is_date(date)), ""
+        )
         raise ConfigError(f"{path}{wrong} ({error}); correct the value, or quote it") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected `name: value` lines at the top level")
@@ -239,7 +301,8 @@ def _is_date(text: str) -> bool:
 
 
 def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` over them, mapping by mapping; one that names another `kind` or `algo` stands alone."""
+    """`values` with `changes` over them, mapping by mapping; one that names another `kind` or
+    `algo` stands alone."""
     merged = dict(values)
     for name, change in changes.items():
         below = merged.get(name)
@@ -248,7 +311,11 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         if isinstance(change, Mapping) and isinstance(below, Mapping):
             named = [key for key in ("kind", "algo") if key in change and key in below]
             if "fractions" in change:  # of windows, in place of dates
-                below = {key: value for key, value in below.items() if key not in ("train", "validation", "test")}
+                below = {
+                    key: value
+                    for key, value in below.items()
+                    if key not in ("train", "validation", "test")
+                }
             if all(change[key] == below[key] for key in named):
                 change = overlay(below, change)
         merged[name] = change
@@ -259,18 +326,29 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested plain values as dotted name -> value."""
     if not isinstance(values, dict) or not values:
         return {prefix.removesuffix("."): values}
-    return {key: value for name, below in values.items() for key, value in flat(below, f"{prefix}{name}.").items()}
+    return {
+        key: value
+        for name, below in values.items()
+        for key, value in flat(below, f"{prefix}{name}.").items()
+    }
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (before, now) of everything in which nested plain values differ, in order; None where missing."""
+    """Dotted name -> (before, now) of everything in which nested plain values differ, in order;
+    None where missing."""
     old, new = flat(before), flat(now)
-    return {name: (old.get(name), new.get(name)) for name in sorted({*old, *new}) if old.get(name) != new.get(name)}
+    return {
+        name: (old.get(name), new.get(name))
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    }
 
 
 def dump_yaml(settings: Settings) -> str:
     """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
-    return yaml.safe_dump(json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True
+    )
 
 
 def load_object(reference: str) -> Any:
@@ -281,7 +359,9 @@ def load_object(reference: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH") from None
+        raise ConfigError(
+            f"{reference!r} cannot be imported ({error}); check the spelling and PYTHONPATH"
+        ) from None
 
 
 def is_url(path: str | Path) -> bool:
@@ -290,29 +370,36 @@ def is_url(path: str | Path) -> bool:
 
 
 def check_url(url: str) -> str:
-    """The URL without a slash at its end. Raises ConfigError for what is none, and for one that holds a secret."""
+    """The URL without a slash at its end. Raises ConfigError for what is none, and for one that
+    holds a secret."""
     if not is_url(url):
-        raise ConfigError(f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs")
+        raise ConfigError(
+            f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs"
+        )
     check_place(url)
     parts = urlsplit(url)
     if parts.scheme in ("http", "https", "ftp"):
-        raise ConfigError(f"store: {parts.scheme}:// can be read at best; a store is written to, like s3://bucket/runs")
+        raise ConfigError(
+            f"store: {parts.scheme}:// can be read at best; a store is written to, like"
+            " s3://bucket/runs"
+        )
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
-            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials and options belong "
-            "into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS)"
+            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials"
+            " and options belong into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL,"
+            " GOOGLE_APPLICATION_CREDENTIALS)"
         )
     return url.rstrip("/")
 
 
 def check_place(path: str) -> str:
-    """A path or URL as it is. Raises ConfigError for a `file://` URL whose first folder would be read as a machine's
-    name: what lies in `file://runs/x` would go to `/x`."""
+    """A path or URL as it is. Raises ConfigError for a `file://` URL whose first folder would be
+    read as a machine's name: what lies in `file://runs/x` would go to `/x`."""
     parts = urlsplit(path)
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            f"{path}: after file:// comes a machine, here one called {parts.netloc}; write file:///folder with three "
-            f"slashes, or the path alone ({parts.netloc}{parts.path})"
+            f"{path}: after file:// comes a machine, here one called {parts.netloc}; write"
+            f" file:///folder with three slashes, or the path alone ({parts.netloc}{parts.path})"
         )
     return path
 
@@ -322,14 +409,17 @@ _SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\
 
 
 def check_no_secret(path: str) -> str:
-    """A path or URL of data as it is. Raises ConfigError for a URL that holds a password or a signed query.
+    """A path or URL of data as it is. Raises ConfigError for a URL that holds a password or a
+    signed query.
 
-    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may stand in a pattern.
+    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may stand
+    in a pattern.
     """
     if is_url(path) and (re.search(r"://[^/\s]*:[^/\s]*@", path) or _SECRET_QUERY.search(path)):
         raise ConfigError(
-            f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are stored and shown, so "
-            "credentials belong into the environment or into fsspec's configuration"
+            f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are"
+            " stored and shown, so credentials belong into the environment or into fsspec's"
+            " configuration"
         )
     return check_place(path) if is_url(path) else path
 
@@ -349,11 +439,12 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of
 
 
 def refuse_url(path: Path | str, setting: str) -> None:
-    """Raise DataError when a folder that must be local is a URL: as a path it would make a folder called `s3:`."""
+    """Raise DataError when a folder that must be local is a URL: as a path it would make a folder
+    called `s3:`."""
     if _SCHEME.match(str(path)):
         raise DataError(
-            f"{setting}: {path} is a URL, and this folder must be a local one; bars may lie at a URL (data.store), and "
-            "so may runs and markets (store)"
+            f"{setting}: {path} is a URL, and this folder must be a local one; bars may lie at a"
+            " URL (data.store), and so may runs and markets (store)"
         )
 
 

@@ -1,7 +1,8 @@
 """Every error a user can cause has a type here, and a message that says what to do.
 
-The command line prints such an error as one line and exits with status 2; anything else is a bug and
-shows its traceback. `reason` is the one word by which a lost pod's error is counted (`tournament.spec.Reason`).
+The command line prints such an error as one line and exits with status 2; anything else is a bug
+and shows its traceback. `reason` is the one word by which a lost pod's error is counted
+(`tournament.spec.Reason`).
 """
 
 from __future__ import annotations
@@ -56,15 +57,18 @@ class BacktestError(FintraderError):
 
 
 class DeployError(FintraderError):
-    """A deployment cannot begin or go on: no bundle, a halted account, positions that nobody can explain."""
+    """A deployment cannot begin or go on: no bundle, a halted account, positions that nobody can
+    explain."""
 
 
 class BrokerError(DeployError):
-    """The broker refuses what was asked of it, for good: keys, rights, an order it does not accept."""
+    """The broker refuses what was asked of it, for good: keys, rights, an order it does not
+    accept."""
 
 
 class BrokerUnsureError(DeployError):
-    """Nobody can say whether the broker did what was asked: a time-out, a reset, an unreadable answer."""
+    """Nobody can say whether the broker did what was asked: a time-out, a reset, an unreadable
+    answer."""
 
 
 class TournamentError(FintraderError):
@@ -72,7 +76,8 @@ class TournamentError(FintraderError):
 
 
 class RunError(FintraderError):
-    """A run's folder is missing, belongs to another configuration, or is in use by another process."""
+    """A run's folder is missing, belongs to another configuration, or is in use by another
+    process."""
 
 
 class ReportError(FintraderError):
@@ -80,7 +85,8 @@ class ReportError(FintraderError):
 
 
 class StorageError(FintraderError):
-    """An object store cannot be used: its package is not installed, or it answers something unexpected."""
+    """An object store cannot be used: its package is not installed, or it answers something
+    unexpected."""
 
     reason = "storage"
 

@@ -1,4 +1,5 @@
-"""Files that are whole or absent, written atomically; JSON and JSON lines; the seal that vouches for stored JSON."""
+"""Files that are whole or absent, written atomically; JSON and JSON lines; the seal that vouches
+for stored JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from fintrader.errors import RunError
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and on disk.
+    """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and
+    on disk.
 
-    Readers see the old file or the new one, never a half. The temporary is removed when the body raises. Without
-    `sync` the file survives the death of the process but perhaps not that of the machine: for files whose hash is
-    checked whenever they are read. With `once` it raises FileExistsError where a file stands.
+    Readers see the old file or the new one, never a half. The temporary is removed when the body
+    raises. Without `sync` the file survives the death of the process but perhaps not that of the
+    machine: for files whose hash is checked whenever they are read. With `once` it raises
+    FileExistsError where a file stands.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -32,7 +35,9 @@ def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterato
             if sync:
                 os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        (os.link if once else os.replace)(temporary, path)  # unlike a rename, a link fails where a file stands
+        (os.link if once else os.replace)(
+            temporary, path
+        )  # unlike a rename, a link fails where a file stands
         if sync:
             sync_folder(path.parent)
     finally:
@@ -50,7 +55,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
-    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a second version."""
+    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a
+    second version."""
     if path.exists():
         return False
     try:
@@ -89,7 +95,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not valid JSON ({error}); delete it and run the same command again") from None
+        raise RunError(
+            f"{path} is not valid JSON ({error}); delete it and run the same command again"
+        ) from None
 
 
 SEAL_BYTES = 80
@@ -98,7 +106,8 @@ _SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 
 
 def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
-    """`body` as one JSON object that begins with `sha256`, the hash of all that follows; `unseal` checks it.
+    """`body` as one JSON object that begins with `sha256`, the hash of all that follows; `unseal`
+    checks it.
 
     `body` is not empty and has no `sha256` of its own. NaN raises ValueError.
     """
@@ -126,7 +135,8 @@ def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
 
 
 _SMALL = 1 << 20
-"""Files below so many bytes are hashed in one piece, which is twice as fast: runs have thousands of them."""
+"""Files below so many bytes are hashed in one piece, which is twice as fast: runs have thousands of
+them."""
 
 
 def file_sha256(path: Path) -> str:
@@ -140,7 +150,8 @@ def file_sha256(path: Path) -> str:
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
-    """Append one line. A kill can cut a line short: `read_jsonl` drops it, and the next one begins anew."""
+    """Append one line. A kill can cut a line short: `read_jsonl` drops it, and the next one begins
+    anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
     with path.open("ab+") as file:
@@ -150,7 +161,8 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a JSON-lines file (none if it does not exist); torn lines are left out."""
+    """All whole records of a JSON-lines file (none if it does not exist); torn lines are left
+    out."""
     return records_in(path.read_bytes()) if path.exists() else []
 
 

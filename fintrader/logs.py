@@ -3,8 +3,9 @@
     with logs.written("json"), logs.bound(run="quickstart"):
         logging.getLogger("fintrader").info("a result", extra={"fields": {"score": 1.2}})
 
-Off unless asked for (`--log-format json`, or FINTRADER_LOG_FORMAT=json, which processes of pods inherit). Everything
-that goes through the standard library's logging, warnings and uncaught exceptions included, then has one shape.
+Off unless asked for (`--log-format json`, or FINTRADER_LOG_FORMAT=json, which processes of pods
+inherit). Everything that goes through the standard library's logging, warnings and uncaught
+exceptions included, then has one shape.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from typing import Any, Literal, TextIO, cast
 
 LogFormat = Literal["plain", "json"]
 FORMAT_VARIABLE = "FINTRADER_LOG_FORMAT"
-"""Environment variable that says how processes log; `--log-format json` sets it for the pods' processes."""
+"""Environment variable that says how processes log; `--log-format json` sets it for the pods'
+processes."""
 RESERVED = ("time", "level", "logger", "message", "exception")
 """Keys that no field of a record can take."""
-_fields: ContextVar[Mapping[str, Any]] = ContextVar("fintrader_log_fields", default=MappingProxyType({}))
+_fields: ContextVar[Mapping[str, Any]] = ContextVar(
+    "fintrader_log_fields", default=MappingProxyType({})
+)
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON: time (UTC), level, logger, message, what is bound, what came with it."""
+    """A record as one line of JSON: time (UTC), level, logger, message, what is bound, what came
+    with it."""
 
     def format(self, record: logging.LogRecord) -> str:
         own = {**_fields.get(), **getattr(record, "fields", {})}
@@ -75,7 +80,8 @@ def structured() -> bool:
 
 @contextlib.contextmanager
 def written(form: str | None = None) -> Iterator[None]:
-    """Inside the block logs are written as `form`; `plain` leaves them as they are. Nested blocks change nothing.
+    """Inside the block logs are written as `form`; `plain` leaves them as they are. Nested blocks
+    change nothing.
 
     None: as FORMAT_VARIABLE says, for whoever started this process.
     """
@@ -100,11 +106,15 @@ def written(form: str | None = None) -> Iterator[None]:
         logging.captureWarnings(False)
         if sys.exc_info()[0] is None:  # an exception on its way out is still to be told of
             sys.excepthook = hook
-        os.environ.pop(FORMAT_VARIABLE, None) if before is None else os.environ.update({FORMAT_VARIABLE: before})
+        os.environ.pop(FORMAT_VARIABLE, None) if before is None else os.environ.update(
+            {FORMAT_VARIABLE: before}
+        )
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    record = logging.LogRecord("fintrader", logging.CRITICAL, "", 0, str(error), None, (kind, error, trace))
+    record = logging.LogRecord(
+        "fintrader", logging.CRITICAL, "", 0, str(error), None, (kind, error, trace)
+    )
     print(JsonFormatter().format(record), file=sys.stderr, flush=True)
 
 
@@ -119,7 +129,8 @@ def bound(**fields: Any) -> Iterator[None]:
 
 
 class _Records(io.TextIOBase):
-    """A text stream whose lines become records: what a pod's code prints keeps the shape of its log."""
+    """A text stream whose lines become records: what a pod's code prints keeps the shape of its
+    log."""
 
     encoding = "utf-8"
     _rest = ""

@@ -1,12 +1,15 @@
-"""What a series of returns says, alone and beside a benchmark's: return, risk and ratios, in empyrical's conventions.
+"""What a series of returns says, alone and beside a benchmark's: return, risk and ratios, in
+empyrical's conventions.
 
-Every function takes simple returns `[S]` (0.01 is one per cent), one a session unless `periods` says otherwise,
-and gives a float, or None where the number does not exist (too few values, nothing to divide by). A NaN is a
-missing day: it is left out, but its day still counts as time; beside a benchmark, days on which either is NaN are left
-out of both. The risk-free rate is 0. The sources are named in `results.catalogue`.
+Every function takes simple returns `[S]` (0.01 is one per cent), one a session unless `periods`
+says otherwise, and gives a float, or None where the number does not exist (too few values, nothing
+to divide by). A NaN is a missing day: it is left out, but its day still counts as time; beside a
+benchmark, days on which either is NaN are left out of both. The risk-free rate is 0. The sources
+are named in `results.catalogue`.
 
-Two differences from empyrical, both deliberate: an infinite ratio (no dispersion, no loss) is None, because it
-is no number that could be compared or stored; and a series of nothing but NaN has no return and no drawdown.
+Two differences from empyrical, both deliberate: an infinite ratio (no dispersion, no loss) is None,
+because it is no number that could be compared or stored; and a series of nothing but NaN has no
+return and no drawdown.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 TRADING_DAYS = 252
-"""Sessions in a year of an exchange that rests at weekends: the convention of the paper's table and of empyrical. A
-market says how many its own year has (`MarketTensors.sessions_a_year`), and its results after it."""
+"""Sessions in a year of an exchange that rests at weekends: the convention of the paper's table and
+of empyrical. A market says how many its own year has (`MarketTensors.sessions_a_year`), and its
+results after it."""
 
 
 def session_ends(session: ArrayLike) -> NDArray[np.int64]:
@@ -32,7 +36,8 @@ def session_ends(session: ArrayLike) -> NDArray[np.int64]:
 
 
 def session_starts(session: ArrayLike) -> NDArray[np.int64]:
-    """Index of the first bar of each session, `[S]`. `session`: `[T]`, never decreasing, not empty."""
+    """Index of the first bar of each session, `[S]`. `session`: `[T]`, never decreasing, not
+    empty."""
     return np.append(0, session_ends(session)[:-1] + 1)
 
 
@@ -43,13 +48,16 @@ def daily_equity(equity: ArrayLike, session: ArrayLike) -> Array:
 
 
 def returns_of(equity: ArrayLike, start: Any = None) -> Array:
-    """Simple returns along axis 0. With `start` (USD) the first value is a return too, against that capital.
+    """Simple returns along axis 0. With `start` (USD) the first value is a return too, against that
+    capital.
 
     A value that follows zero equity returns 0: nothing is left that could grow.
     """
     values = np.asarray(equity, dtype=np.float64)
     if start is not None:
-        values = np.concatenate([np.broadcast_to(np.asarray(start, dtype=np.float64), values[:1].shape), values])
+        values = np.concatenate(
+            [np.broadcast_to(np.asarray(start, dtype=np.float64), values[:1].shape), values]
+        )
     before, after = values[:-1], values[1:]
     alive = before != 0
     return np.where(alive, after / np.where(alive, before, 1.0) - 1, 0.0)
@@ -58,7 +66,8 @@ def returns_of(equity: ArrayLike, start: Any = None) -> Array:
 def daily_returns(equity: ArrayLike, session: ArrayLike, start: Any = None) -> Array:
     """Return of each session, the first one against the starting capital: `[T]`, `[T]` -> `[S]`.
 
-    `start` defaults to the first equity value, which a backtest books before anything has been traded.
+    `start` defaults to the first equity value, which a backtest books before anything has been
+    traded.
     """
     values = np.asarray(equity, dtype=np.float64)
     if values.shape[0] == 0:
@@ -80,11 +89,16 @@ def finite(value: float) -> float | None:
 
 def ratio(above: float, below: float) -> float | None:
     """`above / below`, None when `below` is zero or either is no finite number."""
-    return finite(above / below) if below != 0 and math.isfinite(above) and math.isfinite(below) else None
+    return (
+        finite(above / below)
+        if below != 0 and math.isfinite(above) and math.isfinite(below)
+        else None
+    )
 
 
 def deviation(values: Array) -> float:
-    """Sample standard deviation (n - 1), exactly 0 when all values are equal, NaN below two values."""
+    """Sample standard deviation (n - 1), exactly 0 when all values are equal, NaN below two
+    values."""
     if values.size < 2:
         return math.nan
     return 0.0 if values.max() == values.min() else float(values.std(ddof=1))
@@ -97,7 +111,8 @@ def cumulative_return(returns: ArrayLike) -> float | None:
 
 
 def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
-    """Compound annual growth rate, `(Π (1 + r))^(periods / S) − 1`, with S counting missing days too."""
+    """Compound annual growth rate, `(Π (1 + r))^(periods / S) − 1`, with S counting missing days
+    too."""
     values = known(returns)
     if not values.size:
         return None
@@ -153,9 +168,14 @@ def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> floa
 
 
 def downside_risk(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
-    """`√(mean(min(r, 0)²)) · √periods`: the mean runs over all periods, the gains counting as zero."""
+    """`√(mean(min(r, 0)²)) · √periods`: the mean runs over all periods, the gains counting as
+    zero."""
     values = known(returns)
-    return finite(math.sqrt(np.square(np.minimum(values, 0)).mean()) * math.sqrt(periods)) if values.size else None
+    return (
+        finite(math.sqrt(np.square(np.minimum(values, 0)).mean()) * math.sqrt(periods))
+        if values.size
+        else None
+    )
 
 
 def skew(returns: ArrayLike) -> float | None:
@@ -175,12 +195,14 @@ def _standard_moment(returns: ArrayLike, order: int) -> float | None:
         return None
     centred = values - values.mean()
     spread = float(np.sqrt(np.square(centred).mean()))
-    # Standardise first: with tiny returns the plain moments would underflow before they are divided.
+    # Standardise first: with tiny returns the plain moments would underflow before they are
+    # divided.
     return finite(np.power(centred / spread, order).mean()) if spread > 0 else None
 
 
 def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
-    """The `cutoff` quantile of the returns (a return, so usually negative), linearly interpolated."""
+    """The `cutoff` quantile of the returns (a return, so usually negative), linearly
+    interpolated."""
     values = known(returns)
     return finite(np.percentile(values, 100 * cutoff)) if values.size else None
 
@@ -202,7 +224,11 @@ def tail_ratio(returns: ArrayLike) -> float | None:
 def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`mean(r) / std(r) · √periods`, risk-free rate 0."""
     values = known(returns)
-    return ratio(float(values.mean()) * math.sqrt(periods), deviation(values)) if values.size > 1 else None
+    return (
+        ratio(float(values.mean()) * math.sqrt(periods), deviation(values))
+        if values.size > 1
+        else None
+    )
 
 
 def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
@@ -237,7 +263,8 @@ def stability(returns: ArrayLike) -> float | None:
 
 
 def drawdowns(returns: ArrayLike) -> Array:
-    """Distance below the running peak (the starting capital included) after each period, `[S]`, <= 0."""
+    """Distance below the running peak (the starting capital included) after each period, `[S]`, <=
+    0."""
     values = np.asarray(returns, dtype=np.float64)
     wealth = np.concatenate([[100.0], 100 * np.cumprod(1 + np.nan_to_num(values, nan=0.0))])
     peak = np.maximum.accumulate(wealth)
@@ -253,7 +280,11 @@ def average_drawdown(returns: ArrayLike) -> float | None:
     """Mean over drawdown episodes of each one's deepest point, <= 0; 0 without any."""
     if not known(returns).size:
         return None
-    depths = [float(depth[start:stop].min()) for depth in [drawdowns(returns)] for start, stop in episodes(depth)]
+    depths = [
+        float(depth[start:stop].min())
+        for depth in [drawdowns(returns)]
+        for start, stop in episodes(depth)
+    ]
     return finite(float(np.mean(depths))) if depths else 0.0
 
 
@@ -262,15 +293,23 @@ def longest_drawdown(returns: ArrayLike) -> float | None:
     if not known(returns).size:
         return None
     last = np.size(returns) - 1
-    return float(max((min(stop, last) - start + 1 for start, stop in episodes(drawdowns(returns))), default=0))
+    return float(
+        max(
+            (min(stop, last) - start + 1 for start, stop in episodes(drawdowns(returns))), default=0
+        )
+    )
 
 
 def longest_recovery(returns: ArrayLike) -> float | None:
-    """Most periods from an episode's deepest point back to the peak (or to the end, when never recovered)."""
+    """Most periods from an episode's deepest point back to the peak (or to the end, when never
+    recovered)."""
     if not known(returns).size:
         return None
     depth, last = drawdowns(returns), np.size(returns) - 1
-    waits = [min(stop, last) - start - int(np.argmin(depth[start:stop])) for start, stop in episodes(depth)]
+    waits = [
+        min(stop, last) - start - int(np.argmin(depth[start:stop]))
+        for start, stop in episodes(depth)
+    ]
     return float(max(waits, default=0))
 
 
@@ -331,19 +370,25 @@ def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     return finite(float(np.corrcoef(ours, theirs)[0, 1]))
 
 
-def active_return(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def active_return(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """`mean(r − b) · periods`: what was earned beyond the benchmark, a year, not compounded."""
     ours, theirs = paired(returns, benchmark)
     return finite(float((ours - theirs).mean()) * periods) if ours.size else None
 
 
-def tracking_error(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def tracking_error(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """`std(r − b) · √periods`."""
     ours, theirs = paired(returns, benchmark)
     return finite(deviation(ours - theirs) * math.sqrt(periods)) if ours.size > 1 else None
 
 
-def information_ratio(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def information_ratio(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """`mean(r − b) / std(r − b) · √periods` (empyrical's `excess_sharpe`, a year)."""
     ours, theirs = paired(returns, benchmark)
     if ours.size < 2:
@@ -351,13 +396,17 @@ def information_ratio(returns: ArrayLike, benchmark: ArrayLike, periods: float =
     return ratio(float((ours - theirs).mean()) * math.sqrt(periods), deviation(ours - theirs))
 
 
-def up_capture(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def up_capture(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """Annual return over the benchmark's, both on the days on which the benchmark rose."""
     ours, theirs = paired(returns, benchmark)
     return _capture(ours, theirs, theirs > 0, periods)
 
 
-def down_capture(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def down_capture(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """Annual return over the benchmark's, both on the days on which the benchmark fell."""
     ours, theirs = paired(returns, benchmark)
     return _capture(ours, theirs, theirs < 0, periods)
@@ -374,7 +423,9 @@ def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     return finite((ours > theirs).mean()) if ours.size else None
 
 
-def treynor_ratio(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def treynor_ratio(
+    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
+) -> float | None:
     """Annual return over beta."""
     slope, growth = beta(returns, benchmark), annual_return(paired(returns, benchmark)[0], periods)
     return None if slope is None or growth is None else ratio(growth, slope)

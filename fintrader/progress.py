@@ -4,7 +4,8 @@
         task = progress.task("train", total=200_000, unit="steps")
         task.advance(4_096, note="reward 0.12")
 
-Everything that takes long accepts `progress: Progress | None`; `None` stands for silence (`SILENT`).
+Everything that takes long accepts `progress: Progress | None`; `None` stands for silence
+(`SILENT`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _strip: ContextVar[Callable[[], str] | None] = ContextVar("fintrader_strip", def
 
 @contextlib.contextmanager
 def told(tell: Callable[[Task], None]) -> Iterator[None]:
-    """Inside the block `tell` is told of every task that begins there, whenever it moves, whoever shows it."""
+    """Inside the block `tell` is told of every task that begins there, whenever it moves, whoever
+    shows it."""
     token = _told.set(tell)
     try:
         yield
@@ -51,7 +53,8 @@ def with_strip(line: Callable[[], str]) -> Iterator[None]:
 
 
 class Task:
-    """One piece of work with `total` units (None where nobody knows). Safe to call from several threads."""
+    """One piece of work with `total` units (None where nobody knows). Safe to call from several
+    threads."""
 
     def __init__(self, owner: Progress, name: str, total: float | None, unit: str) -> None:
         self.name, self.total, self.unit, self.note = name, total, unit, ""
@@ -103,7 +106,11 @@ class Task:
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds to go, None where total or rate are unknown."""
-        return None if self.total is None or not (rate := self.rate) else max(0.0, self.total - self.done) / rate
+        return (
+            None
+            if self.total is None or not (rate := self.rate)
+            else max(0.0, self.total - self.done) / rate
+        )
 
     @property
     def speed(self) -> str:
@@ -143,7 +150,8 @@ class Progress:
         """One line worth keeping, whatever is in progress."""
 
     def event(self, record: dict[str, Any], text: str) -> None:
-        """Something happened: `text` is for people (empty: not worth a line), `record` for a structured log."""
+        """Something happened: `text` is for people (empty: not worth a line), `record` for a
+        structured log."""
         if text:
             self.say(text)
 
@@ -167,7 +175,9 @@ SILENT = Progress()
 class LineProgress(Progress):
     """For logs and pipes: at most one line per task every `seconds`, and one when it ends."""
 
-    def __init__(self, stream: TextIO, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream = stream
         self._seconds = seconds
         self.clock = clock
@@ -202,7 +212,13 @@ class LogProgress(LineProgress):
         self._log.log(level, text.strip() or str(record["event"]), extra={"fields": fields})
 
     def tell(self, task: Task) -> None:
-        fields = {"task": task.name, "done": task.done, "total": task.total, "unit": task.unit, "rate": task.rate}
+        fields = {
+            "task": task.name,
+            "done": task.done,
+            "total": task.total,
+            "unit": task.unit,
+            "rate": task.rate,
+        }
         self._log.info(task.line(), extra={"fields": {**fields, "finished": task.finished}})
 
 
@@ -224,7 +240,8 @@ class _Bars(RichProgress):
 
 
 class TerminalProgress(Progress):
-    """Rich bars: share, count, rate, time left, note. Tasks vanish when they end, leaving one line."""
+    """Rich bars: share, count, rate, time left, note. Tasks vanish when they end, leaving one
+    line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -266,7 +283,9 @@ class TerminalProgress(Progress):
             self._bars.remove_task(self._ids.pop(task))
             self.say(task.line())
         else:
-            self._bars.update(self._ids[task], completed=task.done, speed=task.speed, note=task.note)
+            self._bars.update(
+                self._ids[task], completed=task.done, speed=task.speed, note=task.note
+            )
 
 
 def reporter(stream: TextIO | None = None) -> Progress:

@@ -1,9 +1,11 @@
-"""Which processors a seed gives the same bytes on: this machine's, or every x86-64 one (`across_machines`).
+"""Which processors a seed gives the same bytes on: this machine's, or every x86-64 one
+(`across_machines`).
 
-Libraries choose their code by the processor. Vectors of another width sum in another order, and fused multiply-adds
-round once instead of twice: the last bits differ, and a training makes them large. `across_machines` pins each of them
-to code that every x86-64 processor has. Most of them choose as they are loaded, the C library as the process starts, so
-a process has to begin with `VARIABLES`:
+Libraries choose their code by the processor. Vectors of another width sum in another order, and
+fused multiply-adds round once instead of twice: the last bits differ, and a training makes them
+large. `across_machines` pins each of them to code that every x86-64 processor has. Most of them
+choose as they are loaded, the C library as the process starts, so a process has to begin with
+`VARIABLES`:
 
     python -m fintrader.reproducible SCRIPT ...      # python SCRIPT ..., begun with them
 
@@ -28,14 +30,20 @@ VARIABLES = {
     "ATEN_CPU_CAPABILITY": "default",  # torch's kernels
     "MKL_CBWR": "COMPATIBLE",  # its matrix products and vector functions
     # numpy's kernels, under the names of its versions; it leaves out what it does not know
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
-    "AVX512_ICL AVX512_SPR",
+    "NPY_DISABLE_CPU_FEATURES": (
+        "X86_V3 X86_V4 AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
+        "AVX512_ICL AVX512_SPR"
+    ),
     "OPENBLAS_CORETYPE": "Nehalem",  # matrix products of numpy and scipy
-    "NUMBA_CPU_NAME": "generic",  # also a part of the key of its cache, so that nothing is mixed up there
+    # also a part of the key of its cache, so that nothing is mixed up there
+    "NUMBA_CPU_NAME": "generic",
     "NUMBA_CPU_FEATURES": "",
     "NUMBA_DISABLE_INTEL_SVML": "1",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable",  # exp, log, sin, ...
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),  # threads split sums
+    # exp, log, sin, ...
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable",
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+    ),  # threads split sums
 }
 """What a process of a run `across_machines` begins with, whatever else its environment says."""
 _CONTRARY = ("NPY_ENABLE_CPU_FEATURES",)
@@ -54,31 +62,40 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 def require(setting: Reproducible) -> None:
     """See that this process computes as `setting` promises.
 
-    Raises ConfigError where nobody can promise that, RestartNeeded when the process began without `VARIABLES`.
+    Raises ConfigError where nobody can promise that, RestartNeeded when the process began without
+    `VARIABLES`.
     """
     if setting == "same_machine":
         return
-    if sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
+    if (
+        sys.platform != "linux"
+        or platform.machine() != "x86_64"
+        or platform.libc_ver()[0] != "glibc"
+    ):
         raise ConfigError(
-            f"reproducible: across_machines holds between x86-64 processors under Linux with glibc, and this is "
-            f"{platform.machine()} under {platform.system()}; use same_machine"
+            "reproducible: across_machines holds between x86-64 processors under Linux with glibc,"
+            f" and this is {platform.machine()} under {platform.system()}; use same_machine"
         )
     began = dict(
-        entry.partition("=")[::2] for entry in os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+        entry.partition("=")[::2]
+        for entry in os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
     )
     if any(name in began for name in _CONTRARY) or not VARIABLES.items() <= began.items():
         raise RestartNeeded(
-            "reproducible: across_machines needs a process that begins with fixed code paths; use the command "
-            "`fintrader`, or start your own program by `python -m fintrader.reproducible SCRIPT ...`"
+            "reproducible: across_machines needs a process that begins with fixed code paths; use"
+            " the command `fintrader`, or start your own program by `python -m"
+            " fintrader.reproducible SCRIPT ...`"
         )
     settle()
 
 
 def settle() -> None:
-    """Bring torch, if it is loaded, to one thread and, in a process that has `VARIABLES`, to no oneDNN, whose blocks
-    follow the sizes of caches. For every process whose results count.
+    """Bring torch, if it is loaded, to one thread and, in a process that has `VARIABLES`, to no
+    oneDNN, whose blocks follow the sizes of caches. For every process whose results count.
     """
-    torch = sys.modules.get("torch")  # not imported here: a process that does without it should go on so
+    torch = sys.modules.get(
+        "torch"
+    )  # not imported here: a process that does without it should go on so
     if torch is None:
         return
     torch.set_num_threads(1)
@@ -92,7 +109,8 @@ def is_fixed() -> bool:
 
 
 def restart(words: list[str] | None = None) -> NoReturn:
-    """Become `python words` (this very command unless given) with `VARIABLES`. The process keeps its number."""
+    """Become `python words` (this very command unless given) with `VARIABLES`. The process keeps
+    its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = sys.orig_argv[1:] if words is None else words
@@ -107,7 +125,9 @@ def code_paths() -> dict[str, str]:
     model = platform.processor() or platform.machine()
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     numba = os.environ.get("NUMBA_CPU_NAME") or get_host_cpu_name()
     return {"processor": model, "torch": torch.backends.cpu.get_cpu_capability(), "numba": numba}
 

@@ -22,7 +22,16 @@ from fintrader.files import read_json, write_json
 from fintrader.progress import reporter
 
 MANIFEST_FORMAT = "fintrader-run-1"
-PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "gymnasium", "safetensors", "pydantic", "exchange-calendars")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "gymnasium",
+    "safetensors",
+    "pydantic",
+    "exchange-calendars",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POD_NAME = re.compile(r"p[0-9]{4,9}", re.ASCII)
 _FILES = (
@@ -53,14 +62,19 @@ class RunFolder:
 
     @classmethod
     def named(cls, name: str, runs_dir: Path) -> RunFolder:
-        """`runs_dir/name`. Raises RunError unless the name is a plain one (letters, digits, `. _ -`)."""
+        """`runs_dir/name`. Raises RunError unless the name is a plain one (letters, digits, `. _
+        -`)."""
         if not _NAME.fullmatch(name) or ".." in name:
-            raise RunError(f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no '..'")
+            raise RunError(
+                f"run name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-' and hold no"
+                " '..'"
+            )
         return cls(Path(runs_dir) / name)
 
     @property
     def label(self) -> str:
-        """What logs and metrics call it: the run's name; for a search inside a run, `name/null_model` or the like."""
+        """What logs and metrics call it: the run's name; for a search inside a run,
+        `name/null_model` or the like."""
         for above in (self.root, *list(self.root.parents)[:3]):
             if (above / "manifest.json").is_file():
                 return self.root.relative_to(above.parent).as_posix()
@@ -77,25 +91,32 @@ class RunFolder:
     """The same search on information-free features: a run folder of its own."""
 
     def pod(self, pod_id: str) -> Path:
-        """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`, `result.json`."""
+        """The folder of one pod: `spec.json`, `metrics.jsonl`, `policy.safetensors`, `state*`,
+        `result.json`."""
         return self.pods / pod_id
 
     def misplaced(self) -> list[Path]:
-        """What stands where a tournament keeps a file or a folder and is none: a folder for a file, a link to nowhere.
+        """What stands where a tournament keeps a file or a folder and is none: a folder for a file,
+        a link to nowhere.
 
         Nothing can be written there before it is renamed.
         """
         snapshots = self.root / "snapshots"
         pods = [path for path in sorted(self.pods.glob("p[0-9]*")) if POD_NAME.fullmatch(path.name)]
-        files = [self.root / name for name in _FILES] + [pod / name for pod in pods for name in _POD_FILES]
-        files += [path for path in sorted(snapshots.glob("*.safetensors")) if ".damaged-" not in path.name]
+        files = [self.root / name for name in _FILES] + [
+            pod / name for pod in pods for name in _POD_FILES
+        ]
+        files += [
+            path for path in sorted(snapshots.glob("*.safetensors")) if ".damaged-" not in path.name
+        ]
         found = [path for path in (self.pods, snapshots, self.ensemble, *pods) if not path.is_dir()]
         found += [path for path in files if not path.is_file()]
         return [path for path in found if os.path.lexists(path)]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; the kernel lets go of it when the process dies, however it dies.
+        """Hold the run for this process; the kernel lets go of it when the process dies, however it
+        dies.
 
         Raises RunError when another process holds it, or the folder cannot be made or written to.
         """
@@ -104,24 +125,29 @@ class RunFolder:
             file = (self.root / ".lock").open("a")
         except OSError as error:
             raise RunError(
-                f"{self.root}: {error.strerror or error}; choose a folder that can be written to (--runs-dir)"
+                f"{self.root}: {error.strerror or error}; choose a folder that can be written to"
+                " (--runs-dir)"
             ) from None
         with file:
-            for attempt in range(5):  # somebody who only asks whether it is held holds it for microseconds
+            for attempt in range(
+                5
+            ):  # somebody who only asks whether it is held holds it for microseconds
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if attempt == 4:
                         raise RunError(
-                            f"{self.root} is in use by another process; wait for it or stop it first"
+                            f"{self.root} is in use by another process; wait for it or stop it"
+                            " first"
                         ) from None
                     time.sleep(0.05)
             yield
 
 
 class Manifest:
-    """`manifest.json`: what a run is and how far it has come. Every change is written at once, atomically."""
+    """`manifest.json`: what a run is and how far it has come. Every change is written at once,
+    atomically."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         self.path = path
@@ -132,11 +158,21 @@ class Manifest:
         """Of each stage at work, outermost first: seconds that stages inside it took."""
 
     @classmethod
-    def create(cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str) -> Manifest:
+    def create(
+        cls, path: Path, *, name: str, seed: int, device: str, config_hash: str, command: str
+    ) -> Manifest:
         """A new manifest on disk: no stage done, no data, no trials."""
         still_open = dict.fromkeys(("finished", "market", "data_hash", "trials", "best"))
-        made_by = {"versions": versions(), "commit": commit(), "platform": platform.platform(), "command": command}
-        manifest = cls(path, {"format": MANIFEST_FORMAT, "created": _now(), "stages": {}, **still_open, **made_by})
+        made_by = {
+            "versions": versions(),
+            "commit": commit(),
+            "platform": platform.platform(),
+            "command": command,
+        }
+        manifest = cls(
+            path,
+            {"format": MANIFEST_FORMAT, "created": _now(), "stages": {}, **still_open, **made_by},
+        )
         manifest.update(name=name, seed=seed, device=device, config_hash=config_hash)
         return manifest
 
@@ -145,7 +181,9 @@ class Manifest:
         """Read it back. Raises RunError when it is missing, damaged or of another format."""
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != MANIFEST_FORMAT:
-            raise RunError(f"{path} is no manifest of this version; move the folder away and run again")
+            raise RunError(
+                f"{path} is no manifest of this version; move the folder away and run again"
+            )
         return cls(path, values)
 
     def update(self, **changes: Any) -> None:
@@ -160,10 +198,12 @@ class Manifest:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Mark a stage as begun and, when the body ends well, as done, with the seconds all its attempts took.
+        """Mark a stage as begun and, when the body ends well, as done, with the seconds all its
+        attempts took.
 
-        How far it is can be read meanwhile (`stages`). A stage inside another is not counted twice. What it fails of
-        stays in the manifest as a sentence; an interrupted or killed one leaves none.
+        How far it is can be read meanwhile (`stages`). A stage inside another is not counted twice.
+        What it fails of stays in the manifest as a sentence; an interrupted or killed one leaves
+        none.
         """
         before = float(self.values["stages"].get(name, {}).get("seconds", 0.0))
         was_done = self.done(name)
@@ -185,7 +225,10 @@ class Manifest:
             if self._inside:
                 self._inside[-1] += took
         if not was_done:
-            self.values["stages"][name] = {"seconds": round(before + took - inside, 3), "done": True}
+            self.values["stages"][name] = {
+                "seconds": round(before + took - inside, 3),
+                "done": True,
+            }
             self.update()
 
     def _announce(self, name: str) -> None:
@@ -194,13 +237,18 @@ class Manifest:
         if name in plan:
             title, number = stages.TITLES.get(name, name), plan.index(name) + 1
             text = f"stage {number} of {len(plan)}, {title}: {stages.ABOUT.get(name, '')}"
-            reporter().event({"event": "stage", "stage": name, "number": number, "of": len(plan)}, text)
+            reporter().event(
+                {"event": "stage", "stage": name, "number": number, "of": len(plan)}, text
+            )
 
     def _failed(self, stage: str, error: Exception) -> None:
-        """Keep why, unless the run has its result already; the first to say it (the innermost stage) is right."""
+        """Keep why, unless the run has its result already; the first to say it (the innermost
+        stage) is right."""
         if self.values.get("finished") is None and self.values.get("failure") is None:
             failure = {"stage": stage, "sentence": failure_sentence(error), "time": _now()}
-            with contextlib.suppress(OSError, FintraderError):  # a full disk is told on the terminal all the same
+            with contextlib.suppress(
+                OSError, FintraderError
+            ):  # a full disk is told on the terminal all the same
                 self.update(failure=failure)
 
     def reopen(self, *stages: str) -> None:
@@ -218,14 +266,17 @@ class Manifest:
 
 
 def failure_sentence(error: Exception) -> str:
-    """What an error says, on one line: a typed one as it is, a disk's with its file, any other with its kind."""
+    """What an error says, on one line: a typed one as it is, a disk's with its file, any other with
+    its kind."""
     text = " ".join(str(error).split())
     if isinstance(error, FintraderError):
         return text or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}; free space or rights there, or choose another folder"
-    return f"{type(error).__name__}: {text}; this is a fault of the program, and its output says where"
+    return (
+        f"{type(error).__name__}: {text}; this is a fault of the program, and its output says where"
+    )
 
 
 def _now() -> str:
@@ -242,16 +293,23 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Git commit of the source tree, with `+` when it has uncommitted changes; None outside a checkout."""
+    """Git commit of the source tree, with `+` when it has uncommitted changes; None outside a
+    checkout."""
     source = Path(__file__).parent
 
     def git(*words: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(source), *words], capture_output=True, text=True, check=True, timeout=10
+            ["git", "-C", str(source), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(source)) else "")
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--", str(source)) else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,4 +1,5 @@
-"""One root seed, and named streams below it that never depend on the order in which they are asked for."""
+"""One root seed, and named streams below it that never depend on the order in which they are asked
+for."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _MASK = (1 << 63) - 1
 def derive(seed: int, *names: object) -> int:
     """Derive an independent 63-bit seed for a named purpose, e.g. `derive(seed, "pod", 3, "env")`.
 
-    A hash instead of `seed + k`: neighbouring roots share no stream, and adding a consumer moves nobody else.
+    A hash instead of `seed + k`: neighbouring roots share no stream, and adding a consumer moves
+    nobody else.
     """
     text = "/".join([str(int(seed)), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _MASK
@@ -36,7 +38,8 @@ def numpy_generator(seed: int, *names: object) -> np.random.Generator:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch (layers draw their first weights from torch's)."""
+    """Seed the global generators of Python, numpy and torch (layers draw their first weights from
+    torch's)."""
     import torch
 
     random.seed(seed)

@@ -1,9 +1,11 @@
-"""The stages of a run, how far each has come and what one failed of: one account for terminal, log and app.
+"""The stages of a run, how far each has come and what one failed of: one account for terminal, log
+and app.
 
     data → tournament → null model → backtest → report
 
-What is done, and how long it took, stands in `manifest.json`. How far the stage at work is stands beside it in
-`progress.json`, written once a second at most and gone when nothing is at work any more. `stages_of` reads both.
+What is done, and how long it took, stands in `manifest.json`. How far the stage at work is stands
+beside it in `progress.json`, written once a second at most and gone when nothing is at work any
+more. `stages_of` reads both.
 """
 
 from __future__ import annotations
@@ -24,16 +26,25 @@ State = Literal["done", "running", "failed", "stopped", "waiting"]
 
 WHOLE = ("data", "tournament", "null_model", "backtest", "report")
 """The stages of `fintrader run`, in order."""
-TITLES = {"data": "data", "tournament": "tournament", "null_model": "null model", "backtest": "backtest"}
+TITLES = {
+    "data": "data",
+    "tournament": "tournament",
+    "null_model": "null model",
+    "backtest": "backtest",
+}
 TITLES |= {"report": "report", "train": "training"}
 ABOUT = {
     "data": "bars become the market that agents trade in",
     "tournament": "agents are trained, compared on the validation window, and copied with changes",
     "null_model": (
-        "the same search on bars whose features hold no information: what luck alone would have made. It takes about "
-        "as long as the tournament; backtest.null_model: false leaves it out, and with it that comparison"
+        "the same search on bars whose features hold no information: what luck alone would have"
+        " made. It takes about as long as the tournament; backtest.null_model: false leaves it out,"
+        " and with it that comparison"
     ),
-    "backtest": "what was chosen trades the window nobody has looked at, beside all that could have been luck",
+    "backtest": (
+        "what was chosen trades the window nobody has looked at, beside all that could have been"
+        " luck"
+    ),
     "report": "figures and verdict are drawn, written down and sealed",
     "train": "one agent, without a tournament",
 }
@@ -56,7 +67,8 @@ class Stage:
     total: float | None = None
     unit: str = ""
     seconds_left: float | None = None
-    """Of what is at work; of a null model that waits: what the tournament takes. None: nobody knows yet."""
+    """Of what is at work; of a null model that waits: what the tournament takes. None: nobody knows
+    yet."""
     note: str = ""
 
     @property
@@ -81,12 +93,18 @@ class Stage:
     def told(self) -> str:
         """Name, share and time: `tournament 38 %, 40 s left`."""
         if self.state == "done":
-            return f"{self.title} ({duration(self.seconds)})" if self.seconds is not None else f"{self.title} (done)"
+            return (
+                f"{self.title} ({duration(self.seconds)})"
+                if self.seconds is not None
+                else f"{self.title} (done)"
+            )
         left = "" if self.seconds_left is None else duration(self.seconds_left)
         if self.state == "waiting":
             return f"{self.title} (about {left})" if left else self.title
         if self.state != "running":
-            return f"{self.title} {self.state}" + ("" if self.share is None else f" at {self.share:.0%}")
+            return f"{self.title} {self.state}" + (
+                "" if self.share is None else f" at {self.share:.0%}"
+            )
         share = "" if self.share is None else f" {self.share:.0%}"
         return f"{self.title}{share or ' …'}" + (f", {left} left" if left else "")
 
@@ -97,7 +115,8 @@ def strip(stages: Sequence[Stage]) -> str:
 
 
 def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bool) -> list[Stage]:
-    """The stages of a run, from what its two files say (both may say anything at all); `alive`: it is being worked on.
+    """The stages of a run, from what its two files say (both may say anything at all); `alive`: it
+    is being worked on.
 
     `progress.json` of a run that nobody works on says how far it was when it ended.
     """
@@ -114,7 +133,9 @@ def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bo
         seconds = _number(_mapping(known.get(name)).get("seconds"))
         if alive and name == at_work:
             found.append(_at_work(name, live, "running"))
-        elif is_done[name] and not (alive and name == "report" and at_work == "backtest"):  # of an earlier window
+        elif is_done[name] and not (
+            alive and name == "report" and at_work == "backtest"
+        ):  # of an earlier window
             found.append(Stage(name, "done", seconds))
         elif not alive and name == failure.get("stage"):
             found.append(_at_work(name, live, "failed"))
@@ -127,7 +148,8 @@ def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bo
 
 
 def _as_long(before: Sequence[Stage]) -> float | None:
-    """Seconds of the tournament, as far as they are known: the null model is the same search once more."""
+    """Seconds of the tournament, as far as they are known: the null model is the same search once
+    more."""
     for stage in before:
         if stage.name == "tournament" and stage.seconds is not None:
             if stage.state == "done":
@@ -145,8 +167,15 @@ def _guessed(manifest: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]
 def _at_work(name: str, live: Mapping[str, Any], state: State) -> Stage:
     if live.get("stage") != name:
         return Stage(name, state)
-    number = {key: _number(live.get(key)) for key in ("done", "total", "seconds_left", "seconds", "updated")}
-    since = 0.0 if state != "running" or number["updated"] is None else max(0.0, time.time() - number["updated"])
+    number = {
+        key: _number(live.get(key))
+        for key in ("done", "total", "seconds_left", "seconds", "updated")
+    }
+    since = (
+        0.0
+        if state != "running" or number["updated"] is None
+        else max(0.0, time.time() - number["updated"])
+    )
     left = number["seconds_left"]
     return Stage(
         name,
@@ -170,7 +199,7 @@ def _number(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-# --- who tells it ----------------------------------------------------------------------------------------------
+# --- who tells it ---------------------------------------------------------------------------------
 
 
 _outer: ContextVar[_Teller | None] = ContextVar("fintrader_stage", default=None)
@@ -180,7 +209,11 @@ class _Teller:
     """Writes down how far one stage is, as its tasks say."""
 
     def __init__(
-        self, folder: Path, values: Mapping[str, Any], name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        values: Mapping[str, Any],
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._values, self._name, self._clock = folder / LIVE, values, name, clock
         self._began = clock()
@@ -194,7 +227,9 @@ class _Teller:
         now = self._clock()
         if now - self._written >= SECONDS:
             self._written = now
-            with contextlib.suppress(OSError, FintraderError, ValueError):  # no run ends because nobody could watch it
+            with contextlib.suppress(
+                OSError, FintraderError, ValueError
+            ):  # no run ends because nobody could watch it
                 write_bytes(self._path, dump_json(self._live()).encode(), sync=False)
 
     def again(self) -> None:
@@ -203,9 +238,19 @@ class _Teller:
         self.tell(None)
 
     def _live(self) -> dict[str, Any]:
-        found = {"stage": self._name, "seconds": round(self._clock() - self._began, 3), "updated": time.time()}
+        found = {
+            "stage": self._name,
+            "seconds": round(self._clock() - self._began, 3),
+            "updated": time.time(),
+        }
         if (task := self._task) is not None:
-            found |= {"doing": task.name, "done": task.done, "total": task.total, "unit": task.unit, "note": task.note}
+            found |= {
+                "doing": task.name,
+                "done": task.done,
+                "total": task.total,
+                "unit": task.unit,
+                "note": task.note,
+            }
             found |= {"seconds_left": None if task.finished else task.seconds_left}
         return found
 
@@ -216,8 +261,9 @@ class _Teller:
 
 @contextlib.contextmanager
 def at_work(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Inside the block the tasks of this thread are those of stage `name` of the run in `folder`, whose manifest says
-    `values`. A stage may lie inside another. When it ends well and lies in none, nothing is at work any more."""
+    """Inside the block the tasks of this thread are those of stage `name` of the run in `folder`,
+    whose manifest says `values`. A stage may lie inside another. When it ends well and lies in
+    none, nothing is at work any more."""
     outer = _outer.get()
     teller = _Teller(folder, values, name)
     token = _outer.set(teller)

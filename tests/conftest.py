@@ -1,7 +1,9 @@
-"""What every test stands on: Ctrl-C as in a terminal, no limit that a slow machine could miss, how often to try.
+"""What every test stands on: Ctrl-C as in a terminal, no limit that a slow machine could miss, how
+often to try.
 
-`make test` runs what is not marked `slow`, with hypothesis's profile "quick"; `make test-all` runs everything, with
-`--hypothesis-profile=thorough`. Both judge by what comes out, never by how long it takes.
+`make test` runs what is not marked `slow`, with hypothesis's profile "quick"; `make test-all` runs
+everything, with `--hypothesis-profile=thorough`. Both judge by what comes out, never by how long it
+takes.
 """
 
 from __future__ import annotations
@@ -19,22 +21,30 @@ from hypothesis import HealthCheck, settings
 
 for name, tries in (("quick", 25), ("thorough", 100)):
     settings.register_profile(
-        name, max_examples=tries, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+        name,
+        max_examples=tries,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
     )
 settings.load_profile("quick")
 
-# As in a worker, before anything imports torch: sums over several threads would run in another order.
+# As in a worker, before anything imports torch: sums over several threads would run in another
+# order.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Whoever starts the tests in the background of a shell without job control has SIGINT ignored, and so have all
-# processes that tests start: Ctrl-C could not be tried.
+# Whoever starts the tests in the background of a shell without job control has SIGINT ignored, and
+# so have all processes that tests start: Ctrl-C could not be tried.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 ROOT = Path(__file__).parents[1] / "fintrader"
 # numba compiles again what was edited, but not what calls it from another file.
-newest = max(path.stat().st_mtime for path in (*ROOT.glob("envs/kernels/*.py"), *ROOT.glob("agents/numba_*.py")))
+newest = max(
+    path.stat().st_mtime
+    for path in (*ROOT.glob("envs/kernels/*.py"), *ROOT.glob("agents/numba_*.py"))
+)
 for compiled in ROOT.rglob("*.nb[ic]"):
     with suppress(FileNotFoundError):
         if compiled.stat().st_mtime < newest:
@@ -52,7 +62,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`, `racing`, `raced`."""
+    """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`,
+    `racing`, `raced`."""
     from tests.engines import fakes
 
     root = tmp_path_factory.mktemp("site")

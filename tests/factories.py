@@ -18,7 +18,10 @@ def clock(num_bars: int, session_bars: int) -> dict[str, torch.Tensor]:
     bar = torch.arange(num_bars)
     session = bar // session_bars
     first = int(np.datetime64("2020-01-02T14:30", "ns").astype(np.int64))
-    return {"session": session, "minutes": first + MINUTE_NS * (session * 1440 + bar % session_bars)}
+    return {
+        "session": session,
+        "minutes": first + MINUTE_NS * (session * 1440 + bar % session_bars),
+    }
 
 
 def numbers(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
@@ -38,8 +41,9 @@ def make_market(
     volume: float = 1e9,
     events: bool = False,
 ) -> MarketTensors:
-    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late listing, a
-    delisting and a non-member (if N >= 4). With `events`: splits and dividends, some at the same bar."""
+    """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late
+    listing, a delisting and a non-member (if N >= 4). With `events`: splits and dividends, some at
+    the same bar."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(0, volatility, (num_bars, num_assets))
     close = 50 * np.exp(np.cumsum(steps, axis=0)) * np.linspace(0.5, 2.0, num_assets)
@@ -71,7 +75,9 @@ def make_market(
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
     return MarketTensors(
-        **numbers(open=open_, close=close, features=features, context=rng.normal(size=(num_bars, 2))),
+        **numbers(
+            open=open_, close=close, features=features, context=rng.normal(size=(num_bars, 2))
+        ),
         **numbers(volume=np.where(tradable, np.round(volume * traded), 0.0)),
         tradable=torch.tensor(tradable),
         member=torch.tensor(member),
@@ -89,8 +95,14 @@ def _events(num_bars: int, num_assets: int, seed: int) -> list[tuple[int, int, f
     rng = np.random.default_rng(seed + 2)
     bars = rng.choice(np.arange(1, num_bars), 8)
     which = {(int(bar), int(rng.integers(num_assets))) for bar in bars}
-    splits, dividends = rng.choice([1.0, 2.0, 1.5, 0.1, 1 / 3], len(which)), rng.choice([0.0, 0.37], len(which))
-    return [(*place, float(s), float(d)) for place, s, d in zip(sorted(which), splits, dividends, strict=True)]
+    splits, dividends = (
+        rng.choice([1.0, 2.0, 1.5, 0.1, 1 / 3], len(which)),
+        rng.choice([0.0, 0.37], len(which)),
+    )
+    return [
+        (*place, float(s), float(d))
+        for place, s, d in zip(sorted(which), splits, dividends, strict=True)
+    ]
 
 
 def planted_market(
@@ -104,9 +116,11 @@ def planted_market(
     session_bars: int = 390,
     seed: int = 0,
 ) -> MarketTensors:
-    """A market whose drift is shown: each asset's regime (+1 or -1) is a feature, and its drift has that sign.
+    """A market whose drift is shown: each asset's regime (+1 or -1) is a feature, and its drift has
+    that sign.
 
-    `drift` and `volatility` per bar; a regime lasts `regime_bars` on average. Row t shows the drift of bar t + 1.
+    `drift` and `volatility` per bar; a regime lasts `regime_bars` on average. Row t shows the drift
+    of bar t + 1.
     """
     rng = np.random.default_rng(seed)
     flips = rng.random((num_bars + 1, num_assets)) < 1.0 / regime_bars
@@ -117,7 +131,9 @@ def planted_market(
     returns = drift * regime[:-1] + volatility * (common + own)
     close = 100 * np.exp(np.cumsum(returns, axis=0))
     open_ = np.vstack([np.full((1, num_assets), 100.0), close[:-1]])
-    features = np.concatenate([regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2)
+    features = np.concatenate(
+        [regime[1:, :, None], rng.normal(size=(num_bars, num_assets, noise_features))], axis=2
+    )
     return MarketTensors(
         **numbers(open=open_, close=close, volume=np.full_like(close, 1e9), features=features),
         context=torch.zeros(num_bars, 1),
@@ -133,14 +149,17 @@ def planted_market(
 
 def rising_market() -> MarketTensors:
     """Two assets: the first always falls, the second always rises."""
-    market = planted_market(600, 2, drift=1e-3, volatility=5e-4, regime_bars=10**9, noise_features=0)
+    market = planted_market(
+        600, 2, drift=1e-3, volatility=5e-4, regime_bars=10**9, noise_features=0
+    )
     assert market.close[-1, 0] < market.close[0, 0]
     assert market.close[-1, 1] > market.close[0, 1]
     return market
 
 
 def joined(market: MarketTensors, other: MarketTensors, cut: int) -> MarketTensors:
-    """`market` up to bar `cut`, with `other`'s bars from there on: what no one may have known before."""
+    """`market` up to bar `cut`, with `other`'s bars from there on: what no one may have known
+    before."""
     pieces = {
         name: torch.cat([tensor[:cut], getattr(other, name)[cut:]])
         for name, tensor in market.arrays()
@@ -157,7 +176,8 @@ def pick_assets(market: MarketTensors, order: Sequence[int]) -> MarketTensors:
 
 
 def examples(thorough: int) -> int:
-    """How many examples to try a property on: so many with hypothesis's profile "thorough", a quarter with "quick"."""
+    """How many examples to try a property on: so many with hypothesis's profile "thorough", a
+    quarter with "quick"."""
     from hypothesis import settings
 
     return max(1, thorough * settings.default.max_examples // 100)

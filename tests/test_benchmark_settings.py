@@ -1,4 +1,5 @@
-"""The benchmarks of known optima are run by hand only: their settings must not rot in the meantime."""
+"""The benchmarks of known optima are run by hand only: their settings must not rot in the
+meantime."""
 
 from __future__ import annotations
 

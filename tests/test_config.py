@@ -26,14 +26,23 @@ class Outer(Settings):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"seed": 1, "env": {"num_env": 2}}, "env.num_env: unknown setting; did you mean 'num_envs'?"),
+        (
+            {"seed": 1, "env": {"num_env": 2}},
+            "env.num_env: unknown setting; did you mean 'num_envs'?",
+        ),
         ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
-        ({"seed": 1, "env": {"num_envs": 0}}, "env.num_envs: input should be greater than 0, got 0"),
+        (
+            {"seed": 1, "env": {"num_envs": 0}},
+            "env.num_envs: input should be greater than 0, got 0",
+        ),
         ({}, "seed: a value is required"),
     ],
 )
 def test_a_mistake_names_its_field_in_one_line(values: dict[str, object], said: str):
-    makers = {"test.yaml": partial(validate, Outer, values, "test.yaml"), "Outer": partial(Outer, **values)}
+    makers = {
+        "test.yaml": partial(validate, Outer, values, "test.yaml"),
+        "Outer": partial(Outer, **values),
+    }
     for where, make in makers.items():
         with pytest.raises(ConfigError) as caught:
             make()
@@ -42,12 +51,17 @@ def test_a_mistake_names_its_field_in_one_line(values: dict[str, object], said: 
 
 
 def test_the_settings_of_the_packages_say_it_in_the_same_words():
-    with pytest.raises(ConfigError, match=r"^PPO: pipeline needs an agent with a replay buffer; choose ddpg"):
+    with pytest.raises(
+        ConfigError, match=r"^PPO: pipeline needs an agent with a replay buffer; choose ddpg"
+    ):
         PPO(pipeline=True)
-    with pytest.raises(ConfigError, match=r"^EnvSettings: cost_bps: input should be greater than or equal to 0"):
+    with pytest.raises(
+        ConfigError, match=r"^EnvSettings: cost_bps: input should be greater than or equal to 0"
+    ):
         EnvSettings(cost_bps=-1)
     with pytest.raises(
-        ConfigError, match=r"^PPO: network\.hidden\.1: input should be greater than or equal to 1, got -1"
+        ConfigError,
+        match=r"^PPO: network\.hidden\.1: input should be greater than or equal to 1, got -1",
     ):
         PPO(network={"hidden": [64, -1]})  # type: ignore[arg-type]
 
@@ -67,7 +81,11 @@ def test_yaml_goes_there_and_back(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(None, "no such file"), ("a: [1", "not valid YAML at line"), ("- 1\n- 2\n", "expected `name: value` lines")],
+    [
+        (None, "no such file"),
+        ("a: [1", "not valid YAML at line"),
+        ("- 1\n- 2\n", "expected `name: value` lines"),
+    ],
 )
 def test_a_bad_file_says_so(tmp_path: Path, text: str | None, expected: str):
     path = tmp_path / "config.yaml"

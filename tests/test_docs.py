@@ -1,8 +1,10 @@
-"""The documentation: the site builds without a warning, every example in it runs, and nothing in it has been forgotten.
+"""The documentation: the site builds without a warning, every example in it runs, and nothing in it
+has been forgotten.
 
-Python blocks of a page share one namespace and run in a temporary folder that holds a small `configs/quickstart.yaml`
-and its finished run. A line `<!-- needs: PACKAGE -->` above a block says that it needs an optional package; such blocks
-are tests of their own, and skip where the package is missing.
+Python blocks of a page share one namespace and run in a temporary folder that holds a small
+`configs/quickstart.yaml` and its finished run. A line `<!-- needs: PACKAGE -->` above a block says
+that it needs an optional package; such blocks are tests of their own, and skip where the package is
+missing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from fintrader.pipeline.live import LiveSettings
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("README.md")])
-BLOCK = re.compile(r"(?:^<!-- needs: (?P<needs>[\w.]+) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:^<!-- needs: (?P<needs>[\w.]+) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,12 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     values["data"]["source"] |= {"num_sessions": 25}
     values["env"] |= {"num_envs": 16, "episode_bars": 200, "decision_interval": 10}
-    values["tournament"] |= {"pods": 2, "workers": 1, "budget": {"env_steps": 1000}, "ensemble_size": 2}
+    values["tournament"] |= {
+        "pods": 2,
+        "workers": 1,
+        "budget": {"env_steps": 1000},
+        "ensemble_size": 2,
+    }
     values["backtest"] = {**values.get("backtest", {}), "null_model": False}
     (world / "configs").mkdir()
     (world / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(values))
@@ -106,9 +115,13 @@ def test_every_python_block_runs(page: Path, reader: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", WITH_NEEDS, ids=lambda block: f"{label(block.page)}-{block.needs}")
+@pytest.mark.parametrize(
+    "wanted", WITH_NEEDS, ids=lambda block: f"{label(block.page)}-{block.needs}"
+)
 def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[str, Any]) -> None:
-    pytest.importorskip(wanted.needs or "", reason=f"{wanted.needs} is not installed, so its example was not run")
+    pytest.importorskip(
+        wanted.needs or "", reason=f"{wanted.needs} is not installed, so its example was not run"
+    )
     for block in blocks(wanted.page, "python"):
         if block == wanted:
             block.run(reader)
@@ -156,12 +169,18 @@ def test_every_command_exists(page: Path) -> None:
     for block in blocks(page, "sh"):
         for line in re.findall(r"^(?:\.venv/bin/)?fintrader (.*)$", block.code, re.M):
             words = line.split("#")[0].split()
-            assert " ".join(words[:2]) in _COMMANDS or words[0] in _COMMANDS, f"{label(page)}: fintrader {line}"
+            assert " ".join(words[:2]) in _COMMANDS or words[0] in _COMMANDS, (
+                f"{label(page)}: fintrader {line}"
+            )
             for word in words:
                 if word.startswith("--"):
-                    assert word.split("=")[0] in known, f"{label(page)}: {word} in `fintrader {line}`"
+                    assert word.split("=")[0] in known, (
+                        f"{label(page)}: {word} in `fintrader {line}`"
+                    )
         for target in re.findall(r"^make (\w+)", block.code, re.M):
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"{label(page)}: make {target}"
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), (
+                f"{label(page)}: make {target}"
+            )
         for path in re.findall(r"\bconfigs/[\w/.-]+", block.code):
             assert (ROOT / path).exists(), f"{label(page)}: {path} does not exist"
 
@@ -172,23 +191,35 @@ def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
     for algo, model in CHOICES["agent.algo"].items():
         page = DOCS / "algorithms" / f"{algo}.md"
         assert page.is_file(), f"write docs/algorithms/{algo}.md and add it to mkdocs.yml"
-        assert f"<!-- settings: {model.__module__}:{model.__name__} agent -->" in settings, f"add {algo} to settings.md"
+        assert f"<!-- settings: {model.__module__}:{model.__name__} agent -->" in settings, (
+            f"add {algo} to settings.md"
+        )
         assert f"({algo}.md)" in overview
     for kind, model in CHOICES["data.source.kind"].items():
-        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in settings, f"document {kind}"
+        assert f"<!-- settings: {model.__module__}:{model.__name__} data.source -->" in settings, (
+            f"document {kind}"
+        )
     text = (DOCS / "environment.md").read_text()
     for module in (ROOT / "fintrader" / "envs" / "adapters").glob("*.py"):
         if module.stem != "__init__":
-            assert f"fintrader.envs.adapters.{module.stem}" in text, f"document the adapter {module.stem}"
+            assert f"fintrader.envs.adapters.{module.stem}" in text, (
+                f"document the adapter {module.stem}"
+            )
 
 
 @pytest.mark.slow
-def test_every_training_metric_is_explained(small_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_training_metric_is_explained(
+    small_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(small_world)
     market = load_market("configs/quickstart.yaml").split().train
     names: set[str] = set()
     for model in CHOICES["agent.algo"].values():
-        small = {"num_steps": 4} if "num_steps" in model.model_fields else {"learning_starts": 8, "batch_size": 8}
+        small = (
+            {"num_steps": 4}
+            if "num_steps" in model.model_fields
+            else {"learning_starts": 8, "batch_size": 8}
+        )
         env = TradingEnv(market, EnvSettings(num_envs=4, decision_interval=5), seed=1)
         agent = make_agent(model(**small), env.layout, seed=1)
         names |= set(train(agent, env, Budget(env_steps=240)).metrics)
@@ -200,7 +231,9 @@ def test_the_project_files_agree_with_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
-    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [
+        ".ci/run"
+    ]
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(form.read_text()), form.name
     for page in [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md")]:
@@ -209,7 +242,9 @@ def test_the_project_files_agree_with_the_project() -> None:
             assert target.exists(), f"{page.name}: {path} does not exist"
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
-                assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, anchor
+                assert anchor in {
+                    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+                }, anchor
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=label)
@@ -243,16 +278,22 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for which in ("constants", "throughput", "stress", "paper", "search", "communication"):
         record = which if which in ("search", "communication") else "scaling"
         stored = (ROOT / "benchmarks" / "results" / f"{record}.json").exists()
-        assert (hooks.on_page_markdown(f"<!-- scaling: {which} -->").count("\n|") >= 3) == stored, which
+        assert (hooks.on_page_markdown(f"<!-- scaling: {which} -->").count("\n|") >= 3) == stored, (
+            which
+        )
     for which in ("same", "otherwise"):
         stored = (ROOT / "benchmarks" / "results" / "cross_engine.json").exists()
-        assert (hooks.on_page_markdown(f"<!-- engines: {which} -->").count("\n|") >= 3) == stored, which
+        assert (hooks.on_page_markdown(f"<!-- engines: {which} -->").count("\n|") >= 3) == stored, (
+            which
+        )
     for which in ("size", "power", "at_it"):
         assert hooks.on_page_markdown(f"<!-- calibration: {which} -->").count("\n|") > 7, which
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_site_builds_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for package in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install '.[docs]'")
     from mkdocs.commands.build import build
@@ -267,14 +308,18 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        unmade = r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
+        unmade = (
+            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
+        )
         assert not re.search(unmade, text), f"{label(page)}: a table was not made"
         elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
         assert not elsewhere, f"{label(page)} loads from elsewhere"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=label)
-def test_what_a_page_prints_is_what_is_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_prints_is_what_is_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     session = "".join(block.code for block in blocks(page, "pycon"))
     example = doctest.DocTestParser().get_doctest(session, {}, label(page), None, 0)

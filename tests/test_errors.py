@@ -36,7 +36,11 @@ def test_an_unknown_extra_falls_back_to_the_checkout() -> None:
 
 
 def test_no_page_or_message_installs_fintrader_from_a_registry() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+    ]
     sources = [*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
     for page in [*pages, *sources]:
         if page.name != "errors.py":

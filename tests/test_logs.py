@@ -21,11 +21,20 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_record_carries_what_is_bound_and_what_came_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_carries_what_is_bound_and_what_came_with_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with logs.written("json"), logs.bound(run="r"), logs.bound(pod="p0001"):
-        logging.getLogger("x").info("%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}})
+        logging.getLogger("x").info(
+            "%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}}
+        )
     (record,) = lines(capsys)
-    assert (record["run"], record["pod"], record["message"], record["level"]) == ("r", "p0001", "5 steps", "info")
+    assert (record["run"], record["pod"], record["message"], record["level"]) == (
+        "r",
+        "p0001",
+        "5 steps",
+        "info",
+    )
     assert (record["score"], record["deep"], record["time_"]) == ("nan", ["inf"], 3)
     assert str(record["time"]).endswith("+00:00")
 
@@ -75,7 +84,9 @@ def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("how", [["--log-format", "json"], ["--log-format=json"], None])
-def test_mistakes_and_crashes_are_records_too(how: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_and_crashes_are_records_too(
+    how: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if how is None:
         monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
     done = fintrader("run", "nowhere.yaml", *(how or []))
@@ -96,7 +107,10 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal: str, st
 
 
 def test_a_bug_is_a_record_with_its_trace() -> None:
-    code = "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--log-format', 'json'])"
+    code = (
+        "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--log-format',"
+        " 'json'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     record = json.loads(done.stderr)
@@ -122,7 +136,9 @@ def test_lines_are_sparse_and_give_rate_and_time_left() -> None:
     clock.now += 4
     task.close()
     task.close()
-    assert stream.getvalue().splitlines()[1:] == ["train: 400/1,000 steps (40 %)  20 steps/s  in 20 s  x"]
+    assert stream.getvalue().splitlines()[1:] == [
+        "train: 400/1,000 steps (40 %)  20 steps/s  in 20 s  x"
+    ]
 
 
 def test_what_an_earlier_run_did_is_kept_out_of_the_rate() -> None:

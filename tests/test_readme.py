@@ -1,4 +1,5 @@
-"""README and documentation say what the records say; stale figures, typed figures and unclean records are refused."""
+"""README and documentation say what the records say; stale figures, typed figures and unclean
+records are refused."""
 
 from __future__ import annotations
 
@@ -43,12 +44,16 @@ def test_a_record_that_was_measured_again_makes_the_page_stale(records: dict[str
     assert wrong(readme.rewritten(PAGES[page], changed), changed, page) == []
 
 
-def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(records: dict[str, Any]) -> None:
+def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(
+    records: dict[str, Any],
+) -> None:
     changed = copy.deepcopy(records)
     changed["real"]["sets"]["us14/0"]["verdict"] = "Unlikely to be luck: ahead."
     changed["real"]["sets"]["daily/0"]["ensemble"]["sharpe"] = 1.0
     text = readme.rewritten(PAGES["README.md"], changed)
-    assert "**NASDAQ-100, minutes: Sharpe ratio 2.04" in text, "the best Sharpe ratio of those that may be luck"
+    assert "**NASDAQ-100, minutes: Sharpe ratio 2.04" in text, (
+        "the best Sharpe ratio of those that may be luck"
+    )
     assert "| 2.09 / 1.58 | Unlikely to be luck |" in text
     assert len(wrong(PAGES["README.md"], changed)) == 2, "both blocks are stale"
 
@@ -59,17 +64,29 @@ def test_the_readme_fits_one_reading() -> None:
 
 
 def test_seeds_of_a_set_of_real_bars_are_told_together(records: dict[str, Any]) -> None:
-    """Median, range and the outermost interval; the verdict is the first seed's, whoever else looked later."""
+    """Median, range and the outermost interval; the verdict is the first seed's, whoever else
+    looked later."""
     grown = copy.deepcopy(records)
     first = grown["real"]["sets"]["us14/0"]
-    first["ensemble"] |= {"active_return": 0.1, "interval": [-0.02, 0.2], "folds_not_below": "6 of 6"}
+    first["ensemble"] |= {
+        "active_return": 0.1,
+        "interval": [-0.02, 0.2],
+        "folds_not_below": "6 of 6",
+    }
     second = copy.deepcopy(first) | {"verdict": "Unlikely to be luck: of the second seed."}
-    second["ensemble"] |= {"active_return": 0.3, "interval": [0.01, 0.5], "folds_not_below": "5 of 6"}
+    second["ensemble"] |= {
+        "active_return": 0.3,
+        "interval": [0.01, 0.5],
+        "folds_not_below": "5 of 6",
+    }
     grown["real"]["sets"] = {"us14/1": second, "us14/0": first, "n100/0": copy.deepcopy(first)}
     text = readme.rewritten(PAGES["docs/results.md"], grown)
     for title in ("14 US stocks, minutes", "NASDAQ-100, minutes"):
         assert text.count(f"| {title} |") == 4, title
-    assert "| 14 US stocks, minutes | ensemble | +20.0 %, seeds +10.0 to +30.0 (-2.0 to +50.0) |" in text
+    assert (
+        "| 14 US stocks, minutes | ensemble | +20.0 %, seeds +10.0 to +30.0 (-2.0 to +50.0) |"
+        in text
+    )
     assert "| 5 to 6 of 6 |" in text
     assert "| NASDAQ-100, minutes | ensemble | +10.0 % (-2.0 to +20.0) |" in text
     assert "of the second seed" not in text
@@ -83,7 +100,8 @@ def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
     assert wrong(page + "\n| `v2` | ![ours](docs/2.png) |\n", records) == []
     results = PAGES["docs/results.md"] + "\nIt reached 2.1.\n"
     assert (
-        "a figure outside the marks among the results: It reached 2.1" in wrong(results, records, "docs/results.md")[0]
+        "a figure outside the marks among the results: It reached 2.1"
+        in wrong(results, records, "docs/results.md")[0]
     )
 
 
@@ -103,7 +121,11 @@ def test_a_record_of_an_unclean_tree_is_refused_or_marked(records: dict[str, Any
 
 
 def test_parts_of_a_record_have_commits_too() -> None:
-    record = {"commit": "a", "parts": [{"commit": "b+changes"}, {"commits": ["c", "d"]}], "figures": {"x": 1}}
+    record = {
+        "commit": "a",
+        "parts": [{"commit": "b+changes"}, {"commits": ["c", "d"]}],
+        "figures": {"x": 1},
+    }
     assert list(commits(record)) == ["a", "b+changes", "c", "d"]
 
 
@@ -113,7 +135,9 @@ def test_blocks_and_records_that_are_missing_are_named(records: dict[str, Any]) 
 
     real = "<!-- figures: real -->\n<!-- end -->\n"
     assert why(real, records) == ""
-    assert "no block is called 'alpha'; there are quickstart" in why(real.replace("real", "alpha"), records)
+    assert "no block is called 'alpha'; there are quickstart" in why(
+        real.replace("real", "alpha"), records
+    )
     assert "has no <!-- end -->" in why("<!-- figures: real -->\n", records)
     fewer = {name: one for name, one in records.items() if name != "real"}
     assert "'real' needs benchmarks/results/real.json" in why(real, fewer)

@@ -1,4 +1,5 @@
-"""`reproducible: across_machines`: whatever the environment and the processor offer, the same code paths."""
+"""`reproducible: across_machines`: whatever the environment and the processor offer, the same code
+paths."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from fintrader.errors import ConfigError
 from fintrader.pipeline import RunConfig
 from tests.engines.runs import TINY, fintrader, write_config
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="x86-64 Linux only")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine != "x86_64", reason="x86-64 Linux only"
+)
 
 ANOTHER = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -62,7 +65,12 @@ def test_the_variables_win_over_the_environment_and_leave_the_rest() -> None:
 def test_a_process_begun_with_them_takes_the_common_code_and_so_do_its_workers() -> None:
     seen = json.loads(run_python("-m", "fintrader.reproducible", "-c", SEEN, **ANOTHER))
     assert seen["own"] == seen["of_workers"] == reproducible.VARIABLES
-    assert (seen["torch"], seen["onednn"], seen["threads"], seen["numba"]) == ("DEFAULT", False, 1, "generic")
+    assert (seen["torch"], seen["onednn"], seen["threads"], seen["numba"]) == (
+        "DEFAULT",
+        False,
+        1,
+        "generic",
+    )
 
 
 def test_ray_sends_them_to_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +84,9 @@ def test_ray_sends_them_to_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             sent.append(options)
             return type("Task", (), {"remote": None})
 
-    monkeypatch.setattr(cluster, "import_ray", lambda: type("Ray", (), {"remote": lambda function: Function()}))
+    monkeypatch.setattr(
+        cluster, "import_ray", lambda: type("Ray", (), {"remote": lambda function: Function()})
+    )
     cluster.remote(print, {"CPU": 1.0}, "plain")
     for name, value in reproducible.VARIABLES.items():
         monkeypatch.setenv(name, value)
@@ -85,7 +95,9 @@ def test_ray_sends_them_to_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent[1]["runtime_env"] == {"env_vars": reproducible.VARIABLES}
 
 
-def test_the_command_begins_again_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_begins_again_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["run", str(write_config(tmp_path)), "--reproducible", "across_machines"]
     begun: list[Any] = []
 
@@ -105,8 +117,12 @@ def test_the_command_begins_again_with_them(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["run", "train", "walkforward", "data build"])
-def test_a_process_that_began_otherwise_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
-    done = fintrader(*command.split(), str(write_config(tmp_path)), "--reproducible", "across_machines")
+def test_a_process_that_began_otherwise_is_refused_in_one_line(
+    command: str, tmp_path: Path
+) -> None:
+    done = fintrader(
+        *command.split(), str(write_config(tmp_path)), "--reproducible", "across_machines"
+    )
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert "python -m fintrader.reproducible" in done.err
 
@@ -114,7 +130,10 @@ def test_a_process_that_began_otherwise_is_refused_in_one_line(command: str, tmp
 def test_it_holds_for_processors_only() -> None:
     auto = RunConfig.model_validate({"reproducible": "across_machines"})
     assert auto.resolved_device() == "cpu"
-    for wrong in ({"device": "cuda"}, {"device": "cpu", "tournament": {"devices": ["cpu", "cuda:0"]}}):
+    for wrong in (
+        {"device": "cuda"},
+        {"device": "cpu", "tournament": {"devices": ["cpu", "cuda:0"]}},
+    ):
         with pytest.raises(ConfigError, match="for processors only"):
             RunConfig(**wrong, reproducible="across_machines")
 
@@ -139,7 +158,8 @@ RACE = {
 
 @pytest.mark.slow
 def test_a_run_has_the_same_bytes_whatever_instructions_there_are(tmp_path: Path) -> None:
-    """A tournament of an on-policy and an off-policy agent in worker processes, and its backtest."""
+    """A tournament of an on-policy and an off-policy agent in worker processes, and its
+    backtest."""
     found = []
     for name, outer in (("here", {}), ("there", ANOTHER)):
         values = {key: value for key, value in RACE.items() if value is not None}

@@ -36,7 +36,23 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "a\\b", "/etc", "a\0b", "a..b", ".hidden", "a b", "x" * 101, "é", "%2e%2e"]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        "/etc",
+        "a\0b",
+        "a..b",
+        ".hidden",
+        "a b",
+        "x" * 101,
+        "é",
+        "%2e%2e",
+    ],
 )
 def test_only_plain_names_make_a_run_folder(name: str, tmp_path: Path):
     with pytest.raises(RunError, match="run name"):
@@ -61,7 +77,9 @@ def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
 
 
 def make(path: Path) -> Manifest:
-    return Manifest.create(path, name="r", seed=3, device="cpu", config_hash="00", command="fintrader run r")
+    return Manifest.create(
+        path, name="r", seed=3, device="cpu", config_hash="00", command="fintrader run r"
+    )
 
 
 def test_a_stage_is_done_only_after_its_body_ended_well(tmp_path: Path):
@@ -101,7 +119,13 @@ def test_a_foreign_or_damaged_manifest_is_typed(tmp_path: Path):
         Manifest.load(path)
 
 
-BODY: dict[str, Any] = {"text": '{"a": 1}\n', "rows": 3, "share": 0.1, "none": None, "nested": {"é": ["x", True]}}
+BODY: dict[str, Any] = {
+    "text": '{"a": 1}\n',
+    "rows": 3,
+    "share": 0.1,
+    "none": None,
+    "nested": {"é": ["x", True]},
+}
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -122,7 +146,9 @@ def test_any_flipped_bit_breaks_the_seal() -> None:
                 unseal(bytes(harmed), CheckpointError("the state is damaged"))
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"text": "a"}', b"\xff\xfe", seal(BODY)[:-9], seal(BODY) + b" "])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"text": "a"}', b"\xff\xfe", seal(BODY)[:-9], seal(BODY) + b" "]
+)
 def test_what_was_never_sealed_or_is_not_whole(data: bytes) -> None:
     with pytest.raises(CheckpointError):
         unseal(data, CheckpointError("damaged"))
@@ -134,7 +160,9 @@ def test_no_seal_holds_what_json_cannot() -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
     synced: list[int] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
@@ -150,7 +178,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 def test_derived_seeds_are_stable_and_depend_on_every_part():
     assert seeding.derive(0, "pod", 1) == 89610436291909831
-    seeds = {seeding.derive(root, name, k) for root in range(20) for name in ("env", "agent") for k in range(20)}
+    seeds = {
+        seeding.derive(root, name, k)
+        for root in range(20)
+        for name in ("env", "agent")
+        for k in range(20)
+    }
     assert len(seeds) == 20 * 2 * 20
 
 
@@ -160,7 +193,9 @@ def test_generators_repeat_and_differ():
 
     assert torch.equal(draw("env"), draw("env"))
     assert not torch.equal(draw("env"), draw("agent"))
-    assert (seeding.numpy_generator(3, "a").random(4) == seeding.numpy_generator(3, "a").random(4)).all()
+    assert (
+        seeding.numpy_generator(3, "a").random(4) == seeding.numpy_generator(3, "a").random(4)
+    ).all()
 
 
 def test_seeding_everything_repeats_layer_initialisation():

@@ -26,7 +26,9 @@ from fintrader.stages import LIVE, WHOLE, stages_of, strip
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
     folder = RunFolder(tmp_path / "runs" / "r")
-    made = Manifest.create(folder.manifest, name="r", seed=0, device="cpu", config_hash="0", command="fintrader run r")
+    made = Manifest.create(
+        folder.manifest, name="r", seed=0, device="cpu", config_hash="0", command="fintrader run r"
+    )
     made.update(plan=list(WHOLE))
     return made
 
@@ -43,10 +45,26 @@ def states(values: dict[str, Any], live: dict[str, Any], *, alive: bool) -> dict
 
 def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_done() -> None:
     done = {"done": True, "seconds": 40.0}
-    values = {"plan": list(WHOLE), "stages": {"data": done, "tournament": done, "null_model": {"done": False}}}
-    live = {"stage": "null_model", "doing": "null model", "done": 2, "total": 8, "seconds": 9.0, "seconds_left": 27.0}
+    values = {
+        "plan": list(WHOLE),
+        "stages": {"data": done, "tournament": done, "null_model": {"done": False}},
+    }
+    live = {
+        "stage": "null_model",
+        "doing": "null model",
+        "done": 2,
+        "total": 8,
+        "seconds": 9.0,
+        "seconds_left": 27.0,
+    }
     found = {stage.name: stage for stage in stages_of(values, live, alive=True)}
-    assert [stage.state for stage in found.values()] == ["done", "done", "running", "waiting", "waiting"]
+    assert [stage.state for stage in found.values()] == [
+        "done",
+        "done",
+        "running",
+        "waiting",
+        "waiting",
+    ]
     assert found["null_model"].share == 0.25
     assert "luck alone" in found["null_model"].about
     assert "null_model: false" in found["null_model"].about
@@ -55,30 +73,51 @@ def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_
 
 
 def test_a_waiting_null_model_takes_as_long_as_the_tournament() -> None:
-    values = {"plan": list(WHOLE), "stages": {"data": {"done": True}, "tournament": {"done": False}}}
+    values = {
+        "plan": list(WHOLE),
+        "stages": {"data": {"done": True}, "tournament": {"done": False}},
+    }
     live = {"stage": "tournament", "done": 1, "total": 4, "seconds": 10.0, "seconds_left": 30.0}
     assert stages_of(values, live, alive=True)[2].seconds_left == pytest.approx(40.0)
     assert stages_of(values, {}, alive=True)[2].seconds_left is None
 
 
 def test_the_report_of_an_earlier_window_waits_while_the_next_is_traded() -> None:
-    values = {"stages": {"backtest": {"done": False}, "report": {"done": True}}, "plan": list(WHOLE)}
+    values = {
+        "stages": {"backtest": {"done": False}, "report": {"done": True}},
+        "plan": list(WHOLE),
+    }
     assert states(values, {"stage": "backtest"}, alive=True)["report"] == "waiting"
     assert states(values, {}, alive=False)["report"] == "done"
 
 
 def test_a_run_of_an_earlier_version_has_the_stages_that_it_has() -> None:
     done = {name: {"done": True, "seconds": 1.0} for name in ("data", "tournament", "backtest")}
-    assert states({"stages": done, "finished": "2026-01-01"}, {}, alive=False) == dict.fromkeys(done, "done")
+    assert states({"stages": done, "finished": "2026-01-01"}, {}, alive=False) == dict.fromkeys(
+        done, "done"
+    )
     assert list(states({"stages": {"data": {"done": True}}}, {}, alive=True)) == list(WHOLE)
 
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-fields = ("plan", "stages", "failure", "finished", "stage", "done", "total", "seconds", "seconds_left", "updated")
+fields = (
+    "plan",
+    "stages",
+    "failure",
+    "finished",
+    "stage",
+    "done",
+    "total",
+    "seconds",
+    "seconds_left",
+    "updated",
+)
 
 
 @given(
@@ -96,27 +135,45 @@ def test_files_may_say_anything(values: dict[str, Any], live: dict[str, Any], al
 
 def test_tasks_are_told_whoever_shows_them(manifest: Manifest, often: None) -> None:
     folder = Folder(manifest.path.parent)
-    with manifest.stage("data"), LineProgress(io.StringIO()).task("read bars", total=10, unit="rows") as task:
+    with (
+        manifest.stage("data"),
+        LineProgress(io.StringIO()).task("read bars", total=10, unit="rows") as task,
+    ):
         task.advance(4, note="AAPL")
         live = read_json(folder.root / LIVE)
-        assert (live["stage"], live["doing"], live["done"], live["total"]) == ("data", "read bars", 4, 10)
+        assert (live["stage"], live["doing"], live["done"], live["total"]) == (
+            "data",
+            "read bars",
+            4,
+            10,
+        )
         with RunFolder(folder.root).lock():
             now = stages_now(folder, summary(folder, FileCache(summaries=1)))
         assert (now[0].state, now[0].share, now[0].note) == ("running", 0.4, "AAPL")
     assert not (folder.root / LIVE).exists(), "nothing is at work any more"
 
 
-def test_a_file_is_written_once_a_second_at_most(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_once_a_second_at_most(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(stages._Teller.__init__, "__defaults__", (lambda: now,))
     with manifest.stage("data"), LineProgress(io.StringIO()).task("read", total=10) as task:
-        for done, at, stored in ((1, 0.4, None), (2, 0.9, None), (3, 1.1, 3), (4, 1.9, 3), (5, 2.2, 5)):
+        for done, at, stored in (
+            (1, 0.4, None),
+            (2, 0.9, None),
+            (3, 1.1, 3),
+            (4, 1.9, 3),
+            (5, 2.2, 5),
+        ):
             now = at
             task.update(done)
             assert read_json(manifest.path.with_name(LIVE)).get("done") == stored
 
 
-def test_a_stage_inside_another_is_counted_once_and_hands_back(manifest: Manifest, often: None) -> None:
+def test_a_stage_inside_another_is_counted_once_and_hands_back(
+    manifest: Manifest, often: None
+) -> None:
     live = manifest.path.with_name(LIVE)
     with manifest.stage("backtest"):
         with manifest.stage("report"):
@@ -162,8 +219,14 @@ def test_a_run_that_has_its_result_does_not_fail_any_more(manifest: Manifest) ->
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero; this is a fault of the program"),
-        (OSError(28, "No space left on device", "/runs/x"), "/runs/x: No space left on device; free space or rights"),
+        (
+            ZeroDivisionError("division by zero"),
+            "ZeroDivisionError: division by zero; this is a fault of the program",
+        ),
+        (
+            OSError(28, "No space left on device", "/runs/x"),
+            "/runs/x: No space left on device; free space or rights",
+        ),
         (DataError(""), "DataError"),
     ],
 )
@@ -189,7 +252,9 @@ def test_the_beginning_of_a_stage_is_a_line_and_the_strip_stands_above_the_bars(
     assert "→ backtest → report" in text.getvalue()
 
 
-def test_nobody_can_end_a_run_by_making_its_progress_unwritable(manifest: Manifest, often: None) -> None:
+def test_nobody_can_end_a_run_by_making_its_progress_unwritable(
+    manifest: Manifest, often: None
+) -> None:
     manifest.path.with_name(LIVE).mkdir()
     with manifest.stage("data"):
         pass

@@ -19,20 +19,31 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of what git would check out, so that nothing lying about gets in."""
-    pytest.importorskip("setuptools", minversion="77", reason="an older setuptools cannot build the package")
+    pytest.importorskip(
+        "setuptools", minversion="77", reason="an older setuptools cannot build the package"
+    )
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("fintrader", "app", "configs"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignore)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source))
+    pip(
+        sys.executable,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(out),
+        str(source),
+    )
     return next(out.glob("fintrader-*.whl"))
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A fresh environment with the wheel, which borrows the libraries (not the editable fintrader) of this one."""
+    """A fresh environment with the wheel, which borrows the libraries (not the editable fintrader)
+    of this one."""
     home = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     site = next(home.glob("lib/python*/site-packages"))
@@ -49,7 +60,11 @@ def pip(executable: str, *words: str) -> None:
 def run(python: str, folder: Path, *words: str) -> str:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [python, *words], cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        [python, *words],
+        cwd=folder,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -59,18 +74,38 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel: Path) -> Non
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"fintrader", "fintrader_app"}
-    files = {"fintrader/configs/quickstart.yaml", "fintrader/py.typed", "fintrader/results/defaults.json"}
+    files = {
+        "fintrader/configs/quickstart.yaml",
+        "fintrader/py.typed",
+        "fintrader/results/defaults.json",
+    }
     assert {*files, "fintrader_app/views/backtest.py"} <= set(names)
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fintrader").rglob("*.py")}
     assert sources <= set(names), "a package is missing"
 
 
 def test_the_command_runs_a_shipped_configuration(python: str, tmp_path: Path) -> None:
-    options = ["--tournament.pods", "1", "--tournament.workers", "1", "--tournament.budget.env-steps", "640"]
-    options += ["--tournament.pool-size", "1", "--data.source.num-sessions", "20", "--name", "small"]
+    options = [
+        "--tournament.pods",
+        "1",
+        "--tournament.workers",
+        "1",
+        "--tournament.budget.env-steps",
+        "640",
+    ]
+    options += [
+        "--tournament.pool-size",
+        "1",
+        "--data.source.num-sessions",
+        "20",
+        "--name",
+        "small",
+    ]
     run(python, tmp_path, "-m", "fintrader", "tournament", "quickstart", *options)
     assert (tmp_path / "runs" / "small" / "ensemble" / "policy.safetensors").is_file()
-    assert "quickstart" in run(python, tmp_path, "-c", "import fintrader.config as c; print(c.shipped_configs())")
+    assert "quickstart" in run(
+        python, tmp_path, "-c", "import fintrader.config as c; print(c.shipped_configs())"
+    )
 
 
 def test_gymnasium_makes_the_environment_from_its_name_alone(python: str, tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
-        key = linked_several("beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest))
+        key = linked_several(
+            "beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest)
+        )
         chosen = st.pills("Beside it", rest, selection_mode="multi", format_func=human, key=key)
     others = [name for name in rest if name in (chosen or [])]
     remember("beside", ",".join(others))
@@ -95,7 +97,8 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
 
 
 def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
-    """What window this is, what it was chosen from, the report to take away, and the clock: the backtest upon it."""
+    """What window this is, what it was chosen from, the report to take away, and the clock: the
+    backtest upon it."""
     context = stored.context
     own = figures.timezone_of(context)
     times = stored.on_clock(own).minutes  # days are the market's, whatever the clock
@@ -105,8 +108,15 @@ def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
         plain(window_words(context["window"])) if isinstance(context.get("window"), str) else None,
         f"{times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}",
         f"{count(len(times))} bars in {count(len(stored.ends))} sessions",
-        f"chosen from {count(context['trials'])} trials" if number(context.get("trials")) is not None else None,
-        f"net of {costs}, returns daily-resampled ({stored.sessions_a_year} days, risk-free rate 0)",
+        (
+            f"chosen from {count(context['trials'])} trials"
+            if number(context.get("trials")) is not None
+            else None
+        ),
+        (
+            f"net of {costs}, returns daily-resampled ({stored.sessions_a_year} days, risk-free"
+            " rate 0)"
+        ),
         looked_at(context.get("looks")),
     ]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -128,7 +138,8 @@ def context_line(stored: StoredBacktest, folder: Folder) -> StoredBacktest:
 
 
 def looked_at(looks: object) -> str | None:
-    """Which result on these bars this is, of all runs: after the first they are less of a test each time."""
+    """Which result on these bars this is, of all runs: after the first they are less of a test each
+    time."""
     times = number(looks)
     if times is None:
         return None
@@ -138,10 +149,15 @@ def looked_at(looks: object) -> str | None:
 def curves(stored: StoredBacktest, shown: list[str], version: Hashable) -> None:
     left, middle, _ = st.columns([2, 2, 3])
     with left:
-        scale = st.segmented_control("Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale")
+        scale = st.segmented_control(
+            "Scale", ["USD", "Relative", "Log"], default="USD", key="curves_scale"
+        )
     with middle:
         grain = st.segmented_control(
-            "Drawdown from", ["session closes", "every bar"], default="session closes", key="curves_grain"
+            "Drawdown from",
+            ["session closes", "every bar"],
+            default="session closes",
+            key="curves_grain",
         )
     by_bar = grain == "every bar"
 
@@ -162,15 +178,22 @@ def curves(stored: StoredBacktest, shown: list[str], version: Hashable) -> None:
     st.subheader("Drawdown", anchor=False)
     charts.show(drawdown, "backtest_drawdown", height=300, version=(version, by_bar))
     key = "minute_max_drawdown" if by_bar else "max_drawdown"
-    deepest = ", ".join(f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown)
-    st.caption(f"Deepest: {deepest}. As stored in metrics.json ({'every bar' if by_bar else 'session closes'}).")
+    deepest = ", ".join(
+        f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown
+    )
+    st.caption(
+        f"Deepest: {deepest}. As stored in metrics.json"
+        f" ({'every bar' if by_bar else 'session closes'})."
+    )
     st.subheader(f"Deepest drawdowns: {human(shown[0])}", anchor=False)
     rows = figures.deepest_drawdowns(stored.daily_with_start()[shown[0]])
     if rows.empty:
         st.info("No session closed below an earlier one.", icon=":material/check_circle:")
         return
     for column in ("Peak", "Trough", "Recovered"):
-        rows[column] = [("not yet" if pd.isna(time) else f"{time:%Y-%m-%d}") for time in rows[column]]
+        rows[column] = [
+            ("not yet" if pd.isna(time) else f"{time:%Y-%m-%d}") for time in rows[column]
+        ]
     rows["Depth"] = [percent(depth) for depth in rows["Depth"]]
     table(rows, "backtest_depths", right=["Depth"])
 
@@ -180,21 +203,32 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
     sessions = len(returns)
     usual = figures.rolling_sessions(sessions)
     if usual is None:
-        st.info(f"{sessions} sessions are too few for rolling figures.", icon=":material/hourglass_empty:")
+        st.info(
+            f"{sessions} sessions are too few for rolling figures.",
+            icon=":material/hourglass_empty:",
+        )
         return
     window = st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
     for kind in ("sharpe", "volatility"):
         drawn = returns[shown].rename(columns=label)
         year = stored.sessions_a_year
-        figure = figures.rolling_figure(drawn, kind, main=shown[0], window=window, sessions_a_year=year)
+        figure = figures.rolling_figure(
+            drawn, kind, main=shown[0], window=window, sessions_a_year=year
+        )
         title = str(figure.layout.yaxis.title.text)
         st.subheader(title[:1].upper() + title[1:], anchor=False)
         charts.show(figure, f"rolling_{kind}", height=270)
     if "benchmark" in returns and shown != ["benchmark"]:
         st.subheader("Beta to the index", anchor=False)
         columns = returns[list(dict.fromkeys([*shown, "benchmark"]))].rename(columns=label)
-        charts.show(figures.rolling_figure(columns, "beta", main=shown[0], window=window), "rolling_beta", height=270)
-    st.caption(f"Each point looks back over {window} sessions; there is none before the first full window.")
+        charts.show(
+            figures.rolling_figure(columns, "beta", main=shown[0], window=window),
+            "rolling_beta",
+            height=270,
+        )
+    st.caption(
+        f"Each point looks back over {window} sessions; there is none before the first full window."
+    )
 
 
 def calendar(stored: StoredBacktest, shown: list[str]) -> None:
@@ -210,11 +244,16 @@ def calendar(stored: StoredBacktest, shown: list[str]) -> None:
         st.subheader("Months", anchor=False)
         returns_table("Month", periods.monthly(returns[shown], timezone))
     st.subheader("Mean return by weekday and time of day, basis points", anchor=False)
-    slot = st.segmented_control("Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots")
-    charts.show(figures.intraday_figure(stored.curve()[main], stored.session, timezone, slot or 30), "calendar_slots")
+    slot = st.segmented_control(
+        "Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots"
+    )
+    charts.show(
+        figures.intraday_figure(stored.curve()[main], stored.session, timezone, slot or 30),
+        "calendar_slots",
+    )
     st.caption(
-        f"Simple returns; times are of {timezone}. From one session's close to the close of the next one's "
-        "first bar stands apart as “overnight”."
+        f"Simple returns; times are of {timezone}. From one session's close to the close of the"
+        " next one's first bar stands apart as “overnight”."
     )
     st.subheader("Distribution of daily returns", anchor=False)
     both = returns.rename(columns=label)
@@ -239,16 +278,28 @@ def weights(stored: StoredBacktest, main: str) -> None:
     else:
         st.subheader("Weights at each session's close", anchor=False)
         usual = figures.APART
-        top = st.slider("Symbols shown apart", 3, 12, usual, key="weights_top") if len(wide.columns) > 3 else usual
-        charts.show(figures.weights_figure(wide.rename(columns=label), top=top), "weights", height=400)
-    bars = {name: stored.curve(name)[[main]].rename(columns=label) for name in ("exposure", "cost_usd")}
+        top = (
+            st.slider("Symbols shown apart", 3, 12, usual, key="weights_top")
+            if len(wide.columns) > 3
+            else usual
+        )
+        charts.show(
+            figures.weights_figure(wide.rename(columns=label), top=top), "weights", height=400
+        )
+    bars = {
+        name: stored.curve(name)[[main]].rename(columns=label) for name in ("exposure", "cost_usd")
+    }
     st.subheader("Exposure", anchor=False)
     charts.show(figures.exposure_figure(bars["exposure"]), "exposure", height=240)
     left, right = st.columns(2)
     with left:
         st.subheader("Turnover of each session", anchor=False)
         turnover, equity = (stored.curve(name)[main] for name in ("turnover_usd", "equity_usd"))
-        charts.show(figures.turnover_figure(turnover, equity, stored.session, name=label(main)), "turnover", height=240)
+        charts.show(
+            figures.turnover_figure(turnover, equity, stored.session, name=label(main)),
+            "turnover",
+            height=240,
+        )
     with right:
         st.subheader("Costs so far", anchor=False)
         charts.show(figures.paid_figure(bars["cost_usd"], stored.session), "costs", height=240)
@@ -265,7 +316,10 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
     with left:
         symbol = choose(
-            "Symbol, most traded first", symbols, "symbol", format_func=lambda s: f"{s} · {counts[s]} fills"
+            "Symbol, most traded first",
+            symbols,
+            "symbol",
+            format_func=lambda s: f"{s} · {counts[s]} fills",
         )
     of_symbol = mine[mine["symbol"] == symbol]
     days = sorted(local[of_symbol.index].dt.strftime("%Y-%m-%d").unique())
@@ -277,7 +331,11 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         )
     with guarded():
         price_chart(stored, run, symbol, day, every or 5, of_symbol, local)
-    shown = of_symbol if day == WHOLE else of_symbol[local[of_symbol.index].dt.strftime("%Y-%m-%d") == day]
+    shown = (
+        of_symbol
+        if day == WHOLE
+        else of_symbol[local[of_symbol.index].dt.strftime("%Y-%m-%d") == day]
+    )
     st.caption(
         f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
         f"{usd(shown['cost_usd'].sum())} costs"
@@ -289,8 +347,9 @@ def decisions(stored: StoredBacktest) -> None:
     found = read_explanation(stored.explanation)
     if found is None:
         st.info(
-            "Nobody looked at what moves this policy's decisions: an earlier version wrote this backtest, or it sees "
-            "observations in parts. `fintrader backtest` on the run writes it again.",
+            "Nobody looked at what moves this policy's decisions: an earlier version wrote this"
+            " backtest, or it sees observations in parts. `fintrader backtest` on the run writes it"
+            " again.",
             icon=":material/psychology:",
         )
         return
@@ -298,7 +357,9 @@ def decisions(stored: StoredBacktest) -> None:
     st.caption(plain(found.sentence(), 400))
     charts.show(figures.importance_figure(found), "decisions_importance")
     zone = stored.timezone
-    names = [f"{time:%Y-%m-%d %H:%M}" for time in found.times]  # UTC: the same in the address on either clock
+    names = [
+        f"{time:%Y-%m-%d %H:%M}" for time in found.times
+    ]  # UTC: the same in the address on either clock
     when = dict(zip(names, found.times.tz_convert(zone).strftime("%Y-%m-%d %H:%M"), strict=True))
     st.subheader("One decision", anchor=False)
     left, right = st.columns([1, 2], vertical_alignment="bottom")
@@ -309,15 +370,22 @@ def decisions(stored: StoredBacktest) -> None:
     most = found.moved[k].argmax()
     with right:
         st.caption(
-            f"Moved most by {plain(human(found.inputs[most]))}: without it {percent(found.moved[k, most])} of the "
-            "account would have stood elsewhere. In brackets the weight aimed at; blue raised it, red lowered it."
+            f"Moved most by {plain(human(found.inputs[most]))}: without it"
+            f" {percent(found.moved[k, most])} of the account would have stood elsewhere. In"
+            " brackets the weight aimed at; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
     st.caption(METHOD)
 
 
 def price_chart(
-    stored: StoredBacktest, run: Summary, symbol: str, day: str, every: int, fills: pd.DataFrame, local: pd.Series
+    stored: StoredBacktest,
+    run: Summary,
+    symbol: str,
+    day: str,
+    every: int,
+    fills: pd.DataFrame,
+    local: pd.Series,
 ) -> None:
     """Candles of the market file with the fills on them."""
     try:
@@ -345,20 +413,30 @@ def price_chart(
     if bars.empty:
         st.info("The market file holds no bar here.", icon=":material/candlestick_chart:")
         return
-    charts.show(figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=stored.timezone), "trades_candles")
+    charts.show(
+        figures.candles_figure(bars, fills_shown, symbol=symbol, timezone=stored.timezone),
+        "trades_candles",
+    )
     drawn = min(len(fills_shown), figures.MOST_MARKS)
     left_out = f" The {drawn} largest of {count(len(fills_shown))} fills are marked."
     st.caption(
         f"Candles of {every} traded bar(s), made from opens and closes of the market file."
         + (left_out if drawn < len(fills_shown) else "")
-        + (f" The last {count(most)} bars of the window; choose a session or longer candles for the rest." * cut)
+        + (
+            f" The last {count(most)} bars of the window; choose a session or longer candles for"
+            " the rest." * cut
+        )
     )
 
 
 def trade_table(rows: pd.DataFrame, timezone: str) -> None:
-    frame = rows[["fill_time", "symbol", "shares", "price_usd", "notional_usd", "cost_usd", "kind"]].head(MOST_ROWS)
+    frame = rows[
+        ["fill_time", "symbol", "shares", "price_usd", "notional_usd", "cost_usd", "kind"]
+    ].head(MOST_ROWS)
     config = {
-        "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format="YYYY-MM-DD HH:mm"),
+        "fill_time": st.column_config.DatetimeColumn(
+            f"Filled ({timezone})", format="YYYY-MM-DD HH:mm"
+        ),
         "symbol": "Symbol",
         "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
         "price_usd": st.column_config.NumberColumn("Price", format="dollar"),
@@ -366,7 +444,9 @@ def trade_table(rows: pd.DataFrame, timezone: str) -> None:
         "cost_usd": st.column_config.NumberColumn("Cost", format="dollar"),
         "kind": "Kind",
     }
-    frame = frame.assign(symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None))
+    frame = frame.assign(
+        symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None)
+    )
     table(frame, "trades_table", height=320, column_config=config)
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")

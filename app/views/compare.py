@@ -21,7 +21,15 @@ from fintrader_app.shell import choose_several, guarded, label, page, plain
 from fintrader_app.tables import table
 
 MOST = 8
-KEYS = ("cumulative_return", "annual_return", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar")
+KEYS = (
+    "cumulative_return",
+    "annual_return",
+    "annual_volatility",
+    "sharpe",
+    "sortino",
+    "max_drawdown",
+    "calmar",
+)
 KEYS += ("invested_share", "active_return", "tracking_error", "information_ratio")
 KEYS += ("turnover", "cost_usd", "beta", "final_equity_usd")
 
@@ -37,7 +45,11 @@ def render(runs: RunsFolder) -> None:
     stored = load(runs, chosen)
     if not stored:
         return
-    options = [f"{run} / {strategy}" for run, backtest in stored.items() for strategy in backtest.strategies]
+    options = [
+        f"{run} / {strategy}"
+        for run, backtest in stored.items()
+        for strategy in backtest.strategies
+    ]
     default = [f"{run} / {backtest.strategies[0]}" for run, backtest in stored.items()]
     if len(stored) == 1:
         default = options[: min(4, len(options))]
@@ -55,8 +67,14 @@ def render(runs: RunsFolder) -> None:
             tables.judged(backtest, run)
         if both.looks > 1:
             least = chance(LEVEL / both.looks)
-            st.caption(f"Whoever picks one of {count(both.looks)} results is held to p {least} (Bonferroni).")
-    overlay(chosen_lines, tuple((line, artifacts.backtest_version(runs.run(run_of(line)))) for line in lines))
+            st.caption(
+                f"Whoever picks one of {count(both.looks)} results is held to p {least}"
+                " (Bonferroni)."
+            )
+    overlay(
+        chosen_lines,
+        tuple((line, artifacts.backtest_version(runs.run(run_of(line)))) for line in lines),
+    )
     with guarded():
         differences(chosen_lines)
     if len(chosen) > 1:
@@ -87,7 +105,10 @@ def overlay(chosen: dict[str, StoredBacktest], version: Hashable) -> None:
     """Growth and drawdown of each strategy, from session closes."""
 
     def figure(**look: Any) -> go.Figure:
-        daily = {label(line): backtest.daily_returns()[strategy_of(line)] for line, backtest in chosen.items()}
+        daily = {
+            label(line): backtest.daily_returns()[strategy_of(line)]
+            for line, backtest in chosen.items()
+        }
         return figures.growth_figure(daily, **look)
 
     first = next(iter(chosen.values()))
@@ -104,7 +125,9 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
     st.subheader("Metrics", anchor=False)
     lines = list(chosen)
     base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
-    values = {line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in chosen.items()}
+    values = {
+        line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in chosen.items()
+    }
     rows = []
     for key in KEYS:
         row = {"Metric": tables.title_of(key)}

@@ -37,13 +37,25 @@ NOTES = {
     "p_value": "Probability of as much alpha without skill, on the held-out window",
     "level": "What this look may spend of the 5 % that all looks at the window have together",
     "ratio": "Alpha over the deviation of what the benchmark does not explain, annualised",
-    "visible": "Least information ratio that a window of this length shows at its level four times in five",
-    "shift": "Share of shifts in time with which the same holdings earned as much: small where timing mattered",
+    "visible": (
+        "Least information ratio that a window of this length shows at its level four times in five"
+    ),
+    "shift": (
+        "Share of shifts in time with which the same holdings earned as much: small where timing"
+        " mattered"
+    ),
     "e_value": "Valid whenever one looks: 20 is evidence at 5 %",
-    "expected_best": "Sharpe ratio that the best of so many trials without any skill is expected to show",
-    "deflated": "Probability that the true Sharpe ratio exceeds what luck alone would show there "
-    "(Bailey and López de Prado 2014)",
-    "overfitting": "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the trials",
+    "expected_best": (
+        "Sharpe ratio that the best of so many trials without any skill is expected to show"
+    ),
+    "deflated": (
+        "Probability that the true Sharpe ratio exceeds what luck alone would show there "
+        "(Bailey and López de Prado 2014)"
+    ),
+    "overfitting": (
+        "Probability of backtest overfitting, by combinatorially symmetric cross-validation of the"
+        " trials"
+    ),
 }
 KNOWN_RATIOS = ("sharpe", "expected_best", "expected_best_effective")
 KNOWN_ALPHA = ("alpha", "low", "high", "ratio", "visible")
@@ -78,7 +90,9 @@ def render(runs: RunsFolder) -> None:
         with right, guarded():
             random_portfolios(report, stored, version)
         st.header("What the search says of itself", anchor=False)
-        st.caption("On the window it chose by: a diagnosis of the search, which no verdict rests on.")
+        st.caption(
+            "On the window it chose by: a diagnosis of the search, which no verdict rests on."
+        )
         left, right = st.columns(2)
         with left, guarded():
             luck(report, version)
@@ -121,17 +135,26 @@ def alpha(report: dict[str, Any], version: Hashable) -> None:
     evidence = part(report, "evidence")
     values = {key: number(part(evidence, "alpha").get(key)) for key in KNOWN_ALPHA}
     if None in values.values():
-        st.info("Too short, or too close to the benchmark, to be tested.", icon=":material/hourglass_empty:")
+        st.info(
+            "Too short, or too close to the benchmark, to be tested.",
+            icon=":material/hourglass_empty:",
+        )
         return
     st.subheader("Beyond the benchmark, beta hedged", anchor=False)
     against = str(evidence.get("against"))
-    charts.show(lambda: figures.alpha_figure({"alpha": values, "against": against}), "honesty_alpha", version=version)
+    charts.show(
+        lambda: figures.alpha_figure({"alpha": values, "against": against}),
+        "honesty_alpha",
+        version=version,
+    )
     st.caption(f"{plain(str(part(evidence, 'alpha').get('method')))}.")
 
 
 def betting(report: dict[str, Any], stored: StoredBacktest, version: Hashable) -> None:
     """The e-process."""
-    values = [number(value) for value in part(part(report, "evidence"), "e_value").get("by_session") or []]
+    values = [
+        number(value) for value in part(part(report, "evidence"), "e_value").get("by_session") or []
+    ]
     known = [value for value in values if value is not None]
     if len(known) != len(stored.ends):
         return
@@ -147,14 +170,21 @@ def intervals(report: dict[str, Any]) -> None:
     bands = {key: band for key, band in part(report, "intervals").items() if isinstance(band, dict)}
     rows = []
     for key, band in bands.items():
-        ends = {name.capitalize(): statistic(key, band.get(name)) for name in ("low", "estimate", "high")}
-        rows.append({"Metric": tables.title_of(key), **ends, "Level": percent(band.get("level"), 0)})
+        ends = {
+            name.capitalize(): statistic(key, band.get(name))
+            for name in ("low", "estimate", "high")
+        }
+        rows.append(
+            {"Metric": tables.title_of(key), **ends, "Level": percent(band.get("level"), 0)}
+        )
     if not rows:
         st.info("No intervals: the window is too short.", icon=":material/hourglass_empty:")
         return
     table(rows, "honesty_bands", right=("Low", "Estimate", "High", "Level"))
     block = ratio(report.get("block_sessions"), 1)
-    st.caption(f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White).")
+    st.caption(
+        f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White)."
+    )
 
 
 def luck(report: dict[str, Any], version: Hashable) -> None:
@@ -171,7 +201,9 @@ def luck(report: dict[str, Any], version: Hashable) -> None:
     source = sharpe.get("trial_variance_source")
     if isinstance(source, str):
         effective = ratio(sharpe.get("effective_trials"), 1)
-        st.caption(f"Spread of the trials: {plain(source)}; effective number of trials {effective}.")
+        st.caption(
+            f"Spread of the trials: {plain(source)}; effective number of trials {effective}."
+        )
 
 
 def rivals(report: dict[str, Any]) -> None:
@@ -182,8 +214,14 @@ def rivals(report: dict[str, Any]) -> None:
     for name in excess:
         one = part(excess, name)
         titles = {"excess": f"Excess {over}", "low": "Low", "high": "High"}
-        scaled = {key: None if (found := number(one.get(key))) is None else scale * found for key in titles}
-        row = {"Against": human(name), **{titles[key]: percent(value, signed=True) for key, value in scaled.items()}}
+        scaled = {
+            key: None if (found := number(one.get(key))) is None else scale * found
+            for key in titles
+        }
+        row = {
+            "Against": human(name),
+            **{titles[key]: percent(value, signed=True) for key, value in scaled.items()},
+        }
         rows.append(row | {"p, paired bootstrap": chance(one.get("p_value"))})
     if not rows:
         return
@@ -194,7 +232,12 @@ def rivals(report: dict[str, Any]) -> None:
 
 def is_histogram(counts: Any, edges: Any) -> bool:
     """Whether a file holds a histogram there: counts, and one edge more."""
-    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1 or not counts:
+    if (
+        not isinstance(counts, list)
+        or not isinstance(edges, list)
+        or len(edges) != len(counts) + 1
+        or not counts
+    ):
         return False
     return all(number(value) is not None for value in [*counts, *edges])
 
@@ -205,21 +248,29 @@ def overfitting(report: dict[str, Any], version: Hashable) -> None:
     st.subheader("Probability of backtest overfitting", anchor=False)
     if not found:
         st.info(
-            "Not computed: it needs the validation returns of at least two trials, over eight sessions or more; a "
-            "walk-forward has them for each fold. `fintrader backtest` on the run computes it where they are stored.",
+            "Not computed: it needs the validation returns of at least two trials, over eight"
+            " sessions or more; a walk-forward has them for each fold. `fintrader backtest` on the"
+            " run computes it where they are stored.",
             icon=":material/hourglass_empty:",
         )
         return
     chance_of_it = number(found.get("probability"))
-    if chance_of_it is not None and is_histogram(found.get("logit_counts"), found.get("logit_edges")):
+    if chance_of_it is not None and is_histogram(
+        found.get("logit_counts"), found.get("logit_edges")
+    ):
         shown = {**found, "probability": chance_of_it}
         charts.show(lambda: figures.overfitting_figure(shown), "honesty_pbo", version=version)
     folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
-    span = f"Mean of {count(len(folds))} folds, each with trials of its own: " if len(folds) > 1 else ""
+    span = (
+        f"Mean of {count(len(folds))} folds, each with trials of its own: "
+        if len(folds) > 1
+        else ""
+    )
     trials = folds[0].get("trials") if folds else found.get("trials")
     st.caption(
-        f"{span}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie left of zero: there "
-        f"the best of {count(trials)} trials in-sample was below the median out of sample."
+        f"{span}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie"
+        f" left of zero: there the best of {count(trials)} trials in-sample was below the median"
+        " out of sample."
     )
     if len(folds) > 1:
         each = ", ".join(probability(one.get("probability")) for one in folds)
@@ -236,9 +287,15 @@ def random_portfolios(report: dict[str, Any], stored: StoredBacktest, version: H
     histogram = part(found, "histogram")
     drawn = number(found.get("count"))
     if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
-        returned = number(part(stored.metrics, str(report.get("strategy"))).get("cumulative_return"))
+        returned = number(
+            part(stored.metrics, str(report.get("strategy"))).get("cumulative_return")
+        )
         shown = {**found, "count": int(drawn)}
-        charts.show(lambda: figures.random_portfolios_figure(shown, returned), "honesty_random", version=version)
+        charts.show(
+            lambda: figures.random_portfolios_figure(shown, returned),
+            "honesty_random",
+            version=version,
+        )
     above = part(found, "share_above")
     if above:
         shares = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
@@ -251,7 +308,10 @@ def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
     st.subheader("The same search on features without information", anchor=False)
     metrics = part(found, "metrics")
     if not metrics:
-        st.info("This null model was not run: the same tournament on time-shifted features.", icon=":material/science:")
+        st.info(
+            "This null model was not run: the same tournament on time-shifted features.",
+            icon=":material/science:",
+        )
         return
     name = str(report.get("strategy", ""))
     shown = {name: stored.metrics.get(name, {}), "null_model": metrics}
@@ -261,9 +321,18 @@ def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
 def sensitivity(stored: StoredBacktest, version: Hashable) -> None:
     """What the result survives: whole simulations with one choice changed, where they were run."""
     rows = stored.sensitivity
-    swept = [(cost_of(row), number(row.get("cumulative_return")), row) for row in rows if row.get("kind") == "cost_bps"]
+    swept = [
+        (cost_of(row), number(row.get("cumulative_return")), row)
+        for row in rows
+        if row.get("kind") == "cost_bps"
+    ]
     points = [
-        {"setting": x, "cumulative_return": y, "sharpe": number(row.get("sharpe")), "chosen": row.get("chosen") is True}
+        {
+            "setting": x,
+            "cumulative_return": y,
+            "sharpe": number(row.get("sharpe")),
+            "chosen": row.get("chosen") is True,
+        }
         for x, y, row in swept
         if x is not None and y is not None
     ]
@@ -273,14 +342,20 @@ def sensitivity(stored: StoredBacktest, version: Hashable) -> None:
         st.subheader("Return at other costs", anchor=False)
         charts.show(lambda: figures.cost_figure(points), "honesty_sweep", version=version)
         st.caption("Return of the test window; every point is a whole simulation at that cost.")
-    capitals = [row for row in rows if row.get("kind") == "capital_usd" and cost_of(row) is not None]
+    capitals = [
+        row for row in rows if row.get("kind") == "capital_usd" and cost_of(row) is not None
+    ]
     if len(capitals) > 1:
         st.subheader("Sharpe ratio with more capital", anchor=False)
-        shown = [row | {name: number(row.get(name)) for name in ("sharpe", "cumulative_return")} for row in capitals]
+        shown = [
+            row | {name: number(row.get(name)) for name in ("sharpe", "cumulative_return")}
+            for row in capitals
+        ]
         marked = [row | {"chosen": row.get("chosen") is True} for row in shown]
         charts.show(lambda: figures.capital_figure(marked), "honesty_capital", version=version)
         st.caption(
-            "Every point is a whole simulation: orders take their share of each bar's volume, the rest is cancelled."
+            "Every point is a whole simulation: orders take their share of each bar's volume, the"
+            " rest is cancelled."
         )
     others = [row for row in rows if row.get("kind") in KINDS]
     if not others:
@@ -322,11 +397,12 @@ def costs(stored: StoredBacktest, version: Hashable) -> None:
 
     charts.show(figure, "honesty_costs", height=300 + room, version=version)
     even = ", ".join(
-        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps" for name in names
+        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps"
+        for name in names
     )
     st.caption(
-        "First-order: the stored trades at another proportional cost, the money saved or lost not re-invested. "
-        f"Break-even: {even}."
+        "First-order: the stored trades at another proportional cost, the money saved or lost not"
+        f" re-invested. Break-even: {even}."
     )
 
 
@@ -336,22 +412,36 @@ def lookahead(folder: Folder) -> None:
     try:
         report = folder.json("lookahead.json")
     except NotThereError:
-        st.info("Not stored with this run. The check changes the future and compares everything before it:")
-        st.code(f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml", language="bash")
+        st.info(
+            "Not stored with this run. The check changes the future and compares everything"
+            " before it:"
+        )
+        st.code(
+            f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml",
+            language="bash",
+        )
         return
     leaks, alarms, trusted = (listed(report.get(name)) for name in ("leaks", "alarms", "trusted"))
     if leaks:
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
-        st.dataframe(pd.DataFrame([{"Leak": leak} for leak in leaks]), hide_index=True, width="stretch")
+        st.dataframe(
+            pd.DataFrame([{"Leak": leak} for leak in leaks]), hide_index=True, width="stretch"
+        )
     if alarms:
         st.warning(
-            "No honest column is this good: look where these come from.", icon=":material/notification_important:"
+            "No honest column is this good: look where these come from.",
+            icon=":material/notification_important:",
         )
-        st.dataframe(pd.DataFrame([{"Alarm": alarm} for alarm in alarms]), hide_index=True, width="stretch")
+        st.dataframe(
+            pd.DataFrame([{"Alarm": alarm} for alarm in alarms]), hide_index=True, width="stretch"
+        )
     if isinstance(report.get("leaks"), list) and not leaks and not alarms:
         st.success("No look-ahead was found.", icon=":material/check_circle:")
     if trusted:
-        st.caption(f"Taken on trust, since nothing here makes them again: {plain(', '.join(trusted), 400)}.")
+        st.caption(
+            "Taken on trust, since nothing here makes them again:"
+            f" {plain(', '.join(trusted), 400)}."
+        )
 
 
 def listed(values: Any, most: int = 200) -> list[str]:
@@ -382,7 +472,9 @@ def selection(folder: Folder, version: Hashable) -> None:
 def provenance(run: Summary, stored: StoredBacktest) -> None:
     """Everything needed to get the numbers again."""
     st.subheader("To get these numbers again", anchor=False)
-    command = stored.context.get("command") or run.command  # a backtest made again has one of its own
+    command = (
+        stored.context.get("command") or run.command
+    )  # a backtest made again has one of its own
     if isinstance(command, str) and command:
         st.code(without_secrets(command), language="bash")
     rows = {
@@ -393,7 +485,9 @@ def provenance(run: Summary, stored: StoredBacktest) -> None:
         "Window": stored.context.get("window"),
         **{f"Version of {name}": version for name, version in run.versions.items()},
     }
-    listed = [{"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()]
+    listed = [
+        {"What": key, "Value": DASH if value is None else str(value)} for key, value in rows.items()
+    ]
     table(listed, "honesty_provenance", height=220)
 
 

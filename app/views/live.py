@@ -1,4 +1,5 @@
-"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Nothing here trades."""
+"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Nothing
+here trades."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ import streamlit as st
 
 from fintrader.deploy import status as deployments
 from fintrader.deploy.status import Status, moment
-from fintrader.results.figures.drift import account_figure, difference_figure, drift_figure, shortfall_figure
+from fintrader.results.figures.drift import (
+    account_figure,
+    difference_figure,
+    drift_figure,
+    shortfall_figure,
+)
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import percent, usd
 from fintrader_app import charts
@@ -41,7 +47,9 @@ def render(runs: RunsFolder) -> None:
     folder = folder_of(runs)
     names = deployments.names(folder)
     if not names:
-        raise NotThereError("nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys")
+        raise NotThereError(
+            "nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys"
+        )
     name = choose("Deployment", names, "deployment")
     if name is None:
         return
@@ -86,12 +94,16 @@ def draw(status: Status, timezone: str) -> None:
 def head(status: Status, timezone: str) -> None:
     started, decision = status.started, status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
-    st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**")
+    st.markdown(
+        f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**"
+    )
     if status.why:
         way_on = f"{code(f'fintrader resume {status.name}')} goes on."
         st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
     if status.state == "silent":
-        st.error("Its loop stands still, though its process holds the lease: end it and start it again.")
+        st.error(
+            "Its loop stands still, though its process holds the lease: end it and start it again."
+        )
     for request in status.requests:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
     if verdict := status.bundle.get("verdict"):
@@ -122,14 +134,20 @@ def curves(status: Status, timezone: str) -> None:
         left, right = st.columns(2)
         with left:
             st.subheader("Account less twin", anchor=False)
-            charts.show(lambda: difference_figure(report["daily"]), "live_difference", version=version)
+            charts.show(
+                lambda: difference_figure(report["daily"]), "live_difference", version=version
+            )
         with right:
             st.subheader("What the orders cost", anchor=False)
-            charts.show(lambda: shortfall_figure(report["shortfall"]), "live_shortfall", version=version)
+            charts.show(
+                lambda: shortfall_figure(report["shortfall"]), "live_shortfall", version=version
+            )
     elif len(status.curve) > 1:
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
-        st.caption(f"The twin and the shortfall come with {code(f'fintrader drift {status.name}')}.")
+        st.caption(
+            f"The twin and the shortfall come with {code(f'fintrader drift {status.name}')}."
+        )
     else:
         st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
 
@@ -173,7 +191,8 @@ def news(status: Status, timezone: str) -> None:
         st.caption("None.")
     for entry in status.news[:8]:
         st.caption(
-            f"{moment(entry.time, timezone)} {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}"
+            f"{moment(entry.time, timezone)}"
+            f" {plain(entry.body.get('text') or entry.body.get('why') or entry.kind)}"
         )
 
 

@@ -16,10 +16,26 @@ from fintrader_app import charts, markets
 from fintrader_app.artifacts import part
 from fintrader_app.clock import pick_clock
 from fintrader_app.markets import Market
-from fintrader_app.shell import choose, guarded, human, label, market_folders, page, parts, pick_run, plain
+from fintrader_app.shell import (
+    choose,
+    guarded,
+    human,
+    label,
+    market_folders,
+    page,
+    parts,
+    pick_run,
+    plain,
+)
 from fintrader_app.tables import numbers, table
 
-TABS = {"bars": "Bars", "features": "Features", "coverage": "Coverage", "quality": "Quality", "ties": "Correlations"}
+TABS = {
+    "bars": "Bars",
+    "features": "Features",
+    "coverage": "Coverage",
+    "quality": "Quality",
+    "ties": "Correlations",
+}
 WINDOWS = ("train", "validation", "test")
 MOST_CELLS = 12_000
 MOST_SYMBOLS = 60
@@ -29,7 +45,13 @@ def render(runs: RunsFolder) -> None:
     run, _ = pick_run(runs)
     market = markets.find(run.market, run.data_hash, market_folders(runs))
     head(market)
-    draw = {"bars": bars, "features": features, "coverage": coverage, "quality": quality, "ties": ties}
+    draw = {
+        "bars": bars,
+        "features": features,
+        "coverage": coverage,
+        "quality": quality,
+        "ties": ties,
+    }
     tab = parts(TABS, "view")
     with guarded():
         draw[tab](market)
@@ -96,8 +118,9 @@ def bars(market: Market) -> None:
         charts.show(figure, "market_candles")
         traded = int(market.arrays["tradable"][rows, column].sum())
         st.caption(
-            f"{count(traded)} of {count(rows.stop - rows.start)} bars with a trade. Candles are made from the stored "
-            "opens and closes; bars without a trade are left out, not filled in."
+            f"{count(traded)} of {count(rows.stop - rows.start)} bars with a trade. Candles are"
+            " made from the stored opens and closes; bars without a trade are left out, not"
+            " filled in."
         )
     st.subheader("All sessions", anchor=False)
     close = market.arrays["close"][:, column].astype(float)
@@ -108,7 +131,9 @@ def bars(market: Market) -> None:
     known = values[np.isfinite(values)]
     first = known[0] if len(known) else np.nan
     lines = {symbol: (stamps, values / first), "index": (stamps, index / index[0])}
-    charts.show(charts.lines(lines, y_title="close, multiples of the first", height=260), "market_closes")
+    charts.show(
+        charts.lines(lines, y_title="close, multiples of the first", height=260), "market_closes"
+    )
 
 
 def features(market: Market) -> None:
@@ -117,7 +142,9 @@ def features(market: Market) -> None:
     column = market.symbols.index(symbol)
     names = market.feature_names
     both = [*names, *market.context_names]
-    shown = st.multiselect("Columns", both, default=both[:4], max_selections=8, key="market_features")
+    shown = st.multiselect(
+        "Columns", both, default=both[:4], max_selections=8, key="market_features"
+    )
     stamps = market.times[rows].tz_convert(timezone).strftime("%H:%M")
     lines = {}
     for name in shown:
@@ -130,7 +157,10 @@ def features(market: Market) -> None:
         figure = charts.lines(lines, height=380, x_title=f"{timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
         charts.show(figure, "market_feature_lines")
-    st.caption("As the agents see them: standardised with the training window's mean and deviation, then clipped.")
+    st.caption(
+        "As the agents see them: standardised with the training window's mean and deviation, then"
+        " clipped."
+    )
     statistics = market.meta.get("normalisation")
     if isinstance(statistics, dict):
         found = {**part(statistics, "features"), **part(statistics, "context")}
@@ -141,7 +171,10 @@ def features(market: Market) -> None:
         ]
         if known:
             with st.expander("What they were standardised with"):
-                config = {name: st.column_config.NumberColumn(format="%.6g") for name in ("Mean", "Deviation")}
+                config = {
+                    name: st.column_config.NumberColumn(format="%.6g")
+                    for name in ("Mean", "Deviation")
+                }
                 table(known, "market_statistics", column_config=config)
 
 
@@ -151,7 +184,10 @@ def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
     session = market.arrays["session"]
     starts = np.flatnonzero(np.append(True, np.diff(session) > 0))
     lengths = np.diff(np.append(starts, len(session)))
-    return np.add.reduceat(np.asarray(market.arrays[what], dtype=np.float32), starts, axis=0) / lengths[:, None]
+    return (
+        np.add.reduceat(np.asarray(market.arrays[what], dtype=np.float32), starts, axis=0)
+        / lengths[:, None]
+    )
 
 
 def coverage(market: Market) -> None:
@@ -166,45 +202,76 @@ def coverage(market: Market) -> None:
     else:
         charts.show(share_map(member, days, market.symbols, binary=True), "market_members")
     stamps = np.asarray(days)
-    lines = {"members": (stamps, member.sum(axis=1)), "traded at all": (stamps, (traded > 0).sum(axis=1))}
+    lines = {
+        "members": (stamps, member.sum(axis=1)),
+        "traded at all": (stamps, (traded > 0).sum(axis=1)),
+    }
     charts.show(charts.lines(lines, y_title="symbols", height=220), "market_counts")
 
 
-def share_map(shares: np.ndarray[Any, Any], days: list[str], symbols: list[str], *, binary: bool = False) -> go.Figure:
-    """Sessions across, symbols down. Many sessions are put together, the lowest share of each stretch shown."""
+def share_map(
+    shares: np.ndarray[Any, Any], days: list[str], symbols: list[str], *, binary: bool = False
+) -> go.Figure:
+    """Sessions across, symbols down. Many sessions are put together, the lowest share of each
+    stretch shown."""
     sessions, assets = shares.shape
     stretch = max(1, -(-sessions * assets // MOST_CELLS))
     starts = np.arange(0, sessions, stretch)
     shown = np.minimum.reduceat(shares, starts, axis=0).T
-    colours = [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]] if not binary else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
+    colours = (
+        [[0, "#b42318"], [0.8, "#e6bd52"], [1, "#2a9d8f"]]
+        if not binary
+        else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
+    )
     height, across = min(900, 120 + 14 * max(8, assets)), [days[k] for k in starts]
     names = [label(symbol) for symbol in symbols]
-    return heatmap(shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours)
+    return heatmap(
+        shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours
+    )
 
 
 def heatmap(
-    cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, height: int, ticks: int, unit: str, **look: Any
+    cells: np.ndarray[Any, Any],
+    x: list[str],
+    y: list[str],
+    form: str,
+    height: int,
+    ticks: int,
+    unit: str,
+    **look: Any,
 ) -> go.Figure:
-    """Cells up to 1, the first row on top; `form` is how hovering writes one, `unit` what the colours are."""
+    """Cells up to 1, the first row on top; `form` is how hovering writes one, `unit` what the
+    colours are."""
     bar = {"thickness": 10, "outlinewidth": 0, "title": {"text": unit}}
     bar |= {"tickformat": ".0%"} if "%" in form else {}
     hover = "%{y}, %{x}: %{z:" + form + "}<extra></extra>"
-    figure = go.Figure(go.Heatmap(z=np.round(cells, 3), x=x, y=y, zmax=1, colorbar=bar, hovertemplate=hover, **look))
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.round(cells, 3), x=x, y=y, zmax=1, colorbar=bar, hovertemplate=hover, **look
+        )
+    )
     charts.framed(figure, hover="closest", height=height)
-    figure.update_yaxes(autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40)
+    figure.update_yaxes(
+        autorange="reversed", type="category", tickformat=None, showgrid=False, nticks=40
+    )
     figure.update_xaxes(type="category", nticks=ticks)
     return figure
 
 
 def quality(market: Market) -> None:
-    """What was repaired, left out and ended, as the market file says, and the quality report beside it."""
+    """What was repaired, left out and ended, as the market file says, and the quality report beside
+    it."""
     meta = market.meta
-    repairs = {name: value for name, value in part(meta, "repairs").items() if isinstance(value, int)}
+    repairs = {
+        name: value for name, value in part(meta, "repairs").items() if isinstance(value, int)
+    }
     st.subheader("Repairs", anchor=False)
     if not repairs:
         st.info("The market file names no repairs.", icon=":material/info:")
     elif not any(repairs.values()):
-        st.success(f"Nothing had to be repaired ({', '.join(human(n).lower() for n in repairs)}: 0).")
+        st.success(
+            f"Nothing had to be repaired ({', '.join(human(n).lower() for n in repairs)}: 0)."
+        )
     else:
         rows = [{"Repair": human(name), "Rows": value} for name, value in repairs.items()]
         table(rows, "market_repairs")
@@ -220,13 +287,19 @@ def quality(market: Market) -> None:
     with right:
         st.subheader("Ended before the data does", anchor=False)
         ended = meta.get("ended")
-        st.caption(", ".join(plain(name) for name in ended) if isinstance(ended, list) and ended else "None.")
+        st.caption(
+            ", ".join(plain(name) for name in ended)
+            if isinstance(ended, list) and ended
+            else "None."
+        )
         source = part(meta, "source")
         st.subheader("Source", anchor=False)
         rows = [{"What": "Kind", "Value": str(source.get("kind", "unknown"))}]
         for file in source.get("files") or []:
             if isinstance(file, dict):
-                rows.append({"What": str(file.get("name")), "Value": f"sha256 {file.get('sha256')}"})
+                rows.append(
+                    {"What": str(file.get("name")), "Value": f"sha256 {file.get('sha256')}"}
+                )
         table(rows, "market_source")
     with guarded():
         findings(market)
@@ -238,12 +311,16 @@ def findings(market: Market) -> None:
         report = Folder(market.path.parent).json("quality.json")
     except NotThereError:
         return
-    kinds = {str(name): value for name, value in part(report, "kinds").items() if isinstance(value, int)}
+    kinds = {
+        str(name): value for name, value in part(report, "kinds").items() if isinstance(value, int)
+    }
     st.subheader("Findings", anchor=False)
     if not kinds:
         st.success("No fault was found in the bars.")
         return
-    figure = go.Figure(go.Bar(x=list(kinds.values()), y=[label(human(n)) for n in kinds], orientation="h"))
+    figure = go.Figure(
+        go.Bar(x=list(kinds.values()), y=[label(human(n)) for n in kinds], orientation="h")
+    )
     charts.framed(figure, x_title="faults", hover="closest", height=90 + 26 * len(kinds))
     charts.show(figure, "market_kinds")
     faults = [fault for fault in report.get("faults") or [] if isinstance(fault, dict)][:2000]
@@ -252,7 +329,8 @@ def findings(market: Market) -> None:
 
 @st.cache_data(**CACHED)
 def correlations(market: Market, most: int) -> Any:
-    """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in common."""
+    """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
+    common."""
     session = market.arrays["session"]
     ends = np.append(np.flatnonzero(np.diff(session) > 0), len(session) - 1)
     daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
@@ -269,12 +347,24 @@ def ties(market: Market) -> None:
     names = [label(symbol) for symbol in symbols]
     height = min(860, 160 + 14 * max(14, len(symbols)))
     charts.show(
-        heatmap(matrix, names, names, ".2f", height, 40, "correlation", zmin=-1, colorscale=figures.SCALE),
+        heatmap(
+            matrix,
+            names,
+            names,
+            ".2f",
+            height,
+            40,
+            "correlation",
+            zmin=-1,
+            colorscale=figures.SCALE,
+        ),
         "market_ties",
     )
     total = len(market.symbols)
     left_out = f" The first {MOST_SYMBOLS} of {total} symbols." if total > MOST_SYMBOLS else ""
-    st.caption(f"Close to close over all sessions; mean off the diagonal {np.nanmean(off):.2f}.{left_out}")
+    st.caption(
+        f"Close to close over all sessions; mean off the diagonal {np.nanmean(off):.2f}.{left_out}"
+    )
 
 
 page("Market", render)

@@ -1,4 +1,5 @@
-"""New run: choose a configuration, change it in a form, see the YAML, start it, watch it, stop it."""
+"""New run: choose a configuration, change it in a form, see the YAML, start it, watch it, stop
+it."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def render(runs: RunsFolder) -> None:
         watch(runs)
 
 
-# --- the form --------------------------------------------------------------------------------------------------
+# --- the form -------------------------------------------------------------------------------------
 
 
 def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
@@ -71,7 +72,9 @@ def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
     for path in config_folders():
         folder = Folder(path)
         try:
-            names = sorted(entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"})
+            names = sorted(
+                entry.name for entry in path.iterdir() if entry.suffix in {".yaml", ".yml"}
+            )
         except OSError:
             continue
         for name in names:
@@ -83,13 +86,22 @@ def sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
 
 
 def compose(runs: RunsFolder) -> None:
-    with st.expander("From your own bars: choose a file, see how it is read", icon=":material/folder_open:"):
+    with st.expander(
+        "From your own bars: choose a file, see how it is read", icon=":material/folder_open:"
+    ):
         own_bars.render()
     options = sources(runs)
     names = list(options)
-    source = choose("Start from", names, "source", default=next((name for name in names if "quickstart" in name), None))
+    source = choose(
+        "Start from",
+        names,
+        "source",
+        default=next((name for name in names if "quickstart" in name), None),
+    )
     draft = drafted(runs, source, options[source])
-    top = st.container()  # filled last: whether the form is valid, and the button that needs it to be
+    top = (
+        st.container()
+    )  # filled last: whether the form is valid, and the button that needs it to be
     section = parts(SECTIONS, "section")
     with st.container(border=True):
         edit(section, draft, source)
@@ -106,7 +118,11 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
     with left:
         settings = check(runs, draft)
     with right:
-        look: dict[str, Any] = {"type": "primary", "icon": ":material/play_arrow:", "width": "stretch"}
+        look: dict[str, Any] = {
+            "type": "primary",
+            "icon": ":material/play_arrow:",
+            "width": "stretch",
+        }
         pressed = st.button("Start", disabled=settings is None, key="new_start", **look)
     if settings is not None:
         with guarded():
@@ -122,7 +138,11 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
 
     found = estimate(settings, records(runs))
     low, high = found.span
-    null = f", about {duration(found.null_seconds)} of it for the null model" if found.null_seconds else ""
+    null = (
+        f", about {duration(found.null_seconds)} of it for the null model"
+        if found.null_seconds
+        else ""
+    )
     room = "memory unknown until the bars are read"
     if found.memory_bytes is not None:
         room = f"about {found.memory_bytes / 2**30:.1f} GiB of memory"
@@ -134,12 +154,14 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
     )
     if found.null_seconds:
         st.caption(
-            "The null model is the same search on bars without information, so that one knows what luck alone would "
-            "have made. Without it (Backtest, Null model) the run is that much shorter, and the report lacks that row."
+            "The null model is the same search on bars without information, so that one knows what"
+            " luck alone would have made. Without it (Backtest, Null model) the run is that much"
+            " shorter, and the report lacks that row."
         )
     if found.short_of is not None:
         st.warning(
-            f"Only {found.short_of / 2**30:.1f} GiB of memory are free here: fewer workers (Tournament) need less.",
+            f"Only {found.short_of / 2**30:.1f} GiB of memory are free here: fewer workers"
+            " (Tournament) need less.",
             icon=":material/memory_alt:",
         )
 
@@ -168,7 +190,8 @@ def drafted(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> 
 
 
 def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
-    """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not valid."""
+    """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not
+    valid."""
     from fintrader.pipeline import RunConfig
 
     values: Any = {}
@@ -179,7 +202,9 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
         try:
             values = yaml.safe_load(text) or {}
         except (yaml.YAMLError, RecursionError) as error:
-            raise NotThereError(f"{file} is not valid YAML ({str(error).splitlines()[0]})") from None
+            raise NotThereError(
+                f"{file} is not valid YAML ({str(error).splitlines()[0]})"
+            ) from None
         name = values.get("name") if isinstance(values, dict) else None
         name = name if isinstance(name, str) else Path(file).stem
     if not isinstance(values, dict):
@@ -202,7 +227,8 @@ def unused(runs: RunsFolder, name: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """A path relative to the working folder where it lies inside, so that files can move together."""
+    """A path relative to the working folder where it lies inside, so that files can move
+    together."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -218,7 +244,9 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
             forms.widget(fields[name], name, draft, f"{key}.{name}")
-        st.caption(f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}.")
+        st.caption(
+            f"The run will lie in {plain(draft.get('runs_dir'))}/{plain(draft.get('name'))}."
+        )
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
     elif section == "tournament":
@@ -229,7 +257,9 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         st.subheader("Search space", anchor=False)
         search = field["properties"]["search"]
         st.caption(search["description"])
-        forms.rows(search, "search", draft[section], f"{key}.search", searchable(fields["agent"], draft))
+        forms.rows(
+            search, "search", draft[section], f"{key}.search", searchable(fields["agent"], draft)
+        )
     else:
         forms.group(fields[section], section, draft, f"{key}.{section}")
 
@@ -238,7 +268,9 @@ def searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
     """Numeric settings of the chosen algorithm."""
     algo = draft["agent"].get("algo") if isinstance(draft.get("agent"), dict) else None
     models = field.get("oneOf", [field])
-    return forms.numbers_in(next((one for one in models if one["properties"]["algo"].get("const") == algo), models[0]))
+    return forms.numbers_in(
+        next((one for one in models if one["properties"]["algo"].get("const") == algo), models[0])
+    )
 
 
 def text_of(draft: dict[str, Any]) -> str:
@@ -247,7 +279,8 @@ def text_of(draft: dict[str, Any]) -> str:
 
 
 def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
-    """The draft as settings that can start, or None and messages that name the field and what to do."""
+    """The draft as settings that can start, or None and messages that name the field and what to
+    do."""
     from fintrader.pipeline import RunConfig, missing_inputs
 
     try:
@@ -262,13 +295,18 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
         return None
     name = settings.name
     if name in runs.names():
-        st.warning(f"A run called {plain(name)} exists with these settings: it is continued.", icon=":material/resume:")
+        st.warning(
+            f"A run called {plain(name)} exists with these settings: it is continued.",
+            icon=":material/resume:",
+        )
     else:
-        st.success("These settings are valid, and what they name is here.", icon=":material/check_circle:")
+        st.success(
+            "These settings are valid, and what they name is here.", icon=":material/check_circle:"
+        )
     return settings
 
 
-# --- what was started ------------------------------------------------------------------------------------------
+# --- what was started -----------------------------------------------------------------------------
 
 
 def watch(runs: RunsFolder) -> None:
@@ -281,8 +319,8 @@ def watch(runs: RunsFolder) -> None:
             found = jobs.jobs(runs)
             if not found:
                 st.info(
-                    "Nothing yet. A run started here is a process of its own: it goes on when this app ends, and it "
-                    "can be stopped here or continued with the same command.",
+                    "Nothing yet. A run started here is a process of its own: it goes on when this"
+                    " app ends, and it can be stopped here or continued with the same command.",
                     icon=":material/terminal:",
                 )
             for job in found[:8]:
@@ -304,7 +342,9 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
             icon, colour = STATUS[state]
             st.badge(state, icon=icon, color=colour)  # type: ignore[arg-type]
             if alive:
-                st.caption(f"process {job.pid}, for {duration(time.time() - job.started)}", width="content")
+                st.caption(
+                    f"process {job.pid}, for {duration(time.time() - job.started)}", width="content"
+                )
         if run is not None:
             draw_stages(stages(runs, run), replace(run, status=state, problem=None))
         if why:
@@ -324,9 +364,13 @@ def one(runs: RunsFolder, job: jobs.Job) -> None:
                     st.session_state[f"job_asked_{job.name}"] = time.time()
                     st.toast(f"Asked {plain(job.name)} to stop; it stores what it has first.")
                 patient = time.time() - asked <= 20
-                if not patient and st.button("Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:"):
+                if not patient and st.button(
+                    "Kill", key=f"job_kill_{job.name}", icon=":material/dangerous:"
+                ):
                     jobs.kill(job)
-            elif again and st.button("Continue", key=f"job_again_{job.name}", icon=":material/resume:"):
+            elif again and st.button(
+                "Continue", key=f"job_again_{job.name}", icon=":material/resume:"
+            ):
                 jobs.start(runs, job.name, runs.text(jobs.PLACE, f"{job.name}.yaml"))
                 st.rerun()
 
@@ -341,7 +385,8 @@ def made(runs: RunsFolder, name: str) -> Summary | None:
 
 
 def ending(runs: RunsFolder, job: jobs.Job, run: Summary | None) -> tuple[Status, str | None]:
-    """What state a job is in, and why it failed if it did: as its run says, or, before there was one, its output."""
+    """What state a job is in, and why it failed if it did: as its run says, or, before there was
+    one, its output."""
     if job.alive:
         return "running", None
     if run is not None and run.status in ("finished", "failed", "broken"):

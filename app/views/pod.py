@@ -11,7 +11,16 @@ import streamlit as st
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, count, duration, score, shown
 from fintrader_app import artifacts, charts, race, tables
-from fintrader_app.shell import choose, choose_several, guarded, human, page, pick_race, pick_run, plain
+from fintrader_app.shell import (
+    choose,
+    choose_several,
+    guarded,
+    human,
+    page,
+    pick_race,
+    pick_run,
+    plain,
+)
 from fintrader_app.tables import numbers, table
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
@@ -31,7 +40,9 @@ def render(runs: RunsFolder) -> None:
     order = pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
-        name = choose("Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod]))
+        name = choose(
+            "Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod])
+        )
     with right:
         rest = [pod for pod in order if pod != name]
         others = choose_several("Beside it", rest, "pods", [], MOST - 1)
@@ -61,13 +72,18 @@ def looks(folder: Folder, names: list[str]) -> None:
     """What the validation window said while the pods trained."""
     found = {name: rows for name in names if len(rows := artifacts.validation(folder, name))}
     if not found:
-        st.info("No look at the validation window is stored for this pod yet.", icon=":material/hourglass_empty:")
+        st.info(
+            "No look at the validation window is stored for this pod yet.",
+            icon=":material/hourglass_empty:",
+        )
         return
     for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
         with place:
             st.subheader(title, anchor=False)
             charts.show(race.curve_figure(found, what), f"pod_validation_{what}")
-    st.caption("For the eye: unless the run stops pods early, only the last look counts, the pod's score.")
+    st.caption(
+        "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
+    )
 
 
 def titled(pod: pd.Series[Any]) -> str:
@@ -84,14 +100,18 @@ def cards(pod: pd.Series[Any]) -> None:
         ("Origin", plain(f"{pod['origin']} of {parent}" if parent else pod["origin"])),
         ("Generation", count(int(pod["generation"]))),
         ("Env-steps", count(pod["env_steps"]) if pd.notna(pod["env_steps"]) else DASH),
-        ("With its line", count(pod["lineage_env_steps"]) if pd.notna(pod["lineage_env_steps"]) else DASH),
+        (
+            "With its line",
+            count(pod["lineage_env_steps"]) if pd.notna(pod["lineage_env_steps"]) else DASH,
+        ),
         ("Took", duration(pod["seconds"]) if pd.notna(pod["seconds"]) else DASH),
     ]
     numbers(cells)
 
 
 def smoothed(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
-    """Exponential moving average; `share` 0 leaves the values as they are, 0.9 keeps nine tenths of the past."""
+    """Exponential moving average; `share` 0 leaves the values as they are, 0.9 keeps nine tenths of
+    the past."""
     if share <= 0:
         return values
     return pd.Series(values).ewm(alpha=1 - share, ignore_na=True).mean().to_numpy()
@@ -109,8 +129,14 @@ def curves(folder: Folder, names: list[str]) -> None:
     if not found:
         st.info("No learning curve is stored for this pod yet.", icon=":material/hourglass_empty:")
         return
-    known = dict.fromkeys(column for table in found.values() for column in table.columns if column not in AXES)
-    metrics = [name for name in known if any(table[name].notna().any() for table in found.values() if name in table)]
+    known = dict.fromkeys(
+        column for table in found.values() for column in table.columns if column not in AXES
+    )
+    metrics = [
+        name
+        for name in known
+        if any(table[name].notna().any() for table in found.values() if name in table)
+    ]
     axes = [axis for axis in AXES if all(axis in table for table in found.values())]
     if not metrics or not axes:
         st.info("The stored learning curve holds no numbers.", icon=":material/hourglass_empty:")
@@ -118,9 +144,13 @@ def curves(folder: Folder, names: list[str]) -> None:
     left, middle, right = st.columns([4, 2, 2], vertical_alignment="bottom")
     with left:
         default = [name for name in FIRST if name in metrics] or metrics[:4]
-        shown = st.multiselect("Curves", metrics, default=default, format_func=human, key="pod_curves")
+        shown = st.multiselect(
+            "Curves", metrics, default=default, format_func=human, key="pod_curves"
+        )
     with middle:
-        axis = st.segmented_control("Over", axes, default=axes[0], format_func=lambda a: AXES[a], key="pod_axis")
+        axis = st.segmented_control(
+            "Over", axes, default=axes[0], format_func=lambda a: AXES[a], key="pod_axis"
+        )
     with right:
         share = st.slider("Smoothing", 0.0, 0.98, 0.6, 0.02, key="pod_smoothing")
     axis = axis or axes[0]
@@ -128,21 +158,33 @@ def curves(folder: Folder, names: list[str]) -> None:
         for place, metric in zip(st.columns(2), shown[row : row + 2], strict=False):
             with place:
                 st.caption(plain(human(metric)))
-                raw = {name: (t[axis], t[metric].to_numpy(float)) for name, t in found.items() if metric in t}
+                raw = {
+                    name: (t[axis], t[metric].to_numpy(float))
+                    for name, t in found.items()
+                    if metric in t
+                }
                 lines = {name: (x, smoothed(y, share)) for name, (x, y) in raw.items()}
-                figure = charts.lines(lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260)
+                figure = charts.lines(
+                    lines, faint=raw if share > 0 else None, x_title=AXES[axis], height=260
+                )
                 charts.show(figure, f"pod_{metric}")
 
 
 def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     """All settings of the agent; where the parent had another value, both."""
     mine = flat(pod["agent"])
-    parent = pod["parent"] if isinstance(pod["parent"], str) and pod["parent"] in by_name.index else None
+    parent = (
+        pod["parent"] if isinstance(pod["parent"], str) and pod["parent"] in by_name.index else None
+    )
     theirs = flat(by_name.loc[parent, "agent"]) if parent else {}
     searched = set(pod["hyper"] or {})
     rows = []
     for key, value in mine.items():
-        row = {"Setting": human(key), "Value": text(value), "Searched": "✓" if key in searched else ""}
+        row = {
+            "Setting": human(key),
+            "Value": text(value),
+            "Searched": "✓" if key in searched else "",
+        }
         if parent:
             row["Parent's"] = text(theirs.get(key))
             row["Changed"] = change(value, theirs.get(key))
@@ -160,7 +202,11 @@ def settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted name."""
     if isinstance(value, dict) and value:
-        return {k: v for name, below in value.items() for k, v in flat(below, f"{prefix}{name}.").items()}
+        return {
+            k: v
+            for name, below in value.items()
+            for k, v in flat(below, f"{prefix}{name}.").items()
+        }
     return {prefix.removesuffix("."): value} if prefix else {}
 
 
@@ -173,17 +219,24 @@ def text(value: Any) -> str:
 def change(now: Any, before: Any) -> str:
     if now == before:
         return ""
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (now, before))
+    numeric = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (now, before)
+    )
     return f"× {now / before:.3g}" if numeric and before else "other"
 
 
 def validation(rows: pd.DataFrame) -> None:
     """The stored metrics of the validation window, one column a pod."""
-    columns = {str(pod): values for pod, values in zip(rows["pod"], rows["metrics"], strict=True) if values}
+    columns = {
+        str(pod): values for pod, values in zip(rows["pod"], rows["metrics"], strict=True) if values
+    }
     if not columns:
         st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
         return
-    st.caption("On the validation window, which the tournament looks at many times: in-sample, not a result")
+    st.caption(
+        "On the validation window, which the tournament looks at many times: in-sample, not a"
+        " result"
+    )
     listed = []
     for key in dict.fromkeys(key for values in columns.values() for key in values):
         each = {pod: shown(key, values) for pod, values in columns.items()}

@@ -34,10 +34,18 @@ COLUMNS = {
     "status": st.column_config.TextColumn("Status", width=110),
     "name": st.column_config.TextColumn("Run", pinned=True),
     "verdict": st.column_config.TextColumn(
-        "Verdict", help="Of the test window against the benchmark portfolio; the Honesty page has the whole of it"
+        "Verdict",
+        help=(
+            "Of the test window against the benchmark portfolio; the Honesty page has the whole"
+            " of it"
+        ),
     ),
-    "return": st.column_config.NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
-    "index": st.column_config.NumberColumn("Index", format="percent", help="The benchmark over the same bars"),
+    "return": st.column_config.NumberColumn(
+        "Return", format="percent", help="Ensemble, test window, net of costs"
+    ),
+    "index": st.column_config.NumberColumn(
+        "Index", format="percent", help="The benchmark over the same bars"
+    ),
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
     "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
@@ -48,7 +56,12 @@ COLUMNS = {
 }
 ROWS = 8  # of the table that are seen without scrolling
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
-MARK = {"running": "◐ running", "finished": "● finished", "interrupted": "◌ interrupted", "failed": "✕ failed"}
+MARK = {
+    "running": "◐ running",
+    "finished": "● finished",
+    "interrupted": "◌ interrupted",
+    "failed": "✕ failed",
+}
 MARK |= {"broken": "✕ broken"}
 
 
@@ -75,13 +88,17 @@ def table(found: list[Summary]) -> pd.DataFrame:
             }
         )
     frame = pd.DataFrame(rows)
-    frame = frame.drop(columns=[name for name in ("tags", "note") if not frame[name].map(len).any()])
+    frame = frame.drop(
+        columns=[name for name in ("tags", "note") if not frame[name].map(len).any()]
+    )
     frame["trials"] = frame["trials"].astype("Int64")
     return frame
 
 
 def render(runs: RunsFolder) -> None:
-    with st.container():  # there with or without a word in it, so that what stands below stays where it is
+    with (
+        st.container()
+    ):  # there with or without a word in it, so that what stands below stays where it is
         if told := st.session_state.pop("runs_told", None):
             st.success(told, icon=":material/check:")
     found = summaries(runs)
@@ -111,7 +128,8 @@ def render(runs: RunsFolder) -> None:
         column_config=COLUMNS,
         on_select="rerun",
         selection_mode="multi-row",
-        key=f"runs_table_{hash(tuple(by_name))}",  # of other rows, a choice by number would be another run
+        # of other rows, a choice by number would be another run
+        key=f"runs_table_{hash(tuple(by_name))}",
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
@@ -124,7 +142,8 @@ def render(runs: RunsFolder) -> None:
 
 
 def glance(found: list[Summary]) -> str:
-    """The first runs as HTML, every foreign word escaped: what a browser can show before it has a table's code."""
+    """The first runs as HTML, every foreign word escaped: what a browser can show before it has a
+    table's code."""
     rows = []
     for run in found[:ROWS]:
         headline, index = run.headline(), run.metrics.get("benchmark", {})
@@ -138,11 +157,16 @@ def glance(found: list[Summary]) -> str:
 
 
 def filtered(found: list[Summary]) -> list[Summary]:
-    """The filter line: text, status and, where runs have them, tags; archived runs only if asked for."""
+    """The filter line: text, status and, where runs have them, tags; archived runs only if asked
+    for."""
     left, right = st.columns([2, 3], vertical_alignment="bottom")
     with left:
-        words = st.text_input("Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed")
-    visible = [run for run in found if st.session_state.get("runs_archived") or not run.notes.archived]
+        words = st.text_input(
+            "Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed"
+        )
+    visible = [
+        run for run in found if st.session_state.get("runs_archived") or not run.notes.archived
+    ]
     counts = {status: sum(run.status == status for run in visible) for status in STATUS}
     present = [status for status in STATUS if counts[status]]
     with right:
@@ -172,7 +196,11 @@ def own_words(found: list[Summary]) -> tuple[list[str], bool]:
     aside = sum(run.notes.archived for run in found)
     if not known and not aside:
         return [], False
-    how: dict[str, Any] = {"selection_mode": "multi", "label_visibility": "collapsed", "format_func": plain}
+    how: dict[str, Any] = {
+        "selection_mode": "multi",
+        "label_visibility": "collapsed",
+        "format_func": plain,
+    }
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         tags = st.pills("Tags", known, key="runs_tags", **how) if known else []
         archived = st.toggle(f"Archived {count(aside)}", key="runs_archived") if aside else False
@@ -191,9 +219,14 @@ def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) 
         if st.button("Honesty", icon=":material/balance:", disabled=not done):
             go("honesty.py", run=run.name)
         title = f"Compare {len(picked)}" if several else "Compare"
-        if st.button(title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"):
+        if st.button(
+            title, icon=":material/compare_arrows:", disabled=not several, help="Select 2 to 8 rows"
+        ):
             go("compare.py", runs=",".join(picked))
-        with st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"), guarded():
+        with (
+            st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"),
+            guarded(),
+        ):
             keeping.notes(runs, run, tags)
             keeping.deletion(runs, run)
 
@@ -202,7 +235,14 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
     st.subheader(plain(run.name), anchor=False)
     if run.notes.note or run.notes.tags:
-        st.markdown(" ".join([*(f":gray-badge[{plain(tag)}]" for tag in run.notes.tags), plain(run.notes.note, 1_000)]))
+        st.markdown(
+            " ".join(
+                [
+                    *(f":gray-badge[{plain(tag)}]" for tag in run.notes.tags),
+                    plain(run.notes.note, 1_000),
+                ]
+            )
+        )
     stage_strip(runs, run)
     folder = runs.run(run.name)
     try:
@@ -219,7 +259,12 @@ def preview(runs: RunsFolder, run: Summary) -> None:
             st.caption("Equity, USD")
             version = artifacts.backtest_version(folder)
             equity = stored.curve()[drawn].rename(columns=label)
-            charts.show(partial(figures.equity_figure, equity), "preview_equity", height=300, version=version)
+            charts.show(
+                partial(figures.equity_figure, equity),
+                "preview_equity",
+                height=300,
+                version=version,
+            )
         with right:
             st.caption("Drawdown, from session closes")
             drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
@@ -231,7 +276,9 @@ def preview(runs: RunsFolder, run: Summary) -> None:
     if run.command:
         st.caption("The command that makes this run again (or goes on with it)")
         st.code(without_secrets(run.command), language="bash")
-    settings = st.expander("Settings", icon=":material/settings:", key="preview_settings", on_change="rerun")
+    settings = st.expander(
+        "Settings", icon=":material/settings:", key="preview_settings", on_change="rerun"
+    )
     if settings.open:
         with settings, guarded():
             tables.changed_settings(artifacts.config(folder), "preview_changed")
@@ -242,11 +289,16 @@ def leaders(folder: Folder) -> None:
     """The leaderboard, or where it is to be found."""
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if folds:
-        st.caption(f"Walked forward: {len(folds)} folds, each with a leaderboard of its own on the Tournament page")
+        st.caption(
+            f"Walked forward: {len(folds)} folds, each with a leaderboard of its own on the"
+            " Tournament page"
+        )
         return
     board = artifacts.leaderboard(folder)
     if len(board):
-        st.caption(f"Leaderboard: the best {board['rank'].notna().sum()} pods by their validation score")
+        st.caption(
+            f"Leaderboard: the best {board['rank'].notna().sum()} pods by their validation score"
+        )
     board_table(board, "preview_board")
 
 

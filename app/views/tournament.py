@@ -14,13 +14,27 @@ from fintrader.results.importance import ALGORITHM, settings_of
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.artifacts import summary
-from fintrader_app.shell import choose, go, guarded, human, is_secret, page, pick_race, pick_run, plain, without_secrets
+from fintrader_app.shell import (
+    choose,
+    go,
+    guarded,
+    human,
+    is_secret,
+    page,
+    pick_race,
+    pick_run,
+    plain,
+    without_secrets,
+)
 from fintrader_app.tables import board_table, table
 
 REFRESH_SECONDS = 2
 MOST_EVENTS = 200
 MOST_CURVES = 8
-LOOKED = {"return": "Validation return while they train", "score": "Validation score while they train"}
+LOOKED = {
+    "return": "Validation return while they train",
+    "score": "Validation score while they train",
+}
 EVERY = "all algorithms"
 LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What it said"}
 
@@ -100,7 +114,11 @@ def numbers(pace: race.Pace, alive: bool) -> None:
         ("At work", count(pace.running), None),
         ("Failed", count(pace.failed), "Lost more often than retried; the time line says why"),
         ("Best score", score(pace.best), "On the validation window, by the tournament's metric"),
-        ("Env-steps", rate, "Of all finished pods, over the time from the first start to the last end"),
+        (
+            "Env-steps",
+            rate,
+            "Of all finished pods, over the time from the first start to the last end",
+        ),
         ("Elapsed", duration(pace.elapsed_seconds), None),
     ]
     if alive:
@@ -115,7 +133,11 @@ def looks(folder: Folder, pods: pd.DataFrame) -> None:
     """What the validation window says of the pods that train now, and said of the best."""
     ranked = pods.sort_values("score", ascending=False, na_position="last")["pod"]
     names = dict.fromkeys([*pods.loc[pods["state"] == "running", "pod"], *ranked])
-    found = {name: rows for name in list(names)[:MOST_CURVES] if len(rows := artifacts.validation(folder, name))}
+    found = {
+        name: rows
+        for name in list(names)[:MOST_CURVES]
+        if len(rows := artifacts.validation(folder, name))
+    }
     if not found:
         return
     for place, (what, title) in zip(st.columns(2), LOOKED.items(), strict=True):
@@ -127,7 +149,10 @@ def looks(folder: Folder, pods: pd.DataFrame) -> None:
 
 
 def time_line(
-    pods: pd.DataFrame, events: list[dict[str, object]], launched: dict[str, float], version: tuple[object, ...]
+    pods: pd.DataFrame,
+    events: list[dict[str, object]],
+    launched: dict[str, float],
+    version: tuple[object, ...],
 ) -> None:
     """Who ran when; of a race that has ended, drawn once."""
     found, total = race.attempts(pods, launched, race.lost_attempts(events), now=time.time())
@@ -137,17 +162,23 @@ def time_line(
         charts.show(race.timeline_figure(found, total), "race_timeline")
     else:
         shown_version = (*version, len(events))
-        charts.show(lambda: race.timeline_figure(found, total), "race_timeline", version=shown_version)
+        charts.show(
+            lambda: race.timeline_figure(found, total), "race_timeline", version=shown_version
+        )
 
 
 def lost_pods(events: list[dict[str, object]]) -> None:
     """Who died and why."""
     lost = [event for event in events if event.get("event") == "lost"]
     last = lost[-MOST_EVENTS:]
-    rows = [{title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()} for event in last]
+    rows = [
+        {title: without_secrets(str(event.get(key, ""))) for key, title in LOST.items()}
+        for event in last
+    ]
     if rows:
         st.caption(
-            f"{count(len(lost))} time(s) a pod was lost; lost pods are started again within the limit of retries"
+            f"{count(len(lost))} time(s) a pod was lost; lost pods are started again within the"
+            " limit of retries"
         )
         table(rows, "race_lost", height="content")
 
@@ -157,15 +188,22 @@ def drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
     if values.empty or not len(values.columns):
         st.info("This tournament searches no numeric setting.", icon=":material/tune:")
         return
-    name = choose("Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human)
+    name = choose(
+        "Setting", list(values.columns), "setting", label_visibility="collapsed", format_func=human
+    )
     if pods["score"].notna().any():
-        charts.show(lambda: race.drift_figure(pods, values[name], name), "race_drift", version=(*version, name))
+        charts.show(
+            lambda: race.drift_figure(pods, values[name], name),
+            "race_drift",
+            version=(*version, name),
+        )
     else:
         st.info("No pod has a score yet.", icon=":material/hourglass_empty:")
 
 
 def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
-    """Which settings went with the score: importance, slices, parallel coordinates; of all algorithms, or of one."""
+    """Which settings went with the score: importance, slices, parallel coordinates; of all
+    algorithms, or of one."""
     if not any(settings_of(pods)):
         return
     st.subheader("Settings and score", anchor=False)
@@ -175,7 +213,9 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
         pods, version = pods if algo == EVERY else pods[pods[ALGORITHM] == algo], (*version, algo)
     found, names = search.judged(version, pods)
     if not names:
-        st.info(found.why or "The searched settings are the same in all pods.", icon=":material/tune:")
+        st.info(
+            found.why or "The searched settings are the same in all pods.", icon=":material/tune:"
+        )
         return
     left, right = st.columns([3, 2])
     with left:
@@ -183,14 +223,21 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
         if found.why:
             st.info(found.why, icon=":material/tune:")
         else:
-            charts.show(lambda: search.importance_figure(found), "search_importance", version=version)
+            charts.show(
+                lambda: search.importance_figure(found), "search_importance", version=version
+            )
             st.caption(plain(search.importance_words(found), 900))
     with right:
         name = choose("Score over", names, "slice", format_func=search.name_of)
         show = partial(search.slice_figure, pods, name, log=name in logs)
         charts.show(show, "search_slice", version=(*version, name))
-    st.caption("Parallel coordinates: a line a pod, across its settings to its score; drag along an axis to pick some")
-    charts.show(lambda: search.parallel_figure(pods, names, logs), "search_parallel", version=version)
+    st.caption(
+        "Parallel coordinates: a line a pod, across its settings to its score; drag along an axis"
+        " to pick some"
+    )
+    charts.show(
+        lambda: search.parallel_figure(pods, names, logs), "search_parallel", version=version
+    )
 
 
 def event_table(events: list[dict[str, object]]) -> None:
@@ -205,7 +252,9 @@ def event_table(events: list[dict[str, object]]) -> None:
         stamp = event.get("time")
         rows.append(
             {
-                "Time (UTC)": pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None,
+                "Time (UTC)": (
+                    pd.to_datetime(stamp, unit="s") if isinstance(stamp, int | float) else None
+                ),
                 "Event": str(event.get("event", "")),
                 "Pod": str(event.get("pod") or ""),
                 "Details": without_secrets(", ".join(details))[:300],

@@ -1,1 +1,2 @@
-"""Parts of `benchmarks/scaling.py`: measured constants, the curve they predict, its picture, a simulated cluster."""
+"""Parts of `benchmarks/scaling.py`: measured constants, the curve they predict, its picture, a
+simulated cluster."""

@@ -1,4 +1,5 @@
-"""What one pod costs besides its training, measured piece by piece on this machine, each as a distribution."""
+"""What one pod costs besides its training, measured piece by piece on this machine, each as a
+distribution."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def configuration(cache: Path) -> Any:
 
 
 def one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
-    """The quickstart's market and a trained pod of it, whose files the measurements are taken from."""
+    """The quickstart's market and a trained pod of it, whose files the measurements are taken
+    from."""
     from fintrader.data.build import build_market
     from fintrader.tournament.generator import Generator
     from fintrader.tournament.leaderboard import Leaderboard
@@ -75,18 +77,24 @@ def one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     settings = TournamentSettings.model_validate(
         {**config.tournament.model_dump(), "budget": {"env_steps": 20_000}, "retries": 0}
     )
-    breeder = Generator(settings, (config.agent,), config.env.model_dump(mode="json"), seed=1, data_hash="")
+    breeder = Generator(
+        settings, (config.agent,), config.env.model_dump(mode="json"), seed=1, data_hash=""
+    )
     spec = breeder.fresh(0, Leaderboard(4))
     context = PodContext(RunFolder(home / "run"), market)
     return config, spec, context, run_pod(spec, context)
 
 
 def cold_start(count: int) -> Samples:
-    """From the process's birth to its `ready`: the interpreter, PyTorch and what the body imports."""
+    """From the process's birth to its `ready`: the interpreter, PyTorch and what the body
+    imports."""
 
     def start() -> None:
         command = [sys.executable, "-m", "fintrader.tournament.pod", str(os.getpid()), BODY]
-        environment = {**worker_environment(), "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+        environment = {
+            **worker_environment(),
+            "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+        }
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
         assert process.stdout is not None
@@ -99,10 +107,11 @@ def cold_start(count: int) -> Samples:
 
 
 def task_start(count: int) -> Samples:
-    """From handing a task with a GPU to Ray until its process, which is new, has imported what the body needs.
+    """From handing a task with a GPU to Ray until its process, which is new, has imported what the
+    body needs.
 
-    On a cluster of this machine alone, which takes our word for its GPU; CUDA's own start comes on top. Empty without
-    Ray.
+    On a cluster of this machine alone, which takes our word for its GPU; CUDA's own start comes on
+    top. Empty without Ray.
     """
     try:
         import ray
@@ -131,7 +140,8 @@ def imported() -> Iterator[int]:
 
 
 def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
-    """In a process that has its imports: environment and agent made, the parent's snapshot verified and taken."""
+    """In a process that has its imports: environment and agent made, the parent's snapshot verified
+    and taken."""
     import torch
 
     from fintrader.tournament.fusion.learners import maker, parent_state
@@ -174,7 +184,8 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
 
 
 def snapshots(store: RunStore, data: bytes, count: int) -> dict[str, Samples]:
-    """Storing, verifying and reading a snapshot by its content; every one is another, as a pod's is."""
+    """Storing, verifying and reading a snapshot by its content; every one is another, as a pod's
+    is."""
     digests: list[str] = []
     numbers = iter(range(count))
 
@@ -187,7 +198,8 @@ def snapshots(store: RunStore, data: bytes, count: int) -> dict[str, Samples]:
 
 
 def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
-    """The same bytes through s3fs and a local S3 server (moto); None where those are not installed."""
+    """The same bytes through s3fs and a local S3 server (moto); None where those are not
+    installed."""
     try:
         import s3fs
         from moto.server import ThreadedMotoServer
@@ -211,15 +223,28 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
 
 
 def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
-    """What makes one result durable: the pod's result file, the synced event, the index's transaction."""
+    """What makes one result durable: the pod's result file, the synced event, the index's
+    transaction."""
     from fintrader.tournament.events import EventLog
     from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")
-    store, log, index, board = RunStore(run), EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)
+    store, log, index, board = (
+        RunStore(run),
+        EventLog(run.events),
+        LeaderboardIndex(run.leaderboard),
+        Leaderboard(64),
+    )
     specs = [
-        PodSpec(pod=f"p{k:04d}", index=k, seed=k, origin="fresh", agent={"algo": "ppo"}, budget={"env_steps": 1})
+        PodSpec(
+            pod=f"p{k:04d}",
+            index=k,
+            seed=k,
+            origin="fresh",
+            agent={"algo": "ppo"},
+            budget={"env_steps": 1},
+        )
         for k in range(count)
     ]
     results = [result.model_copy(update={"pod": spec.pod}) for spec in specs]
@@ -256,15 +281,22 @@ def measure(home: Path, quick: bool) -> tuple[dict[str, Samples], dict[str, Any]
     assert result.snapshot is not None
     snapshot = store.get(result.snapshot)
     child = spec.model_copy(update={"pod": "p0001", "snapshot": result.snapshot})
-    samples: dict[str, Samples] = {"cold_start": cold_start(few), "warm_start": warm_start(child, context, few + 2)}
+    samples: dict[str, Samples] = {
+        "cold_start": cold_start(few),
+        "warm_start": warm_start(child, context, few + 2),
+    }
     if taken := task_start(few):
         samples["task_start"] = taken
     samples["evaluation"], bars = evaluation(config, context, spec.pod, few)
-    samples["checkpoint"], checkpoint_bytes = checkpoint(spec, context, home / "checkpoint", few + 2)
+    samples["checkpoint"], checkpoint_bytes = checkpoint(
+        spec, context, home / "checkpoint", few + 2
+    )
     large = os.urandom(8_000_000)
     for name, data in (("snapshot", snapshot), ("snapshot_8mb", large)):
         count = many if name == "snapshot" else few + 2
-        samples |= {f"{name}_{what}": taken for what, taken in snapshots(store, data, count).items()}
+        samples |= {
+            f"{name}_{what}": taken for what, taken in snapshots(store, data, count).items()
+        }
         remote = snapshots_s3(data, count)
         if remote is not None:
             samples |= {f"{name}_s3_{what}": taken for what, taken in remote.items()}

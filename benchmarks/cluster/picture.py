@@ -1,4 +1,5 @@
-"""The predicted curves beside the paper's points, as one picture for the docs (matplotlib, from the extra `report`)."""
+"""The predicted curves beside the paper's points, as one picture for the docs (matplotlib, from the
+extra `report`)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def redraw(root: Path) -> None:
 
 
 def draw(record: dict[str, Any], search: dict[str, Any] | None, path: Path) -> None:
-    """Left: efficiency of throughput. Right: speed-up to a target, of the search and of the paper."""
+    """Left: efficiency of throughput. Right: speed-up to a target, of the search and of the
+    paper."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,8 +64,20 @@ def draw(record: dict[str, Any], search: dict[str, Any] | None, path: Path) -> N
             continue
         counts = [int(count) for count in found["seconds"]]
         speedups = [found["seconds"]["16"] / seconds for seconds in found["seconds"].values()]
-        right.plot(counts, speedups, marker="o", markersize=4, label=f"simulated search, to {float(target):.0%}")
-    right.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="speed-up over 16", title="Search: time to a target")
+        right.plot(
+            counts,
+            speedups,
+            marker="o",
+            markersize=4,
+            label=f"simulated search, to {float(target):.0%}",
+        )
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="GPUs",
+        ylabel="speed-up over 16",
+        title="Search: time to a target",
+    )
     right.set_xticks([8, 16, 32, 80], ["8", "16", "32", "80"])
     right.set_yticks([0.5, 1, 2, 3, 5], ["0.5", "1", "2", "3", "5"])
     right.minorticks_off()

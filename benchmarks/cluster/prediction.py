@@ -1,16 +1,19 @@
-"""The curve: what the measured constants say about clusters of other sizes, and what the paper measured.
+"""The curve: what the measured constants say about clusters of other sizes, and what the paper
+measured.
 
 A GPU's time is a sequence of pods. Beside its training of S seconds a pod costs its GPU
 
-    o = process + start + evaluation + S / 10 s x checkpoint + snapshot (get, put) + result + wait for the next turn
+    o = process + start + evaluation + S / 10 s x checkpoint + snapshot (get, put) + result + wait
+    for the next turn
 
-and the orchestrator, of which there is one, c seconds of CPU. A pod with a GPU has a process of its own, a task of
-Ray's. With P pods in all on G GPUs the time is
+and the orchestrator, of which there is one, c seconds of CPU. A pod with a GPU has a process of its
+own, a task of Ray's. With P pods in all on G GPUs the time is
 
     T(G) = (P / G) (S + o) + tail,   as long as  G c < S + o
 
-where the tail is the time in which GPUs run out of work one after another, up to a whole pod. The simulation plays this
-with samples of every constant instead of means, and with the real orchestrator's real CPU seconds.
+where the tail is the time in which GPUs run out of work one after another, up to a whole pod. The
+simulation plays this with samples of every constant instead of means, and with the real
+orchestrator's real CPU seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def amdahl(times: dict[str, float]) -> dict[str, float]:
 
 
 def paper() -> dict[str, Any]:
-    """The paper's figures, the efficiency they amount to, and the serial part that would explain it."""
+    """The paper's figures, the efficiency they amount to, and the serial part that would explain
+    it."""
     found: dict[str, Any] = {}
     for target, times in PAPER.items():
         speedup = times["16"] / times["80"]
@@ -68,9 +72,16 @@ def paper() -> dict[str, Any]:
 
 
 def throughput(
-    home: Path, samples: dict[str, Samples], *, pods: int, seconds: float, remote: bool, gpus: tuple[int, ...] = GPUS
+    home: Path,
+    samples: dict[str, Samples],
+    *,
+    pods: int,
+    seconds: float,
+    remote: bool,
+    gpus: tuple[int, ...] = GPUS,
 ) -> dict[str, Any]:
-    """Simulated time to `pods` pods by number of GPUs; efficiency against pods without overhead on GPUs never idle."""
+    """Simulated time to `pods` pods by number of GPUs; efficiency against pods without overhead on
+    GPUs never idle."""
     sums = overhead(samples, seconds, remote)
     rows: dict[str, Any] = {}
     for count in gpus:
@@ -94,18 +105,25 @@ def throughput(
         "pods": pods,
         "pod_seconds": seconds,
         "store": "s3" if remote else "local",
-        "overhead_seconds": round(statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]), 3),
+        "overhead_seconds": round(
+            statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]), 3
+        ),
         "by_gpus": rows,
     }
     if {"16", "80"} <= set(rows):
         found["efficiency_16_to_80"] = round(rows["16"]["seconds"] / rows["80"]["seconds"] / 5, 4)
-    cpu = rows[str(max(gpus))]["orchestrator_cpu_ms_per_pod"] / 1000  # with few GPUs most turns find nothing to do
-    found["gpus_at_which_the_orchestrator_is_full"] = round((seconds + found["overhead_seconds"]) / cpu)
+    cpu = (
+        rows[str(max(gpus))]["orchestrator_cpu_ms_per_pod"] / 1000
+    )  # with few GPUs most turns find nothing to do
+    found["gpus_at_which_the_orchestrator_is_full"] = round(
+        (seconds + found["overhead_seconds"]) / cpu
+    )
     return found
 
 
 def stress(home: Path, *, pods: int, gpus: int, quick: bool) -> dict[str, Any]:
-    """The orchestrator before a large, rough cluster: checks what must hold, and reports what it cost."""
+    """The orchestrator before a large, rough cluster: checks what must hold, and reports what it
+    cost."""
     world = World(
         gpus=gpus,
         pod=(400.0, 800.0),
@@ -126,7 +144,10 @@ def stress(home: Path, *, pods: int, gpus: int, quick: bool) -> dict[str, Any]:
 def figures(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
     """What the orchestrator cost, and what its pods waited for."""
     cluster, clock = outcome.cluster, outcome.clock
-    waits = sorted(outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod]) for pod in outcome.applied)
+    waits = sorted(
+        outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod])
+        for pod in outcome.applied
+    )
     idle = sorted(cluster.idle[world.gpus :]) or [0.0]
     turns = sorted(clock.turns)
     return {

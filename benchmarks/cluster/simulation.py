@@ -1,8 +1,9 @@
-"""A cluster that exists on a simulated clock only: the orchestrator and all its parts are the real ones.
+"""A cluster that exists on a simulated clock only: the orchestrator and all its parts are the real
+ones.
 
-Pods are events: they start, end, are lost, are preempted with their node, or publish after they were given up. Every
-pod that ends writes its result to the real store; what is replaced is the hours in between. `benchmarks/scaling.py`
-runs it at full size, the tests briefly.
+Pods are events: they start, end, are lost, are preempted with their node, or publish after they
+were given up. Every pod that ends writes its result to the real store; what is replaced is the
+hours in between. `benchmarks/scaling.py` runs it at full size, the tests briefly.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ class World:
     away: float = 300.0
     """A preempted node comes back after so long."""
     zombies: float = 0.0
-    """Share of lost pods that publish their result all the same, a moment after they were given up."""
+    """Share of lost pods that publish their result all the same, a moment after they were given
+    up."""
     seed: int = 0
 
 
 class SimulatedClock(Clock):
-    """Jumps from event to event. `charge`: the real CPU seconds of a turn pass on the simulated clock, times this."""
+    """Jumps from event to event. `charge`: the real CPU seconds of a turn pass on the simulated
+    clock, times this."""
 
     def __init__(self, charge: float = 0.0) -> None:
         self.time = 0.0
@@ -130,7 +133,8 @@ class SimulatedCluster:
         self.gone: set[int] = set()
         self.work: dict[str, _Work] = {}
         self.left: dict[str, float] = {}
-        """Seconds of training that a lost pod, which has its own checkpoints, still has before it."""
+        """Seconds of training that a lost pod, which has its own checkpoints, still has before
+        it."""
         self.vacant_since: dict[int, float] = dict.fromkeys(self.free, 0.0)
         self.idle: list[float] = []
         """Seconds a GPU stood empty before a pod that was new."""
@@ -144,7 +148,7 @@ class SimulatedCluster:
         for node in range(math.ceil(world.gpus / world.gpus_per_node)):
             self._await_preemption(node)
 
-    # --- Launcher --------------------------------------------------------------------------------------
+    # --- Launcher ---------------------------------------------------------------------------------
 
     def capacity(self) -> int:
         return self.world.gpus - len(self.gone)
@@ -154,16 +158,22 @@ class SimulatedCluster:
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         if not self.free:
-            self.problems.append(f"{spec.pod} launched at {self.clock.time:.1f} s without a free GPU")
+            self.problems.append(
+                f"{spec.pod} launched at {self.clock.time:.1f} s without a free GPU"
+            )
         if spec.pod in self.work:
             self.problems.append(f"{spec.pod} launched twice at once")
         place = min(self.free)
         self.free.discard(place)
-        if not self.attempts[spec.pod]:  # later attempts may find a cluster that has run out of work
+        if not self.attempts[
+            spec.pod
+        ]:  # later attempts may find a cluster that has run out of work
             self.idle.append(self.clock.time - self.vacant_since[place])
         world, random = self.world, self.random
         training = self.left.get(spec.pod) or float(random.uniform(*world.pod))
-        if self.store.has_result(spec.pod):  # of an attempt that was given up: `run_pod` returns it at once
+        if self.store.has_result(
+            spec.pod
+        ):  # of an attempt that was given up: `run_pod` returns it at once
             training = 0.0
         starting = world.start[int(random.integers(len(world.start)))]
         seconds = starting + training + world.end[int(random.integers(len(world.end)))]
@@ -171,7 +181,9 @@ class SimulatedCluster:
         work = _Work(spec, attempt, place, future, self.clock.time, self.clock.time + seconds)
         self.work[spec.pod] = work
         self.attempts[spec.pod] += 1
-        failure = float(random.exponential(1 / world.failure_rate)) if world.failure_rate else math.inf
+        failure = (
+            float(random.exponential(1 / world.failure_rate)) if world.failure_rate else math.inf
+        )
         if failure < seconds:
             self.left[spec.pod] = max(training - max(failure - starting, 0.0), 1e-3)
             zombie = float(random.uniform()) < world.zombies
@@ -189,7 +201,7 @@ class SimulatedCluster:
     def close(self) -> None:
         """What still runs comes to nothing."""
 
-    # --- events ----------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _finish(self, work: _Work) -> None:
         if not work.alive:
@@ -206,7 +218,9 @@ class SimulatedCluster:
         self._leave(work)
         work.future.set_exception(PodFailure(reason, "simulated"))
         if zombie:  # given up, but its last write was under way
-            self.clock.at(self.clock.time + float(self.random.uniform(0, 2)), lambda: self._publish(work))
+            self.clock.at(
+                self.clock.time + float(self.random.uniform(0, 2)), lambda: self._publish(work)
+            )
 
     def _leave(self, work: _Work) -> None:
         work.alive = False
@@ -256,7 +270,8 @@ class SimulatedCluster:
 
 
 def arithmetic(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
-    """A score that only the spec's seed decides, with ties; one pod in fifty diverges and has none."""
+    """A score that only the spec's seed decides, with ties; one pod in fifty diverges and has
+    none."""
     value = int.from_bytes(hashlib.sha256(str(spec.seed).encode()).digest()[:4], "big") / 2**32
     return (None if spec.seed % 50 == 7 else round(value, 3)), spec.pod.encode(), 100
 
@@ -292,7 +307,8 @@ def simulate(
     agent: Any = None,
     stop: Callable[[Orchestrator, float], bool] | None = None,
 ) -> Simulated:
-    """Run the tournament. `kill_after`: numbers of applied results after which the orchestrator dies and comes back.
+    """Run the tournament. `kill_after`: numbers of applied results after which the orchestrator
+    dies and comes back.
 
     A killed orchestrator's pods die with it. `stop` ends the simulation early.
     """
@@ -307,7 +323,9 @@ def simulate(
         for entry in applied[len(outcome.applied) :]:
             outcome.applied.setdefault(entry.spec.pod, clock.time)
         if len(orchestrator.running) > world.gpus:
-            cluster.problems.append(f"{len(orchestrator.running)} pods at work on {world.gpus} GPUs")
+            cluster.problems.append(
+                f"{len(orchestrator.running)} pods at work on {world.gpus} GPUs"
+            )
         if pending and len(applied) >= pending[0]:
             pending.pop(0)
             raise _Killed
@@ -339,7 +357,7 @@ def simulate(
         return outcome
 
 
-# --- what must hold afterwards --------------------------------------------------------------------------------
+# --- what must hold afterwards --------------------------------------------------------------------
 
 
 def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
@@ -358,7 +376,8 @@ def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
 
 
 def check(outcome: Simulated, settings: TournamentSettings) -> None:
-    """Nothing lost, nothing doubled, capacity honoured, and the board is what its pods' results say."""
+    """Nothing lost, nothing doubled, capacity honoured, and the board is what its pods' results
+    say."""
     cluster, run = outcome.cluster, outcome.run
     assert not cluster.problems, cluster.problems[:5]
     names = [f"p{index:04d}" for index in range(settings.pods)]
@@ -372,10 +391,16 @@ def check(outcome: Simulated, settings: TournamentSettings) -> None:
     assert sorted(row["applied"] for row in rows) == list(range(settings.pods))
     for row in rows:
         result = results[row["pod"]]
-        assert (row["score"], row["status"], row["snapshot"]) == (result.score, result.status, result.snapshot)
+        assert (row["score"], row["status"], row["snapshot"]) == (
+            result.score,
+            result.status,
+            result.snapshot,
+        )
         assert result.spec == specs[row["pod"]].digest
         if row["parent"]:
             assert row["parent_snapshot"] == results[row["parent"]].snapshot
     scored = [pod for pod in names if results[pod].score is not None]
     best = sorted(scored, key=lambda pod: (-float(results[pod].score or 0.0), specs[pod].index))
-    assert [row["pod"] for row in read_leaderboard(run.leaderboard)] == best[: settings.leaderboard_size]
+    assert [row["pod"] for row in read_leaderboard(run.leaderboard)] == best[
+        : settings.leaderboard_size
+    ]

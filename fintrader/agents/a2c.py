@@ -1,12 +1,14 @@
 """Synchronous advantage actor-critic (https://arxiv.org/abs/1602.01783, without the asynchrony).
 
-One update: collect `num_steps` steps of all accounts, estimate advantages with GAE, then take a single Adam step on
+One update: collect `num_steps` steps of all accounts, estimate advantages with GAE, then take a
+single Adam step on
 
     L = −E[log π(z|s) A] + vf_coef · E[(V − target)²] / 2 − ent_coef · H
 
-It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are short, so that
-steps are many. What differs from the paper: GAE instead of n-step returns (λ = 1 gives those), Adam instead of RMSprop,
-exploration noise as PPO's, and advantages normalised over the rollout, since rewards of markets have no natural scale.
+It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are
+short, so that steps are many. What differs from the paper: GAE instead of n-step returns (λ = 1
+gives those), Adam instead of RMSprop, exploration noise as PPO's, and advantages normalised over
+the rollout, since rewards of markets have no natural scale.
 """
 
 from __future__ import annotations

@@ -27,25 +27,30 @@ class ActionHeadSettings(Settings):
     """How latents become actions."""
 
     kind: Literal["auto", "direct", "aim", "tilt"] = "auto"
-    """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on markets `tilt` where
-    there is a benchmark (`env.benchmark`), else `aim`."""
+    """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on
+    markets `tilt` where there is a benchmark (`env.benchmark`), else `aim`."""
     scale: float = Field(default=4.0, gt=0)
     """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
     cash_logit: float = -1.0
-    """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter in cash."""
+    """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter
+    in cash."""
     band: float = Field(default=0.0, ge=0)
-    """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional costs."""
+    """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional
+    costs."""
     trust: float = Field(default=1.0, gt=0)
-    """Most that a weight's logarithm departs from its benchmark's (`tilt`), before weights are made to sum to 1."""
+    """Most that a weight's logarithm departs from its benchmark's (`tilt`), before weights are made
+    to sum to 1."""
     max_active_tilt: float = Field(default=1.0, gt=0, le=1)
-    """Most of the portfolio that lies elsewhere than the benchmark's (`tilt`): the active share ½ Σ|w − b|."""
+    """Most of the portfolio that lies elsewhere than the benchmark's (`tilt`): the active share ½
+    Σ|w − b|."""
     fully_invested: bool = True
     """Hold no cash (`tilt`); else how much of it is learned, from none."""
     trade_rate: float = Field(default=0.2, gt=0, lt=1)
-    """Part of the way to its aim that a decision trades, at the start; then it is learned (`tilt`)."""
+    """Part of the way to its aim that a decision trades, at the start; then it is learned
+    (`tilt`)."""
     conviction: float = Field(default=1.0, ge=0, le=MOST_CONVICTION)
-    """Times the aim's distance to the benchmark that is taken (`tilt`), as far as no weight becomes negative: what
-    evidence leaves of it, or makes of it."""
+    """Times the aim's distance to the benchmark that is taken (`tilt`), as far as no weight becomes
+    negative: what evidence leaves of it, or makes of it."""
 
 
 class ActionHead:
@@ -76,22 +81,26 @@ class ActionHead:
         if self.kind == "tilt" and not isinstance(layout, FlatLayout):
             if not layout.benchmark:
                 raise ConfigError(
-                    "agent.head.kind tilt needs a benchmark to tilt away from: set env.benchmark to equal_weight, or "
-                    "the head to aim"
+                    "agent.head.kind tilt needs a benchmark to tilt away from: set env.benchmark to"
+                    " equal_weight, or the head to aim"
                 )
             if not layout.num_features:
-                raise ConfigError("agent.head.kind tilt needs features to tilt by: name some in data.features.names")
+                raise ConfigError(
+                    "agent.head.kind tilt needs features to tilt by: name some in"
+                    " data.features.names"
+                )
         self.targets_weights = self.kind != "direct"
         self.common = {"direct": 0, "aim": 1, "tilt": 2 - settings.fully_invested}[self.kind]
-        """Latents that are no asset's and stand last: cash; or the trade rate, and cash where it may be held."""
+        """Latents that are no asset's and stand last: cash; or the trade rate, and cash where it
+        may be held."""
         self.latents = num_actions(layout) + self.common
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
         """Gain of an actor's last layer: what is untrained holds the benchmark."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: Tensor | None = None) -> Tensor:
-        """Raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` to an action `[B, N]`; `table`
-        `[T, L*W]` belongs to clocks."""
+        """Raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` to an action
+        `[B, N]`; `table` `[T, L*W]` belongs to clocks."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
         assert not isinstance(self.layout, FlatLayout)
@@ -101,7 +110,9 @@ class ActionHead:
                 benchmark = benchmark_of(obs, self.layout)
             else:
                 assert table is not None
-                benchmark = benchmark_of(table, self.layout).index_select(0, obs[..., -1].detach().long())
+                benchmark = benchmark_of(table, self.layout).index_select(
+                    0, obs[..., -1].detach().long()
+                )
             return self.tilt(benchmark.to(latent.dtype), held, latent)
         settings, assets = self.settings, self.layout.num_assets
         # Without log N, cash would weigh less the more assets there are.
@@ -110,10 +121,13 @@ class ActionHead:
         aim = torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
         if settings.band == 0:
             return aim
-        return (held + torch.nn.functional.softshrink(aim - held, settings.band / assets)).clamp(0.0, 1.0)
+        return (held + torch.nn.functional.softshrink(aim - held, settings.band / assets)).clamp(
+            0.0, 1.0
+        )
 
     def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:
-        """`[B, N]`, from the benchmark's weights and those held, both `[B, N]`, and latents `[B, L]`."""
+        """`[B, N]`, from the benchmark's weights and those held, both `[B, N]`, and latents `[B,
+        L]`."""
         settings, assets = self.settings, benchmark.shape[-1]
         z = latent[..., :assets]
         z = (z - (benchmark * z).sum(-1, keepdim=True)) / settings.trust

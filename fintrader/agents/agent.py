@@ -37,14 +37,16 @@ class Agent(Protocol):
     head: ActionHead
     """What turns its latents into actions."""
     differentiable: bool
-    """Whether it differentiates through the environment, whose graph is then cut after every update."""
+    """Whether it differentiates through the environment, whose graph is then cut after every
+    update."""
 
     @property
     def policy(self) -> ActorPolicy:
         """The deterministic policy learned so far; shares its weights with the agent."""
 
     def training_env(self, env: Any) -> Any:
-        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot learn there."""
+        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot
+        learn there."""
 
     def anneal(self, fraction: float) -> None:
         """Move step sizes to where they stand once `fraction` of the budget is used."""
@@ -56,10 +58,12 @@ class Agent(Protocol):
         """Take in the outcome of the last `act`."""
 
     def update(self) -> Metrics | None:
-        """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but the state is whole."""
+        """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but
+        the state is whole."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit-exactly; valid right after `update` returned metrics, and until `act`."""
+        """Everything needed to continue bit-exactly; valid right after `update` returned metrics,
+        and until `act`."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""
@@ -68,18 +72,33 @@ class Agent(Protocol):
         """Networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 
-AgentSettings: TypeAlias = Annotated[PPO | A2C | DDPG | TD3 | SAC | REDQ | APG, Field(discriminator="algo")]
+AgentSettings: TypeAlias = Annotated[
+    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG, Field(discriminator="algo")
+]
 _AGENTS: dict[type, Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = {
-    PPO: PPOAgent, A2C: A2CAgent, DDPG: DDPGAgent, TD3: TD3Agent, SAC: SACAgent, REDQ: REDQAgent, APG: APGAgent,
-}  # fmt: skip
+    PPO: PPOAgent,
+    A2C: A2CAgent,
+    DDPG: DDPGAgent,
+    TD3: TD3Agent,
+    SAC: SACAgent,
+    REDQ: REDQAgent,
+    APG: APGAgent,
+}
 
 
-def make_agent(settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0) -> Agent:
-    """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for unknown settings."""
+def make_agent(
+    settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
+) -> Agent:
+    """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for
+    unknown settings."""
     if type(settings) not in _AGENTS:
         known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
-        raise ConfigError(f"no agent has settings of type {type(settings).__name__}; known: {known}")
+        raise ConfigError(
+            f"no agent has settings of type {type(settings).__name__}; known: {known}"
+        )
     agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
     if isinstance(agent, OnPolicyAgent) and settings.learners > 1:
         agent.learner = BatchedLearners(agent).learn
-    return PipelinedAgent(agent) if isinstance(agent, OffPolicyAgent) and settings.pipeline else agent
+    return (
+        PipelinedAgent(agent) if isinstance(agent, OffPolicyAgent) and settings.pipeline else agent
+    )

@@ -1,19 +1,22 @@
-"""Analytic policy gradient: back-propagation through the account (SHAC, https://arxiv.org/abs/2204.07137).
+"""Analytic policy gradient: back-propagation through the account (SHAC,
+https://arxiv.org/abs/2204.07137).
 
-Prices do not react to a small account, so its wealth is a differentiable function of its actions: the environment's
-fills, costs and rewards are torch operations (on a CPU one compiled operation, `envs.kernels.gradient`), and the
-gradient of what a policy earns over `num_steps` decisions is exact, without a likelihood ratio or a critic's opinion.
-One update: play `num_steps` steps with the graph kept, then climb
+Prices do not react to a small account, so its wealth is a differentiable function of its actions:
+the environment's fills, costs and rewards are torch operations (on a CPU one compiled operation,
+`envs.kernels.gradient`), and the gradient of what a policy earns over `num_steps` decisions is
+exact, without a likelihood ratio or a critic's opinion. One update: play `num_steps` steps with the
+graph kept, then climb
 
     J = E[Σ_{k<H} γ^k r_{t+k} + γ^H V(s_{t+H})]
 
-by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was truncated and
-nothing when it was terminated, and starts the discount anew. The value V, fitted to TD(λ) targets, tells what lies
-beyond the horizon; `bootstrap: false` leaves it out.
+by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was
+truncated and nothing when it was terminated, and starts the discount anew. The value V, fitted to
+TD(λ) targets, tells what lies beyond the horizon; `bootstrap: false` leaves it out.
 
-Whole shares have no gradient: training runs with fractions of a share, whatever the environment's settings say. What
-differs from the paper: the simulator is a trading account instead of a robot, latents carry a little noise that spreads
-the accounts over the states, and there is no target network for the value.
+Whole shares have no gradient: training runs with fractions of a share, whatever the environment's
+settings say. What differs from the paper: the simulator is a trading account instead of a robot,
+latents carry a little noise that spreads the accounts over the states, and there is no target
+network for the value.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class APG(BaseSettings):
 
     algo: Literal["apg"] = "apg"
     learning_rate: float = Field(default=3e-3, gt=0)
-    """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others never."""
+    """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others
+    never."""
     value_learning_rate: float = Field(default=3e-3, gt=0)
     """Step size of the value's Adam."""
     num_steps: int = Field(default=16, ge=1)
@@ -61,10 +65,16 @@ class APGAgent(BaseAgent):
 
     differentiable = True
 
-    def __init__(self, settings: APG, layout: Layout, *, device: torch.device | str, seed: int) -> None:
-        """Raises ConfigError for a layout without assets: other environments cannot be differentiated."""
+    def __init__(
+        self, settings: APG, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
+        """Raises ConfigError for a layout without assets: other environments cannot be
+        differentiated."""
         if isinstance(layout, FlatLayout):
-            raise ConfigError("agent.algo apg needs the trading environment, which can be differentiated; choose ppo")
+            raise ConfigError(
+                "agent.algo apg needs the trading environment, which can be differentiated;"
+                " choose ppo"
+            )
         super().__init__(settings, layout, device=device, seed=seed)
         self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
         self.add_optimiser("critic", self.critic.parameters(), settings.value_learning_rate)
@@ -73,16 +83,26 @@ class APGAgent(BaseAgent):
         """B of the steps so far."""
 
     def training_env(self, env: Any) -> Any:
-        """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be differentiated."""
+        """`env`, or its twin with fractions of a share. Raises ConfigError when `env` cannot be
+        differentiated."""
         if getattr(env, "differentiable", False):
             return super().training_env(env)
         if not isinstance(env, TradingEnv | JoinedEnv):
-            raise ConfigError(f"agent.algo apg cannot differentiate {type(env).__name__}; choose another algorithm")
-        return super().training_env(env if env.settings.fractional else env.with_settings(fractional=True))
+            raise ConfigError(
+                f"agent.algo apg cannot differentiate {type(env).__name__}; choose another"
+                " algorithm"
+            )
+        return super().training_env(
+            env if env.settings.fractional else env.with_settings(fractional=True)
+        )
 
     def act(self, obs: Tensor) -> Tensor:
         """Actions `[B, N]`, connected to the actor's weights and to `obs`."""
-        if self.settings.normalise_observations and not self.steps and not bool(self.normaliser.count[0]):
+        if (
+            self.settings.normalise_observations
+            and not self.steps
+            and not bool(self.normaliser.count[0])
+        ):
             self.normaliser.update(obs.detach())
         (latent,) = self.actor(self.see(obs, acting=True))
         if self.settings.noise > 0:
@@ -90,11 +110,15 @@ class APGAgent(BaseAgent):
         return self.head.decode(obs, latent, self.table)
 
     def observe(self, transition: Transition) -> None:
-        """Keep one step with its graph. Raises ConfigError when a horizon of them is more than memory holds."""
+        """Keep one step with its graph. Raises ConfigError when a horizon of them is more than
+        memory holds."""
         accounts, width = transition.obs.shape
         if accounts != self.accounts:
-            # Two observations a step, and both once more in one piece; the graph's own share is known afterwards only.
-            needed = 4 * self.settings.num_steps * accounts * (4 * width + transition.action.shape[1])
+            # Two observations a step, and both once more in one piece; the graph's own share is
+            # known afterwards only.
+            needed = (
+                4 * self.settings.num_steps * accounts * (4 * width + transition.action.shape[1])
+            )
             what = f"a horizon of {self.settings.num_steps:,} steps of {accounts:,} accounts"
             require_memory(needed, self.device, what, "lower agent.num_steps or env.num_envs")
             self.accounts = accounts
@@ -105,7 +129,12 @@ class APGAgent(BaseAgent):
         if len(self.steps) < self.settings.num_steps:
             return None
         settings, steps = self.settings, self.steps
-        seen = Transition(*(torch.stack([part.detach() for part in column]) for column in zip(*steps, strict=True)))
+        seen = Transition(
+            *(
+                torch.stack([part.detach() for part in column])
+                for column in zip(*steps, strict=True)
+            )
+        )
         reward = torch.stack([step.reward for step in steps])
         if settings.normalise_rewards:
             self.rewards.update(seen.reward, seen.terminated | seen.truncated)
@@ -114,7 +143,11 @@ class APGAgent(BaseAgent):
         objective = self._objective(reward, seen.terminated, seen.truncated)
         norm = self.descend("actor", -objective)
 
-        metrics = {"objective": objective.detach(), "grad_norm": norm, "reward_mean": seen.reward.mean()}
+        metrics = {
+            "objective": objective.detach(),
+            "grad_norm": norm,
+            "reward_mean": seen.reward.mean(),
+        }
         if settings.bootstrap:
             metrics |= self._fit_value(seen._replace(reward=reward.detach()))
         if settings.normalise_observations:
@@ -134,10 +167,14 @@ class APGAgent(BaseAgent):
             weight = weight * settings.gamma
             done = terminated[t] | truncated[t]
             # Only a truncated step or the horizon has a value to add; asking is free on a CPU.
-            if settings.bootstrap and (t == last or self.device.type != "cpu" or bool(truncated[t].any())):
+            if settings.bootstrap and (
+                t == last or self.device.type != "cpu" or bool(truncated[t].any())
+            ):
                 cut = truncated[t] | (~done if t == last else torch.zeros_like(done))
                 value = self.critic(self.see(step.next_obs))
-                total = total + torch.where(cut & ~terminated[t], weight * value, torch.zeros_like(value))
+                total = total + torch.where(
+                    cut & ~terminated[t], weight * value, torch.zeros_like(value)
+                )
             weight = torch.where(done, torch.ones_like(weight), weight)
         return total.mean() / len(self.steps)
 
@@ -149,11 +186,16 @@ class APGAgent(BaseAgent):
             value = self.critic(rows).view_as(seen.reward)
             next_value = self.critic(self.see(seen.next_obs.flatten(0, 1))).view_as(seen.reward)
             ends = seen.terminated, seen.truncated
-            _, target = gae(seen.reward, value, next_value, *ends, settings.gamma, settings.gae_lambda)
+            _, target = gae(
+                seen.reward, value, next_value, *ends, settings.gamma, settings.gae_lambda
+            )
         for _ in range(settings.value_epochs):
             loss = (self.critic(rows) - target.flatten()).pow(2).mean()
             self.descend("critic", loss)
-        return {"value_loss": loss.detach(), "explained_variance": explained_variance(value, target)}
+        return {
+            "value_loss": loss.detach(),
+            "explained_variance": explained_variance(value, target),
+        }
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)

@@ -1,9 +1,11 @@
-"""Policies bound to one market: the same action as the networks give, a hundredth of the time for one account.
+"""Policies bound to one market: the same action as the networks give, a hundredth of the time for
+one account.
 
-A backtest asks a policy one observation at a time, and ten small networks are then hundreds of tensor operations on a
-few thousand numbers. What `market_once` makes of the bars does not depend on the account: `bind` embeds some hundred
-bars at once, and an action is then a few numbers per asset. Other networks are run by `numba_policy`, their weights
-laid out side by side. Actions agree with the networks' own to float32 rounding.
+A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
+tensor operations on a few thousand numbers. What `market_once` makes of the bars does not depend on
+the account: `bind` embeds some hundred bars at once, and an action is then a few numbers per asset.
+Other networks are run by `numba_policy`, their weights laid out side by side. Actions agree with
+the networks' own to float32 rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from fintrader.envs.observation import FlatLayout, benchmark_of
 
 Numbers = NDArray[np.float32]
 Bound = Callable[[int, Numbers], Numbers]
-"""`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by the next call."""
+"""`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by
+the next call."""
 
 BARS_AT_ONCE = 1024
 """Bars at most that are embedded together."""
@@ -38,9 +41,9 @@ class Members(Protocol):
 def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> Bound | None:
     """K `ActorPolicy` as one (see `EnsemblePolicy`), over the market rows `[T, L*W]` of a window.
 
-    None where only the networks themselves will do: off the CPU, on a classic environment, with observations of several
-    bars or of a benchmark for other networks than `market_once`, or with weights that are not finite (which the
-    networks then show).
+    None where only the networks themselves will do: off the CPU, on a classic environment, with
+    observations of several bars or of a benchmark for other networks than `market_once`, or with
+    weights that are not finite (which the networks then show).
     """
     layout = members[0].layout
     if isinstance(layout, FlatLayout) or layout.market_width != rows.shape[1]:
@@ -67,7 +70,9 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
 class _Ensemble:
     """What the members say, as one action."""
 
-    def __init__(self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int) -> None:
+    def __init__(
+        self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int
+    ) -> None:
         self.parts, self.mode, self.shares = parts, mode, shares
         self.all = np.zeros((sum(len(places) for places, _ in parts), assets), np.float32)
 
@@ -94,20 +99,28 @@ class _MarketOnce:
 
     def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
         self.members, self.rows = members, torch.from_numpy(rows)
-        # In float64, and rounded once: an action must not depend on how many bars were embedded together with its own.
+        # In float64, and rounded once: an action must not depend on how many bars were embedded
+        # together with its own.
         self.exact = [copy.deepcopy(member).double() for member in members]
         layout, count = members[0].layout, len(members)
         self.width, self.assets = layout.account_width, layout.num_assets
         self.bars, self.asked = range(0), -1
         """Bars whose coefficients are known, and the last one that was asked for."""
-        statistics = [shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members]
+        statistics = [
+            shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members
+        ]
         columns = members[0].normaliser.groups[: layout.private_width]
-        self.mean, self.scale = (np.stack([pair[k][columns].numpy() for pair in statistics]) for k in (0, 1))
+        self.mean, self.scale = (
+            np.stack([pair[k][columns].numpy() for pair in statistics]) for k in (0, 1)
+        )
 
         def each(value: Callable[[Any], float], kind: type = np.float32) -> Any:
             return np.array([[value(member)] for member in members], kind)
 
-        self.squash, self.targets = each(lambda m: m.squash, bool), each(lambda m: m.head.targets_weights, bool)
+        self.squash, self.targets = (
+            each(lambda m: m.squash, bool),
+            each(lambda m: m.head.targets_weights, bool),
+        )
         self.steep = each(lambda m: m.head.settings.scale)
         self.band = each(lambda m: m.head.settings.band / self.assets)
         self.bias = np.zeros((count, self.assets + 1), np.float32)
@@ -158,13 +171,16 @@ class _MarketOnce:
 
     @torch.no_grad()
     def _embed(self, bar: int) -> None:
-        """This bar and those that are asked for next, if it goes on as it went from the last one to this.
+        """This bar and those that are asked for next, if it goes on as it went from the last one to
+        this.
 
-        Twice as many as the last time where all of those were asked for, else this bar alone: whoever jumps about pays
-        for what he asks.
+        Twice as many as the last time where all of those were asked for, else this bar alone:
+        whoever jumps about pays for what he asks.
         """
         goes_on = len(self.bars) > 0 and self.bars[-1] == self.asked < bar
-        step, count = (bar - self.asked, min(2 * len(self.bars), BARS_AT_ONCE)) if goes_on else (1, 1)
+        step, count = (
+            (bar - self.asked, min(2 * len(self.bars), BARS_AT_ONCE)) if goes_on else (1, 1)
+        )
         self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
         rows = self.rows[self.bars.start : self.bars.stop : step].double()
         for k, member in enumerate(self.exact):

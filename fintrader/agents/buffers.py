@@ -1,8 +1,8 @@
 """What agents learn from: the latest rollout, or replayed steps, and the returns over them.
 
-A *terminated* step has no future: nothing is bootstrapped beyond it. A *truncated* step was cut off by a clock: its
-future is the value of the true final observation. Either ends the trace, because the next stored step belongs to
-another episode (https://arxiv.org/abs/1712.00378).
+A *terminated* step has no future: nothing is bootstrapped beyond it. A *truncated* step was cut off
+by a clock: its future is the value of the true final observation. Either ends the trace, because
+the next stored step belongs to another episode (https://arxiv.org/abs/1712.00378).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Transition(NamedTuple):
     """One step of `B` accounts."""
 
     obs: Tensor
-    """`[B, D]`, or `[B, A + N + 1]`: the private part and the bar's number (see `normalisation`)."""
+    """`[B, D]`, or `[B, A + N + 1]`: the private part and the bar's number (see
+    `normalisation`)."""
     action: Tensor
     """`[B, N]`: what the environment was given."""
     reward: Tensor
@@ -37,7 +38,9 @@ class Transition(NamedTuple):
 class _Steps:
     """Memory for `num_steps` steps of `num_envs` accounts, time first."""
 
-    def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
+    ) -> None:
         shape = (num_steps, num_envs)
         self.obs = torch.zeros(*shape, obs_width, device=device)
         self.latent = torch.zeros(*shape, latent_width, device=device)
@@ -56,15 +59,20 @@ class _Steps:
 class RolloutBuffer(_Steps):
     """`num_steps` consecutive steps of `num_envs` accounts."""
 
-    def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
-        """Raises ConfigError when it, or learning from it, would take more memory than the device has free."""
-        # Observations lie there three times while they are standardised: raw, between and as the networks read them.
+    def __init__(
+        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
+    ) -> None:
+        """Raises ConfigError when it, or learning from it, would take more memory than the device
+        has free."""
+        # Observations lie there three times while they are standardised: raw, between and as the
+        # networks read them.
         needed = num_steps * num_envs * (4 * (3 * obs_width + 3 * latent_width + 6) + 2)
         what = f"a rollout of {num_steps:,} steps of {num_envs:,} accounts"
         require_memory(needed, device, what, "lower agent.num_steps or env.num_envs")
         super().__init__(num_steps, num_envs, obs_width, latent_width, device)
         self.final_value = torch.zeros((num_steps, num_envs), device=device)
-        """`[T, B]`: value of the true final observation where an episode ended, anything elsewhere."""
+        """`[T, B]`: value of the true final observation where an episode ended, anything
+        elsewhere."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""
         self.step = 0
@@ -73,7 +81,9 @@ class RolloutBuffer(_Steps):
     def full(self) -> bool:
         return self.step == self.num_steps
 
-    def add(self, transition: Transition, latent: Tensor, log_prob: Tensor, final_value: Tensor | None) -> None:
+    def add(
+        self, transition: Transition, latent: Tensor, log_prob: Tensor, final_value: Tensor | None
+    ) -> None:
         """Write one step; `final_value [B]` may be left out when no episode ended."""
         self.write(self.step, transition, latent)
         self.log_prob[self.step] = log_prob
@@ -87,7 +97,8 @@ class RolloutBuffer(_Steps):
 
 
 class Batch(NamedTuple):
-    """`R` sampled n-step transitions; observations are raw, rewards `[n, R]` belong to consecutive steps."""
+    """`R` sampled n-step transitions; observations are raw, rewards `[n, R]` belong to consecutive
+    steps."""
 
     obs: Tensor
     """`[R, D]`"""
@@ -104,14 +115,22 @@ class Batch(NamedTuple):
 
 
 class ReplayBuffer(_Steps):
-    """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest overwritten first."""
+    """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest
+    overwritten first."""
 
-    def __init__(self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
+    ) -> None:
         """Raises ConfigError when it, or storing it, would take more memory than there is."""
         needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
-        what, remedy = f"agent.buffer_size of {num_steps * num_envs:,} steps", "lower agent.buffer_size"
+        what, remedy = (
+            f"agent.buffer_size of {num_steps * num_envs:,} steps",
+            "lower agent.buffer_size",
+        )
         require_memory(needed, device, what, remedy)
-        if device != HOST:  # on its way into a file it lies on the host once; one on the host is written as it is
+        if (
+            device != HOST
+        ):  # on its way into a file it lies on the host once; one on the host is written as it is
             require_memory(needed, HOST, f"storing {what}", remedy)
         super().__init__(num_steps, num_envs, obs_width, latent_width, device)
         self.next_obs = torch.zeros_like(self.obs)
@@ -131,10 +150,14 @@ class ReplayBuffer(_Steps):
         self.written += 1
 
     def sample(self, batch_size: int, n: int, generator: torch.Generator) -> Batch:
-        """`batch_size` uniformly drawn runs of `n` consecutive steps of one account; needs `filled >= n`."""
+        """`batch_size` uniformly drawn runs of `n` consecutive steps of one account; needs `filled
+        >= n`."""
         device = self.obs.device
         oldest = self.written - self.filled
-        step = torch.randint(self.filled - n + 1, (batch_size,), generator=generator, device=device) + oldest
+        step = (
+            torch.randint(self.filled - n + 1, (batch_size,), generator=generator, device=device)
+            + oldest
+        )
         account = torch.randint(self.num_envs, (batch_size,), generator=generator, device=device)
         rows = (step + torch.arange(n, device=device).unsqueeze(1)) % self.num_steps
         return Batch(
@@ -147,7 +170,8 @@ class ReplayBuffer(_Steps):
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The steps held, in the order of the buffer's rows, as views of them, and how many were ever written."""
+        """The steps held, in the order of the buffer's rows, as views of them, and how many were
+        ever written."""
         names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
         state = {name: getattr(self, name)[: self.filled] for name in names}
         return {**state, "written": torch.tensor(self.written)}
@@ -159,7 +183,9 @@ class ReplayBuffer(_Steps):
                 continue
             own = getattr(self, name)
             if tensor.shape[1:] != own.shape[1:] or tensor.shape[0] > own.shape[0]:
-                raise CheckpointError(f"the stored replay buffer's {name} does not fit; resume with equal settings")
+                raise CheckpointError(
+                    f"the stored replay buffer's {name} does not fit; resume with equal settings"
+                )
             own[: tensor.shape[0]] = tensor
         self.written = int(state["written"])
 
@@ -175,9 +201,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (https://arxiv.org/abs/1506.02438, equations 11 and 16).
 
-    All inputs are `[T, B]`, time first; `next_values[t]` is the value of the observation that step `t` truly led
-    to (the final one where the episode ended, never the first one of the next episode). Returns advantages and
-    the value targets `advantages + values`, both `[T, B]`.
+    All inputs are `[T, B]`, time first; `next_values[t]` is the value of the observation that step
+    `t` truly led to (the final one where the episode ended, never the first one of the next
+    episode). Returns advantages and the value targets `advantages + values`, both `[T, B]`.
     """
     alive = (~terminated).to(rewards.dtype)
     going_on = (~(terminated | truncated)).to(rewards.dtype)
@@ -193,12 +219,14 @@ def gae(
     return advantages, advantages + values
 
 
-def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+def n_step(
+    rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """n-step returns of the first of `n` consecutive steps, each input `[n, B]`.
 
-    Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first end of an
-    episode, the factor of the value of the observation that followed step `last` (0 after a termination), and
-    that step's number, int64 in [0, n).
+    Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first
+    end of an episode, the factor of the value of the observation that followed step `last` (0 after
+    a termination), and that step's number, int64 in [0, n).
     """
     steps, accounts = rewards.shape
     total = torch.zeros_like(rewards[0])
@@ -208,6 +236,8 @@ def n_step(rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float)
     for k in range(steps):
         total = total + running * gamma**k * rewards[k]
         last = torch.where(running > 0, k, last)
-        discount = torch.where(running > 0, gamma ** (k + 1) * (~terminated[k]).to(rewards.dtype), discount)
+        discount = torch.where(
+            running > 0, gamma ** (k + 1) * (~terminated[k]).to(rewards.dtype), discount
+        )
         running = running * (~(terminated[k] | truncated[k])).to(rewards.dtype)
     return total, discount, last

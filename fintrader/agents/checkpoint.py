@@ -28,7 +28,8 @@ def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal bytes."""
+    """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal
+    bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     sealed = json.dumps({"content_hash": content_hash(plain, text), "header": text})
@@ -42,7 +43,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
 def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `write_tensors` wrote, on the CPU; `kind` must equal the header's `format`.
 
-    Raises CheckpointError when the file is missing, truncated, changed after writing, or of another format.
+    Raises CheckpointError when the file is missing, truncated, changed after writing, or of another
+    format.
     """
     path = Path(path)
     if not path.is_file():
@@ -53,11 +55,17 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             header = json.loads(sealed["header"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is truncated or damaged ({error}); restore it or train again") from None
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({error}); restore it or train again"
+        ) from None
     if header.get("format") != kind:
-        raise CheckpointError(f"{path} holds {header.get('format')!r}, expected {kind!r} of this version")
+        raise CheckpointError(
+            f"{path} holds {header.get('format')!r}, expected {kind!r} of this version"
+        )
     if content_hash(tensors, sealed["header"]) != sealed.get("content_hash"):
-        raise CheckpointError(f"{path} was changed after it was written; restore the original or train again")
+        raise CheckpointError(
+            f"{path} was changed after it was written; restore the original or train again"
+        )
     return tensors, header
 
 
@@ -68,7 +76,11 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix.`, without it."""
-    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
+    return {
+        name[len(prefix) + 1 :]: tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix + ".")
+    }
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
@@ -76,12 +88,16 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> 
     own = module.state_dict()
     if set(own) != set(tensors):
         odd = sorted(set(own) ^ set(tensors))[:3]
-        raise CheckpointError(f"{what}: another architecture (differs in {', '.join(odd)}); use equal network settings")
+        raise CheckpointError(
+            f"{what}: another architecture (differs in {', '.join(odd)}); use equal network"
+            " settings"
+        )
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{what}: {name} has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}; "
-                "it belongs to another market or to other network settings"
+                f"{what}: {name} has shape {tuple(tensor.shape)}, expected"
+                f" {tuple(own[name].shape)}; it belongs to another market or to other network"
+                " settings"
             )
     module.load_state_dict(dict(tensors))
 
@@ -96,16 +112,23 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Put moments back; learning rate and the like stay as they are. Raises CheckpointError on a wrong shape."""
+def load_optimiser(
+    optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor], what: str
+) -> None:
+    """Put moments back; learning rate and the like stay as they are. Raises CheckpointError on a
+    wrong shape."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition(".")
         if not number.isdigit() or int(number) >= len(parameters):
-            raise CheckpointError(f"{what}: optimiser state for unknown parameter {key}; use equal network settings")
+            raise CheckpointError(
+                f"{what}: optimiser state for unknown parameter {key}; use equal network settings"
+            )
         if tensor.ndim and tensor.shape != parameters[int(number)].shape:
-            raise CheckpointError(f"{what}: optimiser state {key} has the wrong shape; use equal network settings")
+            raise CheckpointError(
+                f"{what}: optimiser state {key} has the wrong shape; use equal network settings"
+            )
         state.setdefault(int(number), {})[name] = tensor.clone()
     full = optimiser.state_dict()
     full["state"] = state
@@ -113,8 +136,11 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def load_generator(generator: torch.Generator, state: Tensor, what: str) -> None:
-    """Put a generator back where it was. Raises CheckpointError when the state is of another device."""
+    """Put a generator back where it was. Raises CheckpointError when the state is of another
+    device."""
     try:
         generator.set_state(state.cpu().to(torch.uint8))
     except RuntimeError as error:
-        raise CheckpointError(f"{what}: random state does not fit ({error}); resume on the same device type") from None
+        raise CheckpointError(
+            f"{what}: random state does not fit ({error}); resume on the same device type"
+        ) from None

@@ -4,12 +4,13 @@
     actor:   maximise Q(s, μ(s))
     targets: θ' ← θ' + τ (θ − θ')
 
-with z = tanh(actor(s)) + noise while exploring, and sums cut at the first end of an episode: nothing is bootstrapped
-after a termination. What differs from the paper: exploration is Gaussian, since Ornstein-Uhlenbeck noise brought
-nothing in later comparisons (https://arxiv.org/abs/1802.09477, section 6), and lasts from one decision to the next on
-markets; targets may sum n steps (https://arxiv.org/abs/1804.08617); networks have LayerNorm
-(https://arxiv.org/abs/2302.02948) instead of batch normalisation; what goes into the tanh is penalised
-(`saturation_coef`).
+with z = tanh(actor(s)) + noise while exploring, and sums cut at the first end of an episode:
+nothing is bootstrapped after a termination. What differs from the paper: exploration is Gaussian,
+since Ornstein-Uhlenbeck noise brought nothing in later comparisons
+(https://arxiv.org/abs/1802.09477, section 6), and lasts from one decision to the next on markets;
+targets may sum n steps (https://arxiv.org/abs/1804.08617); networks have LayerNorm
+(https://arxiv.org/abs/2302.02948) instead of batch normalisation; what goes into the tanh is
+penalised (`saturation_coef`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class DDPGAgent(OffPolicyAgent):
     def learn(self, sample: Sample) -> dict[str, Tensor]:
         with torch.no_grad():
             following = torch.tanh(self.actor_target(sample.next_obs)[0])
-            target = sample.reward + sample.discount * self.critic_target(sample.next_obs, following)[0]
+            target = (
+                sample.reward + sample.discount * self.critic_target(sample.next_obs, following)[0]
+            )
         metrics = self.fit_critics(sample, target)
 
         if self.actor_moves():

@@ -1,7 +1,8 @@
-"""What networks are made of: dense layers, encoders of an asset's last bars, and the trunk that assets share.
+"""What networks are made of: dense layers, encoders of an asset's last bars, and the trunk that
+assets share.
 
-`batch_shape` is the shape of that many networks in one: `()` for one network, `(K,)` for K critics. Weights of many are
-one tensor, and applying them is one batched matmul.
+`batch_shape` is the shape of that many networks in one: `()` for one network, `(K,)` for K critics.
+Weights of many are one tensor, and applying them is one batched matmul.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ FUSED: dict[str, Fused] = {"relu": "relu", "tanh": "tanh"}
 
 
 class Dense(nn.Module):
-    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of 0."""
+    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of
+    0."""
 
     def __init__(
-        self, width_in: int, width_out: int, *, batch_shape: tuple[int, ...] = (), gain: float = math.sqrt(2)
+        self,
+        width_in: int,
+        width_out: int,
+        *,
+        batch_shape: tuple[int, ...] = (),
+        gain: float = math.sqrt(2),
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(*batch_shape, width_in, width_out))
@@ -38,11 +45,13 @@ class Dense(nn.Module):
             nn.init.orthogonal_(matrix, gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, `x` is everyone's."""
+        """`[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, `x` is
+        everyone's."""
         return self.apply_with(x, self.weight)
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
-        """As `forward`, with some rows of the weights in their place: for the inputs that these belong to."""
+        """As `forward`, with some rows of the weights in their place: for the inputs that these
+        belong to."""
         # The fused forms save a pass over the result, which counts in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
@@ -74,14 +83,18 @@ def join(*parts: Tensor) -> Tensor:
 
 
 class GruEncoder(nn.Module):
-    """A gated recurrent unit over a window (https://arxiv.org/abs/1406.1078): its state after the newest bar.
+    """A gated recurrent unit over a window (https://arxiv.org/abs/1406.1078): its state after the
+    newest bar.
 
         r, z = σ(W x_t + U h + b),   n = tanh(W x_t + r ⊙ (U h + b)),   h ← (1 − z) ⊙ n + z ⊙ h
 
-    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to the next.
+    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to
+    the next.
     """
 
-    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.bars = bars
         self.input = Dense(width_in, 3 * width, batch_shape=batch_shape, gain=1.0)
@@ -101,12 +114,15 @@ class GruEncoder(nn.Module):
 
 
 class AttentionEncoder(nn.Module):
-    """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar to all bars.
+    """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar
+    to all bars.
 
     e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its position
     """
 
-    def __init__(self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.bars = bars
         self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
@@ -127,15 +143,23 @@ class AttentionEncoder(nn.Module):
 
 
 class AssetTrunk(nn.Module):
-    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to `[*batch_shape, R, N, H]`.
+    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to
+    `[*batch_shape, R, N, H]`.
 
-    Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of the mean.
+    Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of
+    the mean.
     """
 
     def __init__(
-        self, asset_width: int, common_width: int, widths: Sequence[int], activation: str, *,
-        layer_norm: bool = False, batch_shape: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        asset_width: int,
+        common_width: int,
+        widths: Sequence[int],
+        activation: str,
+        *,
+        layer_norm: bool = False,
+        batch_shape: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.own = nn.ModuleList()
         self.common = nn.ModuleList()
@@ -163,21 +187,30 @@ class AssetTrunk(nn.Module):
 
             h, shared = assets, common
             for own, other in zip(self.own, self.common, strict=True):
-                h, shared = SharedLayer.apply(h, shared, own.weight, own.bias, other.weight, other.bias)  # type: ignore[no-untyped-call]
+                h, shared = SharedLayer.apply(
+                    h, shared, own.weight, own.bias, other.weight, other.bias
+                )  # type: ignore[no-untyped-call]
             return h, shared
         return self.by_torch(assets, common), None
 
     def by_torch(self, assets: Tensor, common: Tensor) -> Tensor:
-        """The same as torch's operations alone: for other devices, several networks in one, and to compare with."""
+        """The same as torch's operations alone: for other devices, several networks in one, and to
+        compare with."""
         count = assets.shape[-2]
         h, shared = assets, common
-        for number, (own, other, hidden) in enumerate(zip(self.own, self.common, self.hidden, strict=True)):
+        for number, (own, other, hidden) in enumerate(
+            zip(self.own, self.common, self.hidden, strict=True)
+        ):
             if number:
                 shared = h.mean(dim=-2)
-            # One wide product over all assets: thousands of small ones are up to nine times slower to learn through.
+            # One wide product over all assets: thousands of small ones are up to nine times slower
+            # to learn through.
             rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, count))
             h = hidden(rows + other(shared).unsqueeze(-2))
         return h
 
 
-ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {"gru": GruEncoder, "attention": AttentionEncoder}
+ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {
+    "gru": GruEncoder,
+    "attention": AttentionEncoder,
+}

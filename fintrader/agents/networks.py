@@ -1,7 +1,9 @@
-"""Actors and critics: they read the market once for each bar, and each account at that bar adds what it holds.
+"""Actors and critics: they read the market once for each bar, and each account at that bar adds
+what it holds.
 
-All accounts at a bar see the same market. Observations therefore come as `Seen`: what is private to each sample, the
-rows of the market that occur, and which of them each sample sees. Three kinds of network read them:
+All accounts at a bar see the same market. Observations therefore come as `Seen`: what is private to
+each sample, the rows of the market that occur, and which of them each sample sees. Three kinds of
+network read them:
 
 `market_once`
     A trunk embeds every asset from the market's row alone, with weights that all assets share, and lets them see each
@@ -14,9 +16,9 @@ rows of the market that occur, and which of them each sample sees. Three kinds o
 `mlp`
     One row of numbers in. Its first layer is applied to market and account apart, to the former once a bar.
 
-Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last bars (`mlp`: the
-whole market's) in a few numbers, which then stand beside what the newest bar says. Without one, the bars before are
-plain further inputs.
+Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last
+bars (`mlp`: the whole market's) in a few numbers, which then stand beside what the newest bar says.
+Without one, the bars before are plain further inputs.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from fintrader.agents.trunks import AccountTrunk, MarketTrunk, Mlp, NetworkSetti
 from fintrader.envs.observation import FlatLayout, Layout, num_actions
 
 COMMON_PACE = 0.25
-"""Latents that are no asset's move this much slower than the others. While nothing is known yet, exploration only costs
-money, and to hold or trade less of everything is what pays: cash must not be all there is before it is known what else
-to hold."""
+"""Latents that are no asset's move this much slower than the others. While nothing is known yet,
+exploration only costs money, and to hold or trade less of everything is what pays: cash must not be
+all there is before it is known what else to hold."""
 
 
 class Coefficients(NamedTuple):
-    """What U bars make of an account, for each of `outputs`: latent = constant + slope · held + account · columns."""
+    """What U bars make of an account, for each of `outputs`: latent = constant + slope · held +
+    account · columns."""
 
     constant: Tensor
     """`[outputs, U, N]`"""
@@ -53,11 +56,18 @@ class Coefficients(NamedTuple):
 class Actor(nn.Module):
     """`Seen` of R samples to `outputs` numbers for each latent: a tuple of `outputs` `[R, L]`.
 
-    `L` is the number of actions N and the `common` latents that are no asset's, which stand last (see `ActionHead`).
+    `L` is the number of actions N and the `common` latents that are no asset's, which stand last
+    (see `ActionHead`).
     """
 
     def __init__(
-        self, layout: Layout, settings: NetworkSettings, *, common: int, outputs: int = 1, out_gain: float = 0.01
+        self,
+        layout: Layout,
+        settings: NetworkSettings,
+        *,
+        common: int,
+        outputs: int = 1,
+        out_gain: float = 0.01,
     ) -> None:
         super().__init__()
         settings = settings.resolved(layout)
@@ -66,7 +76,12 @@ class Actor(nn.Module):
             latents = num_actions(layout) + common
             self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
             return
-        self.num_assets, self.common, self.account, self.holdings = layout.num_assets, common, 0, False
+        self.num_assets, self.common, self.account, self.holdings = (
+            layout.num_assets,
+            common,
+            0,
+            False,
+        )
         if self.kind == "per_asset":
             self.trunk: nn.Module = AccountTrunk(layout, settings, batch_shape=())
         else:
@@ -75,7 +90,9 @@ class Actor(nn.Module):
             self.holdings = settings.holdings
         # market_once: see `Coefficients`.
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
-        self.common_head = Dense(width, outputs * (1 + self.account) * common, gain=out_gain) if common else None
+        self.common_head = (
+            Dense(width, outputs * (1 + self.account) * common, gain=out_gain) if common else None
+        )
 
     @property
     def shares(self) -> bool:
@@ -83,7 +100,8 @@ class Actor(nn.Module):
         return self.kind == "market_once" and not self.holdings and not self.account
 
     def first(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
-        """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and each one's place."""
+        """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and
+        each one's place."""
         if not self.shares:
             return self(seen)[0], None
         assert isinstance(self.trunk, MarketTrunk)
@@ -112,7 +130,12 @@ class Actor(nn.Module):
         """`market_once`: what the bars in `rows` `[U, L*W]` make latents of."""
         assert isinstance(self.trunk, MarketTrunk)
         h, mean = self.trunk.pooled(rows)
-        own = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs, -1).permute(2, 3, 0, 1).contiguous()
+        own = (
+            self.head(h.flatten(0, 1))
+            .view(*h.shape[:2], self.outputs, -1)
+            .permute(2, 3, 0, 1)
+            .contiguous()
+        )
         account, common = own[:, 1 + self.holdings :].transpose(1, 2), None
         if self.common_head is not None:
             both = COMMON_PACE * self.common_head(mean)
@@ -125,7 +148,11 @@ class Actor(nn.Module):
         parts = []
         for k in range(self.outputs):
             # What accounts share is put together before it is handed out.
-            latent = of.constant[k] if of.common is None else torch.cat([of.constant[k], of.common[k]], dim=-1)
+            latent = (
+                of.constant[k]
+                if of.common is None
+                else torch.cat([of.constant[k], of.common[k]], dim=-1)
+            )
             latent = seen.spread(latent)
             if of.slope is not None:
                 own = seen.spread(of.slope[k]) * seen.private[..., -self.num_assets :]
@@ -140,24 +167,34 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """Value `[R]` (`[K, R]` with `members`) of what is `Seen`, or of that with a latent `[R, L]`.
 
-    `market_once` without latents: V = c + Σ_j (d_j + e_j x_j) x_j + mean_i (a_i + b_i h_i) h_i with the holdings h and,
-    with `account`, the account's columns x; all coefficients are the bar's. With latents, which act on what is held in
-    ways that no square describes, embeddings of the bar pass one more layer with them.
+    `market_once` without latents: V = c + Σ_j (d_j + e_j x_j) x_j + mean_i (a_i + b_i h_i) h_i with
+    the holdings h and, with `account`, the account's columns x; all coefficients are the bar's.
+    With latents, which act on what is held in ways that no square describes, embeddings of the bar
+    pass one more layer with them.
     """
 
     def __init__(
-        self, layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
+        self,
+        layout: Layout,
+        settings: NetworkSettings,
+        *,
+        latents: int = 0,
+        members: int | None = None,
     ) -> None:
         super().__init__()
         settings = settings.resolved(layout)
         self.kind, width = settings.kind, settings.hidden[-1]
         batch_shape = () if members is None else (members,)
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
-            self.mlp = Mlp(layout, 1, settings, latents=latents, batch_shape=batch_shape, out_gain=1.0)
+            self.mlp = Mlp(
+                layout, 1, settings, latents=latents, batch_shape=batch_shape, out_gain=1.0
+            )
             return
         self.num_assets = layout.num_assets
         if self.kind == "per_asset":
-            self.trunk: nn.Module = AccountTrunk(layout, settings, latents=latents, batch_shape=batch_shape)
+            self.trunk: nn.Module = AccountTrunk(
+                layout, settings, latents=latents, batch_shape=batch_shape
+            )
             self.head = Dense(width, 1, batch_shape=batch_shape, gain=1.0)
             return
         self.trunk = MarketTrunk(layout, settings, batch_shape=batch_shape)
@@ -207,7 +244,9 @@ class Critic(nn.Module):
     def _judge(self, seen: Seen, latent: Tensor) -> Tensor:
         count, h = self.num_assets, self.embedding_of(seen.rows)
         h = seen.spread(h, h.ndim - 3)
-        own = torch.stack([seen.private[..., -count:].expand_as(latent[..., :count]), latent[..., :count]], dim=-1)
+        own = torch.stack(
+            [seen.private[..., -count:].expand_as(latent[..., :count]), latent[..., :count]], dim=-1
+        )
         common = torch.cat([seen.private[..., : self.account], latent[..., count:]], dim=-1)
         common = common if common.shape[-1] else torch.zeros_like(latent[..., :1])
         moved = self.own(own.flatten(-3, -2)).unflatten(-2, own.shape[-3:-1])

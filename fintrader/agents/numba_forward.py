@@ -1,8 +1,9 @@
-"""The compiled forward pass: one account's action from K networks at once, without an operation's overhead each.
+"""The compiled forward pass: one account's action from K networks at once, without an operation's
+overhead each.
 
-It computes what `policy.EnsemblePolicy` computes for one observation, in float32, with sums in another order. Assets
-lie along the last axis, so that every inner loop runs over them; weights are padded to multiples of four, so that four
-inputs meet four outputs in registers.
+It computes what `policy.EnsemblePolicy` computes for one observation, in float32, with sums in
+another order. Assets lie along the last axis, so that every inner loop runs over them; weights are
+padded to multiples of four, so that four inputs meet four outputs in registers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,20 @@ PER_ASSET, MLP = 0, 1
 RELU, TANH, SILU, ELU = 0, 1, 2, 3
 
 # Columns of `plan` [K, ...]: one network each.
-KIND, ACTIVATION, NORM, ACCOUNT, SQUASH, TARGETS, DEPTH, HEAD, HEAD_BIAS, CASH, CASH_BIAS, STATISTICS = range(12)
+(
+    KIND,
+    ACTIVATION,
+    NORM,
+    ACCOUNT,
+    SQUASH,
+    TARGETS,
+    DEPTH,
+    HEAD,
+    HEAD_BIAS,
+    CASH,
+    CASH_BIAS,
+    STATISTICS,
+) = range(12)
 PLAN = 12
 # Columns of `layers` [K, depth, ...]: where the weights of a layer begin, and how large they are.
 OWN, OWN_IN, OWN_OUT, COMMON, COMMON_IN, BIAS, WIDTH = range(7)
@@ -25,7 +39,8 @@ LAYER = 7
 SCALE, CASH_LOGIT, BAND = range(3)
 NUMBERS = 3
 _CLIP, _ONE, _HALF, _ZERO = np.float32(10.0), np.float32(1.0), np.float32(0.5), np.float32(0.0)
-# Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network shows.
+# Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network
+# shows.
 _FAST = {"reassoc", "contract", "nsz"}
 
 
@@ -59,7 +74,10 @@ def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out
     for j in range(0, whole, 4):
         a = start + j * wide_out
         w0, w1 = weights[a : a + wide_out], weights[a + wide_out : a + 2 * wide_out]
-        w2, w3 = weights[a + 2 * wide_out : a + 3 * wide_out], weights[a + 3 * wide_out : a + 4 * wide_out]
+        w2, w3 = (
+            weights[a + 2 * wide_out : a + 3 * wide_out],
+            weights[a + 3 * wide_out : a + 4 * wide_out],
+        )
         p, q, r, s = x[j], x[j + 1], x[j + 2], x[j + 3]
         for o in range(wide_out):
             out[o] += p * w0[o] + q * w1[o] + r * w2[o] + s * w3[o]
@@ -71,7 +89,8 @@ def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _tanh(x: Any) -> Any:
-    """A rational function within 4 units in the last place of float32 (the one Eigen and XLA use), vectorisable."""
+    """A rational function within 4 units in the last place of float32 (the one Eigen and XLA use),
+    vectorisable."""
     bound = np.float32(7.90531110763549805)
     x = -bound if x < -bound else (bound if x > bound else x)
     y = x * x
@@ -110,7 +129,8 @@ def _activate(rows: Any, kind: int) -> None:
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _normalise(rows: Any, width: int) -> None:
-    """Layer normalisation over the first `width` of `[O, N]`, asset by asset, without an affine map."""
+    """Layer normalisation over the first `width` of `[O, N]`, asset by asset, without an affine
+    map."""
     count, share = rows.shape[1], _ONE / np.float32(width)
     mean, variance = np.zeros(count, np.float32), np.zeros(count, np.float32)
     for o in range(width):
@@ -136,9 +156,11 @@ def _standard(value: Any, shift: Any, scale: Any) -> Any:
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, obs: Any) -> None:
-    """The flat observation, standardised: account [A] | holdings [N] | features [N * F] | tradable [N] | context [M].
+    """The flat observation, standardised: account [A] | holdings [N] | features [N * F] | tradable
+    [N] | context [M].
 
-    Statistics, shifts before scales: account [A] | holdings | features [F] | tradable | context [M].
+    Statistics, shifts before scales: account [A] | holdings | features [F] | tradable | context
+    [M].
     """
     account, count, features, context = sizes
     scale = shift + account + features + context + 2
@@ -161,7 +183,9 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, o
 
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _per_asset(k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any) -> None:
+def _per_asset(
+    k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any
+) -> None:
     """`networks.Actor` on `networks.AssetTrunk`: `latent [N (+ 1)]`."""
     account, count, features, context = sizes
     one, two, base, shared = buffers
@@ -187,7 +211,9 @@ def _per_asset(k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: An
         wide = layers[k, depth, OWN_OUT]
         for o in range(wide):
             base[o] = weights[layers[k, depth, BIAS] + o]
-        _add_vector(shared, layers[k, depth, COMMON_IN], weights, layers[k, depth, COMMON], wide, base)
+        _add_vector(
+            shared, layers[k, depth, COMMON_IN], weights, layers[k, depth, COMMON], wide, base
+        )
         for o in range(wide):
             y[o, :] = base[o]
         _multiply(x, weights, layers[k, depth, OWN], layers[k, depth, OWN_IN], wide, y)
@@ -235,7 +261,9 @@ def _mlp(k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, l
 
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _decode(k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any) -> None:
+def _decode(
+    k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any
+) -> None:
     """`networks.ActionHead.decode`."""
     count = action.size
     if plan[k, SQUASH]:
@@ -268,12 +296,21 @@ def _decode(k: int, plan: Any, numbers: Any, private: Any, account: int, latent:
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def forward(
-    private: Any, row: Any, sizes: Any, plan: Any, layers: Any, numbers: Any, weights: Any, buffers: Any, actions: Any
+    private: Any,
+    row: Any,
+    sizes: Any,
+    plan: Any,
+    layers: Any,
+    numbers: Any,
+    weights: Any,
+    buffers: Any,
+    actions: Any,
 ) -> None:
-    """The actions `[K, N]` of K networks for one observation: `private [A + N]` and the market's `row`, float32.
+    """The actions `[K, N]` of K networks for one observation: `private [A + N]` and the market's
+    `row`, float32.
 
-    `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the latent with
-    and without cash; what they hold afterwards means nothing.
+    `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the
+    latent with and without cash; what they hold afterwards means nothing.
     """
     obs, with_cash, without = buffers[4], buffers[5], buffers[6]
     for k in range(plan.shape[0]):

@@ -1,7 +1,8 @@
 """PPO's clipped surrogate and its slopes in one pass over a minibatch, compiled for the CPU.
 
-Written as tensor operations it is some twenty passes over `[R, L]` numbers, and most of the time of an update. What a
-row's mean is, it looks up among its bar's, and what it changes is added up there: neither is made for every row.
+Written as tensor operations it is some twenty passes over `[R, L]` numbers, and most of the time of
+an update. What a row's mean is, it looks up among its bar's, and what it changes is added up there:
+neither is made for every row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
 
 @njit(inline="always")
 def _exp(x: Any) -> Any:
-    """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10; vectorisable, unlike the C library's."""
+    """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10; vectorisable, unlike
+    the C library's."""
     x = min(max(x, -_MOST), _MOST) * np.float32(1 / 32)
     y = np.float32(1 / 120) + x * np.float32(1 / 720)
     y = np.float32(1 / 6) + x * (np.float32(1 / 24) + x * y)
@@ -46,8 +48,8 @@ def _pass(
     of_mean: Any,
     of_std: Any,
 ) -> Any:
-    """Adds slopes to `of_mean [U, L]` and `of_std [L]`; the sums of objective and Σ(ρ - 1 - log ρ), and how many ratios
-    are out of the range."""
+    """Adds slopes to `of_mean [U, L]` and `of_std [L]`; the sums of objective and Σ(ρ - 1 - log ρ),
+    and how many ratios are out of the range."""
     rows, count = latent.shape
     objective, distance, outside = np.float64(0.0), np.float64(0.0), 0
     high, low = _ONE + clip, _ONE - clip
@@ -77,18 +79,30 @@ def _pass(
 
 
 class Surrogate(torch.autograd.Function):
-    """`(mean [U, L], log_std [L], place [R], latent [R, L], log_prob [R, L], advantage [R], clip)` to the mean over
-    rows of `ppo.ppo_objective`, of the distance from the policy that drew them, and the share of ratios outside."""
+    """`(mean [U, L], log_std [L], place [R], latent [R, L], log_prob [R, L], advantage [R], clip)`
+    to the mean over rows of `ppo.ppo_objective`, of the distance from the policy that drew them,
+    and the share of ratios outside."""
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, log_std: Tensor, place: Tensor, latent: Tensor, log_prob: Tensor, advantage: Tensor,
+        ctx: Any,
+        mean: Tensor,
+        log_std: Tensor,
+        place: Tensor,
+        latent: Tensor,
+        log_prob: Tensor,
+        advantage: Tensor,
         clip: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        slopes = torch.zeros_like(mean, memory_format=torch.contiguous_format), torch.zeros_like(log_std)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        slopes = (
+            torch.zeros_like(mean, memory_format=torch.contiguous_format),
+            torch.zeros_like(log_std),
+        )
         given = (mean, place, latent, log_prob, advantage, log_std)
         arrays = [tensor.detach().contiguous().numpy() for tensor in given]
-        objective, distance, outside = _pass(*arrays, np.float32(clip), slopes[0].numpy(), slopes[1].numpy())
+        objective, distance, outside = _pass(
+            *arrays, np.float32(clip), slopes[0].numpy(), slopes[1].numpy()
+        )
         ctx.save_for_backward(*slopes)
         ctx.rows = rows = len(latent)
         found = (objective / rows, distance / rows, outside / latent.numel())

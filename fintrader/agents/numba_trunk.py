@@ -1,7 +1,9 @@
-"""A layer of the trunk that assets share, for the CPU: its matrix products, and one compiled pass for the rest.
+"""A layer of the trunk that assets share, for the CPU: its matrix products, and one compiled pass
+for the rest.
 
-Written as tensor operations, bias, common part, non-linearity and mean are a pass each over `[U, N, H]` numbers forward
-and back, half of them through broadcast slopes, which torch goes through one number at a time.
+Written as tensor operations, bias, common part, non-linearity and mean are a pass each over `[U, N,
+H]` numbers forward and back, half of them through broadcast slopes, which torch goes through one
+number at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _ZERO = np.float32(0.0)
 
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
 def _forward(rows: Any, common: Any, mean: Any) -> None:
-    """`rows [U, N, H]` become max(rows + common, 0) in their place, `mean [U, H]` their mean over N."""
+    """`rows [U, N, H]` become max(rows + common, 0) in their place, `mean [U, H]` their mean over
+    N."""
     bars, assets, width = rows.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
@@ -38,8 +41,8 @@ def _forward(rows: Any, common: Any, mean: Any) -> None:
 
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
 def _backward(out: Any, of_out: Any, of_mean: Any, slope: Any, summed: Any) -> None:
-    """Slopes of the loss by `out [U, N, H]` and by its mean `[U, H]` to those by what the non-linearity was given,
-    `slope [U, N, H]`, and their sums over N, `summed [U, H]`."""
+    """Slopes of the loss by `out [U, N, H]` and by its mean `[U, H]` to those by what the
+    non-linearity was given, `slope [U, N, H]`, and their sums over N, `summed [U, H]`."""
     bars, assets, width = out.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
@@ -59,12 +62,18 @@ def _array(tensor: Tensor) -> Any:
 
 
 class SharedLayer(torch.autograd.Function):
-    """`(h [U, N, P], shared [U, G], W [P, H], b [H], V [G, H], c [H])` to max(h W + b + shared V + c, 0) `[U, N, H]`
-    and its mean over N `[U, H]`."""
+    """`(h [U, N, P], shared [U, G], W [P, H], b [H], V [G, H], c [H])` to max(h W + b + shared V +
+    c, 0) `[U, N, H]` and its mean over N `[U, H]`."""
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, shared: Tensor, weight: Tensor, bias: Tensor, of_shared: Tensor, bias_shared: Tensor
+        ctx: Any,
+        h: Tensor,
+        shared: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        of_shared: Tensor,
+        bias_shared: Tensor,
     ) -> tuple[Tensor, Tensor]:
         bars, assets, width = *h.shape[:2], weight.shape[1]
         out = (h.reshape(bars * assets, -1) @ weight).view(bars, assets, width)
@@ -76,7 +85,9 @@ class SharedLayer(torch.autograd.Function):
         return out, mean
 
     @staticmethod
-    def backward(ctx: Any, of_out: Tensor | None, of_mean: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, of_out: Tensor | None, of_mean: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         h, shared, weight, of_shared, out = ctx.saved_tensors
         bars, assets, width = out.shape
         of_out = torch.zeros_like(out) if of_out is None else of_out

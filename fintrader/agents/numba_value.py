@@ -1,7 +1,9 @@
-"""Values that are quadratic in what accounts hold, for the CPU: one compiled pass forward and one back.
+"""Values that are quadratic in what accounts hold, for the CPU: one compiled pass forward and one
+back.
 
-Every account reads its bar's coefficients where they lie. Written as tensor operations these are copied for each
-account first, `[R, N]` numbers several times over, and their slopes are added up again.
+Every account reads its bar's coefficients where they lie. Written as tensor operations these are
+copied for each account first, `[R, N]` numbers several times over, and their slopes are added up
+again.
 """
 
 from __future__ import annotations
@@ -46,15 +48,18 @@ def _backward(place: Any, private: Any, of_value: Any, of_each: Any, of_top: Any
 
 
 class Quadratic(torch.autograd.Function):
-    """`(each [2, U, N], top [U, K], place [R], private [R, A + N])` to values `[R]`:
-    V = top_0 + mean_n (each_0n + each_1n h_n) h_n with the coefficients of each row's bar and the holdings h, which
-    stand last in `private`, by which there are no slopes."""
+    """`(each [2, U, N], top [U, K], place [R], private [R, A + N])` to values `[R]`: V = top_0 +
+    mean_n (each_0n + each_1n h_n) h_n with the coefficients of each row's bar and the holdings h,
+    which stand last in `private`, by which there are no slopes."""
 
     @staticmethod
     def forward(ctx: Any, each: Tensor, top: Tensor, place: Tensor, private: Tensor) -> Tensor:
         private = private.contiguous()  # what is known to lie side by side is read eight at a time
         value = private.new_empty(len(private))
-        _forward(*(tensor.detach().contiguous().numpy() for tensor in (each, top, place, private)), value.numpy())
+        _forward(
+            *(tensor.detach().contiguous().numpy() for tensor in (each, top, place, private)),
+            value.numpy(),
+        )
         ctx.save_for_backward(place, private)
         ctx.shapes = each.shape, top.shape
         return value

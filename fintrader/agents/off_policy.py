@@ -1,7 +1,8 @@
 """What DDPG, TD3, SAC and REDQ share: exploring, the replay buffer, and when to learn.
 
-These agents know latents in [-1, 1] only: the actor's output goes through tanh, exploration is clipped to the same
-range, and critics judge latents, not the actions a head makes of them (the head is a fixed function of both).
+These agents know latents in [-1, 1] only: the actor's output goes through tanh, exploration is
+clipped to the same range, and critics judge latents, not the actions a head makes of them (the head
+is a fixed function of both).
 """
 
 from __future__ import annotations
@@ -45,16 +46,19 @@ class OffPolicySettings(BaseSettings):
     updates_per_step: float = Field(default=1.0, gt=0)
     """Updates for each step of the vector environment; 0.5 is one every second step."""
     critic_lead: int = Field(default=0, ge=0)
-    """Updates of the critics before the actor first moves: an actor that climbs untaught critics saturates its tanh."""
+    """Updates of the critics before the actor first moves: an actor that climbs untaught critics
+    saturates its tanh."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
-    """Correlation of the noise from one decision to the next, also while warming up: under trading costs a deviation
-    that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and `tilt`, else 0."""
+    """Correlation of the noise from one decision to the next, also while warming up: under trading
+    costs a deviation that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and
+    `tilt`, else 0."""
     max_grad_norm: float = Field(default=10.0, gt=0)
     """Gradients longer than this are shortened to it."""
     saturation_coef: float = Field(default=5e-3, ge=0)
-    """Weight of the mean square of what goes into the tanh: without it actors drift to ±1 and stop learning."""
+    """Weight of the mean square of what goes into the tanh: without it actors drift to ±1 and stop
+    learning."""
     report_every: int = Field(default=50, ge=1)
     """Steps of the vector environment between two lines of metrics."""
 
@@ -73,17 +77,22 @@ class Sample(NamedTuple):
 
 
 class OffPolicyAgent(BaseAgent):
-    """`act` explores, `observe` stores, `update` learns from the replay buffer. Subclasses write `learn`."""
+    """`act` explores, `observe` stores, `update` learns from the replay buffer. Subclasses write
+    `learn`."""
 
     settings: OffPolicySettings
     squashes = True
     members: int = 1
 
-    def __init__(self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+    def __init__(
+        self, settings: OffPolicySettings, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_target = copy.deepcopy(self.actor).requires_grad_(False)
-        self.modules.update({"critic_target": self.critic_target, "actor_target": self.actor_target})
+        self.modules.update(
+            {"critic_target": self.critic_target, "actor_target": self.actor_target}
+        )
         self.add_optimiser("actor", self.actor.parameters(), settings.learning_rate)
         self.add_optimiser("critic", self.critic.parameters(), settings.learning_rate)
         self.replay: ReplayBuffer | None = None
@@ -104,7 +113,9 @@ class OffPolicyAgent(BaseAgent):
         """Exploring actions `[B, N]`."""
         if self.warming_up and not self.has_parent:
             # erf turns a normal draw into a uniform one
-            self.latent = torch.erf(self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5)
+            self.latent = torch.erf(
+                self.exploration_noise(torch.Size((obs.shape[0], self.head.latents))) / 2**0.5
+            )
         else:
             self.latent = self.explore(self.see(obs, acting=True))
         return self.head.decode(obs, self.latent, self.table)
@@ -129,7 +140,8 @@ class OffPolicyAgent(BaseAgent):
         self.replay.add(transition, self.latent)
 
     def update(self) -> Metrics | None:
-        """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else None."""
+        """Learn as often as `updates_per_step` says; metrics every `report_every` steps, else
+        None."""
         while self.learned < self.updates_due():
             self.learn_once()
         return self.report()
@@ -141,7 +153,8 @@ class OffPolicyAgent(BaseAgent):
         self.perturbation.redraw()
 
     def updates_due(self) -> int:
-        """Updates that should have been made by now, ever since the first step; 0 while warming up."""
+        """Updates that should have been made by now, ever since the first step; 0 while warming
+        up."""
         replay, settings = self.replay, self.settings
         if replay is None or self.warming_up or replay.filled < settings.n_steps:
             return 0
@@ -183,7 +196,8 @@ class OffPolicyAgent(BaseAgent):
         raise TypeError(f"{type(self).__name__} does not say how it learns")
 
     def actor_moves(self, delay: int = 1) -> bool:
-        """Whether this update is one of the actor's: every `delay`-th, once the critics had their lead."""
+        """Whether this update is one of the actor's: every `delay`-th, once the critics had their
+        lead."""
         return self.learned >= self.settings.critic_lead and (self.learned + 1) % delay == 0
 
     def fit_critics(self, sample: Sample, target: Tensor) -> dict[str, Tensor]:
@@ -197,16 +211,21 @@ class OffPolicyAgent(BaseAgent):
         """One step of a deterministic actor up the first critic."""
         (raw,) = self.actor(sample.obs)
         policy_loss = -self.critic(sample.obs, torch.tanh(raw))[0].mean()
-        norm = self.descend("actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean())
+        norm = self.descend(
+            "actor", policy_loss + self.settings.saturation_coef * raw.pow(2).mean()
+        )
         return {"policy_loss": policy_loss.detach(), "grad_norm": norm}
 
     @torch.no_grad()
     def follow(self, target: nn.Module, source: nn.Module) -> None:
         """target ← target + τ (source − target)."""
-        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), self.settings.tau)
+        torch._foreach_lerp_(
+            list(target.parameters()), list(source.parameters()), self.settings.tau
+        )
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:
-        """As `BaseAgent.inherit`; the child explores with what it inherited instead of at random."""
+        """As `BaseAgent.inherit`; the child explores with what it inherited instead of at
+        random."""
         super().inherit(state)
         self.has_parent = True
 

@@ -36,20 +36,23 @@ class OnPolicySettings(BaseSettings):
     noise: float = Field(default=0.5, gt=0)
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_persistence: float | None = Field(default=None, ge=0, lt=1)
-    """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091). Under trading costs
-    a deviation that lasts is cheaper and tells more than one that is taken back at the next decision; without it the
-    first thing learned is not to trade. None: 0.9 with the heads `aim` and `tilt`, else 0."""
+    """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091).
+    Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
+    at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
+    heads `aim` and `tilt`, else 0."""
     noise_decay: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the noise's deviation that goes with every update, down to `noise_least`; without effect on a learned
-    one. Much noise finds soon what pays. But it costs, whoever has it holds cash to pay less, and the more assets there
-    are the longer he does."""
+    """Share of the noise's deviation that goes with every update, down to `noise_least`; without
+    effect on a learned one. Much noise finds soon what pays. But it costs, whoever has it holds
+    cash to pay less, and the more assets there are the longer he does."""
     noise_least: float = Field(default=0.2, gt=0)
     """Deviation that `noise_decay` leaves; what is below it from the start stays."""
     group_baseline: bool = True
-    """Judge an action by how it did against the other accounts at the same bar (see `env.start_groups`), not only
-    against the critic: prices move all of them alike, and no critic foresees them."""
+    """Judge an action by how it did against the other accounts at the same bar (see
+    `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
+    foresees them."""
     learn_noise: bool = False
-    """Adapt the noise by gradient. Under market noise a fixed one learns better; classic environments gain from it."""
+    """Adapt the noise by gradient. Under market noise a fixed one learns better; classic
+    environments gain from it."""
 
 
 ROWS_AT_ONCE = 4096
@@ -86,7 +89,11 @@ class Ahead(NamedTuple):
 
 def standardised(advantage: Tensor) -> Tensor:
     """`[R]` with mean 0 and deviation 1; a single one as it is."""
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8) if advantage.numel() > 1 else advantage
+    return (
+        (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        if advantage.numel() > 1
+        else advantage
+    )
 
 
 def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
@@ -100,11 +107,12 @@ def each_log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
 
 
 def against_others(advantage: Tensor, place: Tensor) -> Tensor:
-    """`[R]` advantages less the mean of the others at the same bar (`place [R]`); a single one as it is.
+    """`[R]` advantages less the mean of the others at the same bar (`place [R]`); a single one as
+    it is.
 
-    Accounts at a bar meet the same prices: what all of them gained or lost by these says nothing about their actions.
-    The others' actions do not depend on an account's own, so the gradient keeps its mean
-    (https://arxiv.org/abs/1803.07246).
+    Accounts at a bar meet the same prices: what all of them gained or lost by these says nothing
+    about their actions. The others' actions do not depend on an account's own, so the gradient
+    keeps its mean (https://arxiv.org/abs/1803.07246).
     """
     zeros = torch.zeros(int(place.max()) + 1, dtype=advantage.dtype, device=advantage.device)
     count = zeros.index_add(0, place, torch.ones_like(advantage))[place]
@@ -118,32 +126,42 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 
 
 class OnPolicyAgent(BaseAgent):
-    """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write `loss`."""
+    """`act` draws, `observe` stores, `update` learns once the rollout is full. Subclasses write
+    `loss`."""
 
     settings: OnPolicySettings
     bounds = True
     batched = False
     """Whether its loss is taken for several learners at once, which compiled passes do not know."""
 
-    def __init__(self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+    def __init__(
+        self, settings: OnPolicySettings, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
-        self.noise = nn.ParameterDict({"log_std": torch.full((self.head.latents,), math.log(settings.noise))})
+        self.noise = nn.ParameterDict(
+            {"log_std": torch.full((self.head.latents,), math.log(settings.noise))}
+        )
         self.noise.requires_grad_(settings.learn_noise)
         self.modules["noise"] = self.noise.to(self.device)
-        parameters = itertools.chain(self.actor.parameters(), self.critic.parameters(), self.noise.parameters())
+        parameters = itertools.chain(
+            self.actor.parameters(), self.critic.parameters(), self.noise.parameters()
+        )
         self.add_optimiser("adam", parameters, settings.learning_rate, eps=1e-5)
         self.buffer: RolloutBuffer | None = None
         self.latent: Tensor | None = None
         self.seen_any = False
         self.ahead: Ahead | None = None
         self.learner: Callable[[Rollout], dict[str, Tensor]] = self.learn
-        """What learns from a rollout: the agent, or several learners of it side by side (`parallel.py`)."""
+        """What learns from a rollout: the agent, or several learners of it side by side
+        (`parallel.py`)."""
 
     def training_env(self, env: Any) -> Any:
-        """As any agent's. Raises ConfigError when the accounts cannot be shared out evenly among the learners."""
+        """As any agent's. Raises ConfigError when the accounts cannot be shared out evenly among
+        the learners."""
         if env.num_envs % self.settings.learners:
             raise ConfigError(
-                f"env.num_envs is {env.num_envs}; make it a multiple of agent.learners, {self.settings.learners}"
+                f"env.num_envs is {env.num_envs}; make it a multiple of agent.learners,"
+                f" {self.settings.learners}"
             )
         return super().training_env(env)
 
@@ -155,17 +173,22 @@ class OnPolicyAgent(BaseAgent):
             if self.settings.normalise_observations and not bool(self.normaliser.count[0]):
                 self.normaliser.update(obs)
         mean = self.acting_mean(obs)
-        # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one decision.
+        # Each draw is N(0, 1) by itself: what the ratios are made of is the density of one
+        # decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
-        self.latent, self.log_prob = torch.addcmul(mean, noise, log_std.exp()), each_log_prob(noise, log_std)
+        self.latent, self.log_prob = (
+            torch.addcmul(mean, noise, log_std.exp()),
+            each_log_prob(noise, log_std),
+        )
         return self.head.decode(obs, self.latent, self.table)
 
     def acting_mean(self, obs: Tensor) -> Tensor:
         """`[B, L]`: what the policy decodes without noise.
 
-        Where it is the bar's alone, the bars until the rollout's end are embedded together: their numbers are known,
-        and the weights stay until then. On a GPU to ask which are missing would be a wait.
+        Where it is the bar's alone, the bars until the rollout's end are embedded together: their
+        numbers are known, and the weights stay until then. On a GPU to ask which are missing would
+        be a wait.
         """
         table, clocked = self.table, obs.shape[-1] != self.layout.width
         if table is None or not clocked or not self.actor.shares or self.device.type != "cpu":
@@ -192,10 +215,13 @@ class OnPolicyAgent(BaseAgent):
         if self.buffer is None or self.buffer.num_envs != transition.obs.shape[0]:
             accounts, width = transition.obs.shape
             self.check_rollout(accounts // self.settings.learners)
-            self.buffer = RolloutBuffer(self.settings.num_steps, accounts, width, self.head.latents, self.device)
+            self.buffer = RolloutBuffer(
+                self.settings.num_steps, accounts, width, self.head.latents, self.device
+            )
         assert self.latent is not None
         final_value = None
-        # Asking whether any episode ended costs a transfer on a GPU, and a network pass saved on a CPU.
+        # Asking whether any episode ended costs a transfer on a GPU, and a network pass saved on a
+        # CPU.
         if self.device.type != "cpu" or bool((transition.terminated | transition.truncated).any()):
             final_value = self.critic(self.see(transition.next_obs, acting=True))
         self.buffer.add(transition, self.latent, self.log_prob, final_value)
@@ -205,7 +231,8 @@ class OnPolicyAgent(BaseAgent):
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
     def passes(self, rows: int, place: Tensor | None) -> Iterator[list[Tensor]]:
-        """Passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one pass of one.
+        """Passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one pass
+        of one.
 
         Rows see the bars `place`, or each one of its own.
         """
@@ -226,9 +253,11 @@ class OnPolicyAgent(BaseAgent):
                 return {**metrics, "grad_norm": self.descend("adam", loss)}
 
             def losses() -> Iterator[Tensor]:
-                # Some rows at a time, so that what is between inputs and loss stays in the processor's caches.
+                # Some rows at a time, so that what is between inputs and loss stays in the
+                # processor's caches.
                 for part, judged in zip(
-                    *(torch.split(of_all, ROWS_AT_ONCE) for of_all in (rows, advantage)), strict=True
+                    *(torch.split(of_all, ROWS_AT_ONCE) for of_all in (rows, advantage)),
+                    strict=True,
                 ):
                     loss, found = self.loss(rollout.take(part)._replace(advantage=judged))
                     share = len(part) / len(rows)
@@ -244,7 +273,8 @@ class OnPolicyAgent(BaseAgent):
     def take_steps(
         self, passes: Iterable[list[Tensor]], descend: Callable[[Tensor], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """`descend` on every minibatch, until the policy has moved enough; means of what it says."""
+        """`descend` on every minibatch, until the policy has moved enough; means of what it
+        says."""
         sums: dict[str, Tensor] = {}
         taken = 0
         for minibatches in passes:
@@ -267,8 +297,8 @@ class OnPolicyAgent(BaseAgent):
         return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean of what one gradient step descends over rows whose advantages are standardised, and its parts as
-        scalar metrics on the device."""
+        """The mean of what one gradient step descends over rows whose advantages are standardised,
+        and its parts as scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not say what it descends")
 
     def update(self) -> Metrics | None:
@@ -287,18 +317,30 @@ class OnPolicyAgent(BaseAgent):
         with torch.no_grad():
             seen = self.see(buffer.obs.flatten(0, 1))
             value = self.critic(seen).view_as(reward)
-            # The last step's successor is in no row of the buffer; elsewhere it is the next row, or the final value.
+            # The last step's successor is in no row of the buffer; elsewhere it is the next row, or
+            # the final value.
             after = self.critic(self.see(self.last_obs))
             following = torch.cat([value[1:], after.unsqueeze(0)])
             next_value = torch.where(done, buffer.final_value, following)
             advantage, target = gae(
-                reward, value, next_value, buffer.terminated, buffer.truncated, settings.gamma, settings.gae_lambda
+                reward,
+                value,
+                next_value,
+                buffer.terminated,
+                buffer.truncated,
+                settings.gamma,
+                settings.gae_lambda,
             )
             advantage = advantage.flatten()
             if settings.group_baseline and seen.place is not None:
                 advantage = against_others(advantage, seen.place)
 
-        rows = buffer.latent.flatten(0, 1), buffer.log_prob.flatten(0, 1), advantage, target.flatten()
+        rows = (
+            buffer.latent.flatten(0, 1),
+            buffer.log_prob.flatten(0, 1),
+            advantage,
+            target.flatten(),
+        )
         metrics = self.learner(Rollout(seen, *rows))
         metrics["explained_variance"] = explained_variance(value, target)
         metrics["reward_mean"] = buffer.reward.mean()

@@ -1,9 +1,10 @@
 """Dense layers on the CPU by oneDNN: product, bias and non-linearity in one pass over the result.
 
-torch multiplies float32 matrices on the CPU by MKL, which on processors that are not Intel's leaves half of the vector
-width unused, and takes a pass of its own for each non-linearity. oneDNN comes with torch and generates its code for the
-processor it finds. Where it cannot be had (another device or precision, several networks in one, an export, a run
-`across_machines`, whose sums must not follow the sizes of caches), `linear` is what torch makes of it.
+torch multiplies float32 matrices on the CPU by MKL, which on processors that are not Intel's leaves
+half of the vector width unused, and takes a pass of its own for each non-linearity. oneDNN comes
+with torch and generates its code for the processor it finds. Where it cannot be had (another device
+or precision, several networks in one, an export, a run `across_machines`, whose sums must not
+follow the sizes of caches), `linear` is what torch makes of it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ Fused = Literal["none", "relu", "tanh"]
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """`(x [R, in], weight [out, in], bias [out] or None, non-linearity, [], "")`."""
 _WIDE, _LEAST = 64, 1 << 17
-"""Widths, and multiplications, from which a product is faster: it is prepared for each new shape."""
+"""Widths, and multiplications, from which a product is faster: it is prepared for each new
+shape."""
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether what is done to `x` may leave torch's own operations: float32 on the CPU, not while it is exported or
-    transformed (`torch.func`)."""
+    """Whether what is done to `x` may leave torch's own operations: float32 on the CPU, not while
+    it is exported or transformed (`torch.func`)."""
     return (
         x.dtype is torch.float32
         and x.device.type == "cpu"
@@ -33,7 +35,8 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fused: Fused = "none") -> Tensor:
-    """`x [R, in]`, `weight [in, out]`, `bias [out]` to `[R, out]`: the non-linearity of `x @ weight + bias`."""
+    """`x [R, in]`, `weight [in, out]`, `bias [out]` to `[R, out]`: the non-linearity of `x @ weight
+    + bias`."""
     large = min(weight.shape) >= _WIDE and x.shape[0] * weight.numel() >= _LEAST
     if large and _LINEAR is not None and torch.backends.mkldnn.enabled and on_cpu(x):
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):

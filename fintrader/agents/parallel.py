@@ -1,19 +1,21 @@
 """Learner and pipeline parallelism of one agent (ElegantRL-Podracer, section 4).
 
-`agent.learners`, for on-policy agents: K learners on one device, in one batch. Each learns from the experience of its
-own share of the accounts, and after every update networks and optimiser moments are averaged. The K copies of each
-weight are one tensor, and every gradient step is taken for all of them at once (`torch.func`, batched matmuls): what K
-learners cost on one device is then hardly more than what one costs on K times the data. Between updates the learners
-are one, so one network acts for all accounts, and the statistics of observations and rewards are those of everybody's
+`agent.learners`, for on-policy agents: K learners on one device, in one batch. Each learns from the
+experience of its own share of the accounts, and after every update networks and optimiser moments
+are averaged. The K copies of each weight are one tensor, and every gradient step is taken for all
+of them at once (`torch.func`, batched matmuls): what K learners cost on one device is then hardly
+more than what one costs on K times the data. Between updates the learners are one, so one network
+acts for all accounts, and the statistics of observations and rewards are those of everybody's
 experience.
 
-`agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns. Updates that fall due
-after a step run in a thread; the training loop goes on with a copy of the actor, which takes over the learner's weights
-when the next updates fall due. Accounts therefore act with networks that are one round of updates old. PyTorch's
-operations release the interpreter's lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA
-stream of their own. What either side sees does not depend on how fast the other is: batches are drawn before the next
-step is stored, and weights are handed over at fixed steps. A pipelined training is therefore reproducible and resumes
-bit-exactly.
+`agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns.
+Updates that fall due after a step run in a thread; the training loop goes on with a copy of the
+actor, which takes over the learner's weights when the next updates fall due. Accounts therefore act
+with networks that are one round of updates old. PyTorch's operations release the interpreter's
+lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA stream of their own.
+What either side sees does not depend on how fast the other is: batches are drawn before the next
+step is stored, and weights are handed over at fixed steps. A pipelined training is therefore
+reproducible and resumes bit-exactly.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from fintrader.errors import CheckpointError
 from fintrader.seeding import generator
 
 INHERITED = ("modules.", "optimisers.")
-"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each learner's own."""
+"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each
+learner's own."""
 
 
 class _Loss(nn.Module):
@@ -47,7 +50,9 @@ class _Loss(nn.Module):
 
     def __init__(self, agent: OnPolicyAgent) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({"actor": agent.actor, "critic": agent.critic, "noise": agent.noise})
+        self.parts = nn.ModuleDict(
+            {"actor": agent.actor, "critic": agent.critic, "noise": agent.noise}
+        )
         self._agent = agent
 
     def forward(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
@@ -65,8 +70,8 @@ class BatchedLearners:
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """All learners' gradient steps on their accounts' rows of one rollout, then the average.
 
-        Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are means over the
-        learners.
+        Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are
+        means over the learners.
         """
 
         def own(rows: Tensor) -> Tensor:
@@ -79,13 +84,17 @@ class BatchedLearners:
         places = own(everyone if seen.place is None else seen.place)
         bars, place = zip(*(torch.unique(one, return_inverse=True) for one in places), strict=True)
         most = max(map(len, bars))  # a learner that sees fewer bars embeds one that nobody looks up
-        rows = torch.stack([seen.rows[nn.functional.pad(own_bars, (0, most - len(own_bars)))] for own_bars in bars])
+        rows = torch.stack(
+            [seen.rows[nn.functional.pad(own_bars, (0, most - len(own_bars)))] for own_bars in bars]
+        )
         shares = Seen(own(seen.private), rows, torch.stack(place))
         metrics = self._descend(Rollout(shares, *map(own, columns)))
         self._fuse()
         return metrics
 
-    def _value(self, weights: dict[str, Tensor], batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def _value(
+        self, weights: dict[str, Tensor], batch: Rollout
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         found: tuple[Tensor, dict[str, Tensor]] = functional_call(
             self.loss, weights, (batch._replace(advantage=standardised(batch.advantage)),)
         )
@@ -96,19 +105,31 @@ class BatchedLearners:
         agent = self.agent
         assert shares.seen.place is not None
         own = agent.optimisers["adam"]
-        single = {name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad}
-        self.weights = {name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()}
+        single = {
+            name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad
+        }
+        self.weights = {
+            name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()
+        }
         group = own.param_groups[0]
         self.adam = torch.optim.Adam(
-            self.weights.values(), lr=group["lr"], eps=group["eps"], betas=group["betas"], fused=True
+            self.weights.values(),
+            lr=group["lr"],
+            eps=group["eps"],
+            betas=group["betas"],
+            fused=True,
         )
         for name, weight in single.items():
             if moments := own.state.get(weight):
                 self.adam.state[self.weights[name]] = {
-                    key: self._copies(value) if value.ndim else value.clone() for key, value in moments.items()
+                    key: self._copies(value) if value.ndim else value.clone()
+                    for key, value in moments.items()
                 }
         drawn = [list(agent.passes(place.numel(), place)) for place in shares.seen.place]
-        together = ([torch.stack(rows) for rows in zip(*one, strict=True)] for one in zip(*drawn, strict=True))
+        together = (
+            [torch.stack(rows) for rows in zip(*one, strict=True)]
+            for one in zip(*drawn, strict=True)
+        )
         return agent.take_steps(together, lambda rows: self._step(shares, rows))
 
     def _copies(self, value: Tensor) -> Tensor:
@@ -123,7 +144,9 @@ class BatchedLearners:
         batch = Rollout(seen, *(column[learner, rows] for column in columns))
         weights = {name: parameter.detach() for name, parameter in self.weights.items()}
         slopes, (_, step) = self.slope(weights, batch)
-        norm = torch.stack([slope.flatten(1).pow(2).sum(1) for slope in slopes.values()]).sum(0).sqrt()
+        norm = (
+            torch.stack([slope.flatten(1).pow(2).sum(1) for slope in slopes.values()]).sum(0).sqrt()
+        )
         # As nn.utils.clip_grad_norm_, each learner by its own norm.
         factor = (self.agent.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         for name, parameter in self.weights.items():
@@ -152,10 +175,12 @@ class BatchedLearners:
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of every floating tensor that is inherited; all else is the first state's. On the first one's device.
+    """The mean of every floating tensor that is inherited; all else is the first state's. On the
+    first one's device.
 
-    Sums run in float64 in the order of the states, so equal states give equal bytes wherever they come from.
-    Variances of normalisers are merged as second moments: learners whose means differ have seen more than either.
+    Sums run in float64 in the order of the states, so equal states give equal bytes wherever they
+    come from. Variances of normalisers are merged as second moments: learners whose means differ
+    have seen more than either.
     """
     fused = {}
     for name, first in states[0].items():
@@ -176,13 +201,19 @@ def _rows(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.devic
 
 
 class PipelinedAgent:
-    """An agent whose `update` hands work to a thread and returns. The thread ends with the agent."""
+    """An agent whose `update` hands work to a thread and returns. The thread ends with the
+    agent."""
 
     differentiable = False
 
     def __init__(self, agent: OffPolicyAgent) -> None:
         self.agent = agent
-        self.settings, self.layout, self.device, self.seed = agent.settings, agent.layout, agent.device, agent.seed
+        self.settings, self.layout, self.device, self.seed = (
+            agent.settings,
+            agent.layout,
+            agent.device,
+            agent.seed,
+        )
         self.head, self.policy = agent.head, agent.policy
         self._front = copy.copy(agent)
         """Acts: it shares all but the actor and the random stream with the agent."""
@@ -240,7 +271,8 @@ class PipelinedAgent:
         return self.agent.report()
 
     def _take_over(self) -> None:
-        """Wait until no update runs, and act with its weights from now on. Raises what went wrong in the thread."""
+        """Wait until no update runs, and act with its weights from now on. Raises what went wrong
+        in the thread."""
         if self._updates is not None:
             updates, self._updates = self._updates, None
             updates.result()
@@ -249,7 +281,9 @@ class PipelinedAgent:
 
     def _refresh(self) -> None:
         with torch.no_grad():
-            for mine, theirs in zip(self._front.actor.parameters(), self.agent.actor.parameters(), strict=True):
+            for mine, theirs in zip(
+                self._front.actor.parameters(), self.agent.actor.parameters(), strict=True
+            ):
                 mine.copy_(theirs)
 
     def _learn(self, count: int) -> None:
@@ -257,7 +291,9 @@ class PipelinedAgent:
         assert agent.replay is not None
         try:
             for remaining in range(count, 0, -1):
-                with _on(self._home):  # drawing queues up behind the kernels that write what is drawn
+                with _on(
+                    self._home
+                ):  # drawing queues up behind the kernels that write what is drawn
                     sample = agent.draw(agent.replay)
                 if remaining == 1:
                     self._drawn.set()
@@ -267,7 +303,8 @@ class PipelinedAgent:
                 with _on(self._stream):
                     agent.count(agent.learn(sample))
                 if self._stream is not None:
-                    self._stream.synchronize()  # whoever reads the weights comes after, and the sample is free again
+                    # whoever reads the weights comes after, and the sample is free again
+                    self._stream.synchronize()
         finally:
             self._drawn.set()
 
@@ -282,14 +319,20 @@ class PipelinedAgent:
         self._take_over()
         self.agent.load_state_dict(state)
         if "pipeline.generator" not in state:
-            raise CheckpointError("the stored agent learned without a pipeline; resume it with agent.pipeline: false")
+            raise CheckpointError(
+                "the stored agent learned without a pipeline; resume it with agent.pipeline: false"
+            )
         load_generator(self._front.generator, state["pipeline.generator"], "agent state")
-        self._front.noise_state, self._front.has_parent = self.agent.noise_state, self.agent.has_parent
+        self._front.noise_state, self._front.has_parent = (
+            self.agent.noise_state,
+            self.agent.has_parent,
+        )
         self._scheduled = self.agent.learned
         self._refresh()
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:
-        """Networks, optimiser moments and normalisers of a parent, pipelined or not. Raises CheckpointError."""
+        """Networks, optimiser moments and normalisers of a parent, pipelined or not. Raises
+        CheckpointError."""
         self._take_over()
         self.agent.inherit(state)
         self._front.has_parent = True

@@ -1,8 +1,9 @@
-"""Policies as files: the networks, the statistics of observations and rewards, and the head, and nothing else.
+"""Policies as files: the networks, the statistics of observations and rewards, and the head, and
+nothing else.
 
-A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a module that
-maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device; with `universe=market`, one for
-other symbols than it was trained on.
+A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a
+module that maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device;
+with `universe=market`, one for other symbols than it was trained on.
 """
 
 from __future__ import annotations
@@ -38,32 +39,41 @@ EnsembleMode = Literal["mean", "weighted", "vote"]
 
 
 class PolicyModule(nn.Module):
-    """Base of what `load_policy` returns: `policy(obs [B, D]) -> action [B, N]` in [-1, 1], deterministic."""
+    """Base of what `load_policy` returns: `policy(obs [B, D]) -> action [B, N]` in [-1, 1],
+    deterministic."""
 
     layout: Layout
     meta: dict[str, Any]
-    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market trained on. Of a
-    policy on other symbols `market` is theirs, and `travels` says what it was `trained_on` and is `traded_on`."""
+    """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market
+    trained on. Of a policy on other symbols `market` is theirs, and `travels` says what it was
+    `trained_on` and is `traded_on`."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON from which the module can be built again, without its weights."""
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
 
     def bind(self, rows: NDArray[np.float32]) -> Bound | None:
-        """The policy over the market rows `[T, N*F + N + M]` of one window, for one account at a time.
+        """The policy over the market rows `[T, N*F + N + M]` of one window, for one account at a
+        time.
 
-        None where only the networks themselves will do (see `bound.bind`), a module of one's own among them.
+        None where only the networks themselves will do (see `bound.bind`), a module of one's own
+        among them.
         """
         members: list[nn.Module] = [self]
         mode, shares = "mean", np.ones(1, np.float32)
         if isinstance(self, EnsemblePolicy):
-            members, mode, shares = list(self.members), self.mode, self.weights.cpu().numpy().astype(np.float32)
+            members, mode, shares = (
+                list(self.members),
+                self.mode,
+                self.weights.cpu().numpy().astype(np.float32),
+            )
         if not all(type(member) is ActorPolicy for member in members):
             return None
         return bind(members, mode, shares, rows)
 
     def check_market(self, market: MarketTensors) -> None:
-        """Raises CheckpointError unless this policy is one for the symbols, columns and standardisation of `market`."""
+        """Raises CheckpointError unless this policy is one for the symbols, columns and
+        standardisation of `market`."""
         stored = self.meta.get("market")
         given = market_identity(market)
         if stored is None:
@@ -72,15 +82,16 @@ class PolicyModule(nn.Module):
         if differ in ("normalisation", "normalisation_hash"):
             there, here = (one.get("normalisation_hash") or "not known" for one in (stored, given))
             raise CheckpointError(
-                f"this policy was trained on rows scaled by other statistics ({there} there, {here} here): build this "
-                "market with data.features.normalisation set to the one it was trained on (its file, or its "
-                "build.json), or ask for these rows to be seen as those were: load_policy(path, universe=market)"
+                f"this policy was trained on rows scaled by other statistics ({there} there, {here}"
+                " here): build this market with data.features.normalisation set to the one it was"
+                " trained on (its file, or its build.json), or ask for these rows to be seen as"
+                " those were: load_policy(path, universe=market)"
             )
         if differ is not None:
             raise CheckpointError(
-                f"this policy was trained on another market: its {differ.replace('_', ' ')} differ; "
-                "use the market it was trained on, train a policy for this one, or ask for what was learned there "
-                "to be traded here: load_policy(path, universe=market)"
+                f"this policy was trained on another market: its {differ.replace('_', ' ')} differ;"
+                " use the market it was trained on, train a policy for this one, or ask for what"
+                " was learned there to be traded here: load_policy(path, universe=market)"
             )
 
 
@@ -130,15 +141,19 @@ class ActorPolicy(PolicyModule):
 class EnsemblePolicy(PolicyModule):
     """K policies as one.
 
-    `mean` averages the members' actions, `weighted` averages by `weights` (e.g. validation scores; normalised to
-    sum to 1), and `vote` takes each asset's median action: the one that a majority finds neither too high nor too
-    low, whatever a single member shouts (mean of the middle two when K is even).
+    `mean` averages the members' actions, `weighted` averages by `weights` (e.g. validation scores;
+    normalised to sum to 1), and `vote` takes each asset's median action: the one that a majority
+    finds neither too high nor too low, whatever a single member shouts (mean of the middle two when
+    K is even).
     """
 
     weights: Tensor
 
     def __init__(
-        self, members: Sequence[PolicyModule], weights: Sequence[float] | None = None, mode: EnsembleMode = "mean"
+        self,
+        members: Sequence[PolicyModule],
+        weights: Sequence[float] | None = None,
+        mode: EnsembleMode = "mean",
     ) -> None:
         super().__init__()
         if not members:
@@ -147,10 +162,22 @@ class EnsemblePolicy(PolicyModule):
             raise ConfigError(f"unknown ensemble mode {mode!r}; choose mean, weighted or vote")
         first = members[0].layout
         if any(member.layout != first for member in members):
-            raise CheckpointError("the members of an ensemble must share one market layout; leave the odd ones out")
-        given = [1.0] * len(members) if weights is None or mode == "mean" else [float(weight) for weight in weights]
-        if len(given) != len(members) or any(not weight >= 0 for weight in given) or not sum(given) > 0:
-            raise ConfigError("ensemble weights: one non-negative number for each member, not all zero")
+            raise CheckpointError(
+                "the members of an ensemble must share one market layout; leave the odd ones out"
+            )
+        given = (
+            [1.0] * len(members)
+            if weights is None or mode == "mean"
+            else [float(weight) for weight in weights]
+        )
+        if (
+            len(given) != len(members)
+            or any(not weight >= 0 for weight in given)
+            or not sum(given) > 0
+        ):
+            raise ConfigError(
+                "ensemble weights: one non-negative number for each member, not all zero"
+            )
         self.layout, self.mode, self.meta = first, mode, {}
         self.members = nn.ModuleList(members)
         self.register_buffer("weights", torch.tensor(given, dtype=torch.float64) / sum(given))
@@ -158,7 +185,9 @@ class EnsemblePolicy(PolicyModule):
     def forward(self, obs: Tensor) -> Tensor:
         actions = torch.stack([member(obs) for member in self.members])
         if self.mode == "vote":
-            return actions.quantile(0.5, dim=0)  # the median; the mean of the middle two when K is even
+            return actions.quantile(
+                0.5, dim=0
+            )  # the median; the mean of the middle two when K is even
         weights = self.weights.to(actions.dtype).view(-1, *[1] * (actions.ndim - 1))
         return (actions * weights).sum(dim=0)
 
@@ -168,20 +197,27 @@ class EnsemblePolicy(PolicyModule):
 
 
 def market_identity(market: MarketTensors) -> dict[str, Any]:
-    """What a policy depends on: symbols, columns, bar length, and what rows were standardised by (None: not known)."""
-    names = {name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")}
+    """What a policy depends on: symbols, columns, bar length, and what rows were standardised by
+    (None: not known)."""
+    names = {
+        name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")
+    }
     scales = market.meta.get("normalisation")
     scaled = {"normalisation": scales, "normalisation_hash": statistics_hash(scales)}
     return names | {"bar_minutes": market.bar_minutes} | scaled
 
 
 def save_policy(
-    path: Path | str, policy: Any, meta: Mapping[str, Any] | None = None, *, market: MarketTensors | None = None
+    path: Path | str,
+    policy: Any,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    market: MarketTensors | None = None,
 ) -> None:
     """Write a `PolicyModule`, or an agent's `policy`, as one file.
 
-    `meta` is plain JSON without NaN; with `market` its symbols and columns are stored, so that the file refuses
-    another market (see `load_policy`). Equal policies and meta give equal bytes.
+    `meta` is plain JSON without NaN; with `market` its symbols and columns are stored, so that the
+    file refuses another market (see `load_policy`). Equal policies and meta give equal bytes.
     """
     module = policy if isinstance(policy, PolicyModule) else policy.policy
     if not isinstance(module, PolicyModule):
@@ -189,7 +225,11 @@ def save_policy(
     kept = {**module.meta, **(meta or {})}
     if market is not None:
         kept["market"] = market_identity(market)
-    write_tensors(Path(path), module.state_dict(), {"format": FORMAT, "policy": module.describe(), "meta": kept})
+    write_tensors(
+        Path(path),
+        module.state_dict(),
+        {"format": FORMAT, "policy": module.describe(), "meta": kept},
+    )
 
 
 def load_policy(
@@ -201,24 +241,29 @@ def load_policy(
 ) -> PolicyModule:
     """Read what `save_policy` wrote, in evaluation mode and without gradients.
 
-    With `market`, it must be the one that the policy was trained on (a window of it, say). With `universe`, the policy
-    is one for that market's symbols, whichever and however many they are: what it learned of one asset holds for all.
-    The columns and the bar length must be those of its own market. It sees the rows as if they had been standardised as
-    those were (both markets say by what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
+    With `market`, it must be the one that the policy was trained on (a window of it, say). With
+    `universe`, the policy is one for that market's symbols, whichever and however many they are:
+    what it learned of one asset holds for all. The columns and the bar length must be those of its
+    own market. It sees the rows as if they had been standardised as those were (both markets say by
+    what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
 
-    Raises CheckpointError when the file is missing, truncated, tampered with, of another version, was trained on other
-    symbols, columns or statistics (`market`), or cannot trade such rows (`universe`), as networks of the kind `mlp`,
-    which know symbols by their places; ConfigError for both a market and a universe.
+    Raises CheckpointError when the file is missing, truncated, tampered with, of another version,
+    was trained on other symbols, columns or statistics (`market`), or cannot trade such rows
+    (`universe`), as networks of the kind `mlp`, which know symbols by their places; ConfigError for
+    both a market and a universe.
     """
     if market is not None and universe is not None:
         raise ConfigError(
-            "load_policy: `market` is the one that the policy was trained on, `universe` another one to trade; give one"
+            "load_policy: `market` is the one that the policy was trained on, `universe` another"
+            " one to trade; give one"
         )
     tensors, header = read_tensors(Path(path), FORMAT)
     description, meta = header["policy"], header["meta"]
     if universe is not None:
         try:
-            description, tensors, meta = travel(description, tensors, meta, market_identity(universe))
+            description, tensors, meta = travel(
+                description, tensors, meta, market_identity(universe)
+            )
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
     module = _build(description, sum(tensor.numel() for tensor in tensors.values()))
@@ -228,7 +273,8 @@ def load_policy(
         module.check_market(market)
         if num_actions(module.layout) != market.num_assets:
             raise CheckpointError(
-                f"{path} trades {num_actions(module.layout)} assets, the market has {market.num_assets}"
+                f"{path} trades {num_actions(module.layout)} assets, the market has"
+                f" {market.num_assets}"
             )
     return module.to(device).eval().requires_grad_(False)
 
@@ -243,7 +289,9 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
     try:
         if description["kind"] == "ensemble":
             members = []
-            for member in description["members"]:  # what one takes of the stored numbers, no other has
+            for member in description[
+                "members"
+            ]:  # what one takes of the stored numbers, no other has
                 members.append(_build(member, stored))
                 stored -= sum(tensor.numel() for tensor in members[-1].state_dict().values())
             return EnsemblePolicy(members, [1.0] * len(members), description["mode"])
@@ -251,26 +299,37 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
         network = validate(NetworkSettings, description["network"], "policy")
         head = validate(ActionHeadSettings, description["head"], "policy")
         outputs, squash = int(description["outputs"]), bool(description["squash"])
-        # Networks larger than what is stored of them would take their memory before anything could be compared.
+        # Networks larger than what is stored of them would take their memory before anything could
+        # be compared.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             actor = _actor(layout, network, ActionHead(layout, head), outputs)
         described = sum(weight.numel() for weight in actor.parameters())
         if described > stored:
-            raise CheckpointError(f"it describes networks of {described:,} numbers, and {stored:,} are stored")
+            raise CheckpointError(
+                f"it describes networks of {described:,} numbers, and {stored:,} are stored"
+            )
         rewards = RewardScaler.from_json(rewards) if (rewards := description["rewards"]) else None
-        with torch.random.fork_rng(devices=[]):  # initial weights are overwritten; leave the global stream alone
-            return ActorPolicy(layout, network, head, outputs=outputs, squash=squash, rewards=rewards)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # initial weights are overwritten; leave the global stream alone
+            return ActorPolicy(
+                layout, network, head, outputs=outputs, squash=squash, rewards=rewards
+            )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"the stored policy cannot be rebuilt ({error}); it is of another version") from None
+        raise CheckpointError(
+            f"the stored policy cannot be rebuilt ({error}); it is of another version"
+        ) from None
 
 
-def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5, seed: int = 0) -> float:
+def export_onnx(
+    policy: PolicyModule, path: Path | str, *, tolerance: float = 1e-5, seed: int = 0
+) -> float:
     """Write `policy` as an ONNX model, for programs without PyTorch (extra `onnx`).
 
     Its input is `obs [B, D]` float32, its output `action [B, N]`, B free. Before the file is
-    written, the model is run in onnxruntime on random observations and compared; returns the largest difference.
-    Raises ConfigError when onnx and onnxruntime are not installed, CheckpointError when the difference exceeds
-    `tolerance`.
+    written, the model is run in onnxruntime on random observations and compared; returns the
+    largest difference. Raises ConfigError when onnx and onnxruntime are not installed,
+    CheckpointError when the difference exceeds `tolerance`.
     """
     try:
         import onnx  # noqa: F401
@@ -305,6 +364,8 @@ def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e
         (action,) = session.run(["action"], {"obs": obs.numpy()})
         worst = max(worst, float(np.abs(np.asarray(action) - expected).max()))
     if not worst <= tolerance:
-        raise CheckpointError(f"the ONNX model differs from the policy by {worst:.2e}, more than {tolerance:.0e}")
+        raise CheckpointError(
+            f"the ONNX model differs from the policy by {worst:.2e}, more than {tolerance:.0e}"
+        )
     write_bytes(Path(path), buffer.getvalue())
     return worst

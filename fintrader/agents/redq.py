@@ -1,12 +1,13 @@
-"""Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and many updates.
+"""Randomised ensembled double Q-learning (https://arxiv.org/abs/2101.05982): SAC with K critics and
+many updates.
 
     critics:  y = Σ γ^k r_k + γ^n (min_{j in M} Q'_j(s', z') − α log π(z'|s')),  M drawn anew from the K critics
     actor:    minimise α log π(z|s) − mean_j Q_j(s, z)
 
 `target = "mean"` and `"min"` use all K instead (the critic ensembles of the ElegantRL papers,
-https://arxiv.org/abs/2112.05923). What differs from the paper: 5 critics and 2 updates a step instead of 10 and 20,
-since many accounts step at once; the actor moves once in `policy_delay` updates instead of once a step. The K critics
-are one network with batched matmuls.
+https://arxiv.org/abs/2112.05923). What differs from the paper: 5 critics and 2 updates a step
+instead of 10 and 20, since many accounts step at once; the actor moves once in `policy_delay`
+updates instead of once a step. The K critics are one network with batched matmuls.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class REDQ(SACBase):
     subset_size: int = Field(default=2, ge=1)
     """M: critics drawn for each target (`target: subset`)."""
     target: Literal["subset", "min", "mean"] = "subset"
-    """How the target's value is made: minimum over a random subset, or minimum or mean over all critics."""
+    """How the target's value is made: minimum over a random subset, or minimum or mean over all
+    critics."""
     updates_per_step: float = Field(default=2.0, gt=0)
     """Updates for each step of the vector environment."""
     policy_delay: int = Field(default=2, ge=1)
@@ -49,7 +51,9 @@ class REDQAgent(SACAgent):
 
     settings: REDQ
 
-    def __init__(self, settings: REDQ, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+    def __init__(
+        self, settings: REDQ, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
         self.members = settings.num_critics
         super().__init__(settings, layout, device=device, seed=seed)
 

@@ -1,4 +1,5 @@
-"""What keeps an agent from learning its training window by heart: features that are hidden or noisy for a while."""
+"""What keeps an agent from learning its training window by heart: features that are hidden or noisy
+for a while."""
 
 from __future__ import annotations
 
@@ -8,23 +9,27 @@ from torch import Tensor
 from fintrader.envs.observation import FlatLayout, Layout
 
 POOL = 1009
-"""Rows of noise that bars draw from: a prime, so that no rhythm of the market is one of the noise."""
+"""Rows of noise that bars draw from: a prime, so that no rhythm of the market is one of the
+noise."""
 
 
 class Perturbation:
     """Standardised rows of the market with whole features hidden and noise on the others.
 
-    What is hidden, and which noise a bar has, is drawn anew after every update and stays until then: acting and
-    learning see the same. Features are hidden for all assets and bars, and the others enlarged to make up for them
-    (https://jmlr.org/papers/v15/srivastava14a.html).
+    What is hidden, and which noise a bar has, is drawn anew after every update and stays until
+    then: acting and learning see the same. Features are hidden for all assets and bars, and the
+    others enlarged to make up for them (https://jmlr.org/papers/v15/srivastava14a.html).
     """
 
-    def __init__(self, layout: Layout, dropout: float, noise: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, layout: Layout, dropout: float, noise: float, generator: torch.Generator
+    ) -> None:
         self.layout, self.dropout, self.noise, self.generator = layout, dropout, noise, generator
         self.features = 0 if isinstance(layout, FlatLayout) else layout.num_features
         self.active = bool(self.features) and (dropout > 0 or noise > 0)
         self.drawn = torch.zeros(self.features + 2)
-        """`[F + 2]`: factor of each feature; where in the pool bar 0 draws from, and the noise's sign."""
+        """`[F + 2]`: factor of each feature; where in the pool bar 0 draws from, and the noise's
+        sign."""
         self.pool: Tensor | None = None
         if self.active:
             self.redraw()
@@ -58,5 +63,6 @@ class Perturbation:
         """`[POOL, N*F]`: the same for every seed; which of it a bar gets is not."""
         if self.pool is None:
             own = torch.Generator().manual_seed(0)
-            self.pool = torch.randn(POOL, self.layout.num_assets * self.features, generator=own).to(rows)  # type: ignore[union-attr]
+            width = self.layout.num_assets * self.features  # type: ignore[union-attr]
+            self.pool = torch.randn(POOL, width, generator=own).to(rows)
         return self.pool

@@ -1,15 +1,16 @@
 """Soft actor-critic with a tuned temperature (https://arxiv.org/abs/1812.05905).
 
-The actor gives a mean and a deviation for each latent; a latent is z = tanh(u), u ~ N(mean, deviation²).
+The actor gives a mean and a deviation for each latent; a latent is z = tanh(u), u ~ N(mean,
+deviation²).
 
     critics:      y = Σ γ^k r_k + γ^n (min_k Q'_k(s', z') − α log π(z'|s')),  z' ~ π
     actor:        minimise α log π(z|s) − min_k Q_k(s, z),  z by reparametrisation
     temperature:  minimise −α (log π(z|s) + target entropy)
 
-with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. What differs from the paper: the target entropy is −1.5
-nats a latent instead of −1, which is too much noise where every change costs money; log deviations are bounded to
-[−5, 1] by a sigmoid; noise lasts from one decision to the next while acting, not while learning; replay and networks as
-in `ddpg.py`.
+with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. What differs from the paper: the
+target entropy is −1.5 nats a latent instead of −1, which is too much noise where every change costs
+money; log deviations are bounded to [−5, 1] by a sigmoid; noise lasts from one decision to the next
+while acting, not while learning; replay and networks as in `ddpg.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class SACBase(OffPolicySettings):
     tune_alpha: bool = True
     """Move the temperature so that the entropy meets its target."""
     target_entropy: float = -1.5
-    """Entropy aimed at, per latent, in nats; -1.5 is a deviation of about 0.05 around the middle of [-1, 1]."""
+    """Entropy aimed at, per latent, in nats; -1.5 is a deviation of about 0.05 around the middle of
+    [-1, 1]."""
     initial_noise: float = Field(default=0.3, gt=0)
     """Deviation at the start."""
 
@@ -54,7 +56,9 @@ class SACAgent(OffPolicyAgent):
     members = 2
     outputs = 2
 
-    def __init__(self, settings: SACBase, layout: Layout, *, device: torch.device | str, seed: int) -> None:
+    def __init__(
+        self, settings: SACBase, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
         super().__init__(settings, layout, device=device, seed=seed)
         del self.modules["actor_target"]  # the next latent is drawn from the actor itself
         start = torch.tensor(math.log(settings.alpha))
@@ -69,7 +73,8 @@ class SACAgent(OffPolicyAgent):
     def draw_latent(
         self, obs: Seen, noise: Callable[[torch.Size], Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before tanh."""
+        """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before
+        tanh."""
         mean, raw = self.actor(obs)
         log_std = bounded_log_std(raw, self.settings.initial_noise)
         u = mean + log_std.exp() * (noise or self.randn)(mean.shape)
@@ -109,7 +114,10 @@ class SACAgent(OffPolicyAgent):
         norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
         entropy = -log_prob.detach().mean()
         if settings.tune_alpha:
-            self.descend("temperature", log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents))
+            self.descend(
+                "temperature",
+                log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents),
+            )
         return {
             "policy_loss": policy_loss.detach(),
             "entropy": entropy,

@@ -1,12 +1,13 @@
 """Twin delayed deep deterministic policy gradient (https://arxiv.org/abs/1802.09477).
 
-DDPG with three changes: two critics, of which the smaller one makes the target; noise on the target's latent, so that
-a critic's narrow peaks are not exploited; and an actor (with all targets) that moves every `policy_delay` updates.
+DDPG with three changes: two critics, of which the smaller one makes the target; noise on the
+target's latent, so that a critic's narrow peaks are not exploited; and an actor (with all targets)
+that moves every `policy_delay` updates.
 
     y = Σ γ^k r_k + γ^n min_k Q'_k(s', clip(μ'(s') + clip(ε, ±c), ±1)),   ε ~ N(0, target_noise²)
 
-The actor climbs the first critic. What differs from the paper: noise is that of latents, not of actions; all else as in
-`ddpg.py`.
+The actor climbs the first critic. What differs from the paper: noise is that of latents, not of
+actions; all else as in `ddpg.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ class TD3Agent(OffPolicyAgent):
         with torch.no_grad():
             following = torch.tanh(self.actor_target(sample.next_obs)[0])
             noise = self.randn(following.shape) * settings.target_noise
-            following = (following + noise.clamp(-settings.noise_clip, settings.noise_clip)).clamp(-1.0, 1.0)
-            target = sample.reward + sample.discount * combine(self.critic_target(sample.next_obs, following), "min")
+            following = (following + noise.clamp(-settings.noise_clip, settings.noise_clip)).clamp(
+                -1.0, 1.0
+            )
+            target = sample.reward + sample.discount * combine(
+                self.critic_target(sample.next_obs, following), "min"
+            )
         metrics = self.fit_critics(sample, target)
 
         if self.actor_moves(settings.policy_delay):

@@ -1,4 +1,5 @@
-"""The training loop of every agent, and the state that it stores: killed anywhere, a training resumes bit-exactly."""
+"""The training loop of every agent, and the state that it stores: killed anywhere, a training
+resumes bit-exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Budget(Settings):
     env_steps: int | None = Field(default=None, ge=1)
     """Steps summed over all accounts; training stops at the first update that reaches it."""
     seconds: float | None = Field(default=None, gt=0)
-    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's speed."""
+    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
+    speed."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -51,7 +53,11 @@ class Budget(Settings):
 
     def fraction(self, env_steps: int, seconds: float) -> float:
         """Share of the budget that is used up, at most 1."""
-        used = env_steps / self.env_steps if self.env_steps is not None else seconds / (self.seconds or 1.0)
+        used = (
+            env_steps / self.env_steps
+            if self.env_steps is not None
+            else seconds / (self.seconds or 1.0)
+        )
         return min(used, 1.0)
 
 
@@ -78,8 +84,8 @@ class TrainResult:
     metrics: Metrics = field(default_factory=dict)
     """Those of the last update."""
     policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
-    """What was learned, deterministic; shares its weights with the agent. `train` always gives one; None where a
-    training's totals were read from a file."""
+    """What was learned, deterministic; shares its weights with the agent. `train` always gives one;
+    None where a training's totals were read from a file."""
 
     def to_json(self) -> dict[str, Any]:
         """The totals as plain JSON, without the policy: `TrainResult(**totals)` reads them."""
@@ -87,7 +93,8 @@ class TrainResult:
 
 
 class TrainingEnvironment(Protocol):
-    """What `train` needs of a vector environment: torch tensors on the agent's device, autoreset `SAME_STEP`."""
+    """What `train` needs of a vector environment: torch tensors on the agent's device, autoreset
+    `SAME_STEP`."""
 
     num_envs: int
 
@@ -95,7 +102,8 @@ class TrainingEnvironment(Protocol):
         """First observations `[B, D]`."""
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """obs `[B, D]`, reward, terminated, truncated `[B]`; `info["final_obs"]` where an episode ended."""
+        """obs `[B, D]`, reward, terminated, truncated `[B]`; `info["final_obs"]` where an episode
+        ended."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue bit-exactly."""
@@ -114,20 +122,22 @@ def train(
     checkpoint_seconds: float = 10.0,
     share: float = 1.0,
 ) -> TrainResult:
-    """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up, or `share` of it: the same call
-    with a larger share then goes on as if it had never stopped.
+    """Train `agent` in `env` (see `TrainingEnvironment`) until `budget` is used up, or `share` of
+    it: the same call with a larger share then goes on as if it had never stopped.
 
-    Raises TrainingError when a loss, an action or a weight is no longer finite (the state is then in
-    `folder/failed.safetensors`), CheckpointError when `folder` holds the state of another training, ConfigError when
-    the environment does not suit the agent.
+    Raises TrainingError when a loss, an action or a weight is no longer finite (the state is then
+    in `folder/failed.safetensors`), CheckpointError when `folder` holds the state of another
+    training, ConfigError when the environment does not suit the agent.
 
-    The state is stored every `checkpoint_seconds`, or every ten times as long as storing it takes, whichever is longer;
-    after every update if 0.
+    The state is stored every `checkpoint_seconds`, or every ten times as long as storing it takes,
+    whichever is longer; after every update if 0.
     """
     check_environment(agent, env)
     keep_freed_memory()
     home = None if folder is None else Path(folder)
-    run = _Training(agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share)
+    run = _Training(
+        agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share
+    )
     run.begin()
     while not run.over:
         action = agent.act(run.obs)
@@ -141,11 +151,14 @@ def train(
         run.clock.lap("learning")
         if metrics is not None:
             run.record(metrics)
-    return TrainResult(run.env_steps, run.updates, run.seconds, run.metrics or run.last_logged(), agent.policy)
+    return TrainResult(
+        run.env_steps, run.updates, run.seconds, run.metrics or run.last_logged(), agent.policy
+    )
 
 
 class _Clock:
-    """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would slow it down."""
+    """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would
+    slow it down."""
 
     def __init__(self) -> None:
         self.parts = {"env": 0.0, "inference": 0.0, "learning": 0.0}
@@ -159,13 +172,17 @@ class _Clock:
 
     def rates(self, steps: int) -> Metrics:
         """Env-steps a second through each part."""
-        rates = {f"steps_per_second_{part}": steps / max(seconds, 1e-9) for part, seconds in self.parts.items()}
+        rates = {
+            f"steps_per_second_{part}": steps / max(seconds, 1e-9)
+            for part, seconds in self.parts.items()
+        }
         return {**rates, "steps_per_second": steps / max(sum(self.parts.values()), 1e-9)}
 
 
 @dataclass
 class _Training:
-    """One training: where it stands, its log, its watch for numbers that are not finite, and its state on disk."""
+    """One training: where it stands, its log, its watch for numbers that are not finite, and its
+    state on disk."""
 
     agent: Agent
     env: Any
@@ -181,8 +198,8 @@ class _Training:
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     over: bool = False
-    """Whether that share of the budget is used up. Only an update can end a training: between two, an agent holds half
-    a rollout that belongs to no result."""
+    """Whether that share of the budget is used up. Only an update can end a training: between two,
+    an agent holds half a rollout that belongs to no result."""
     saving: float = 0.0
     """Seconds that the last save took."""
     finite: Tensor | None = None
@@ -202,9 +219,13 @@ class _Training:
         self.saved = time.perf_counter()
 
     def watch(self, action: Tensor) -> None:
-        """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there until `record`."""
-        finite = action.detach().sum().isfinite()  # one pass: a sum is finite only if everything in it is
-        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a look is a wait.
+        """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
+        until `record`."""
+        finite = (
+            action.detach().sum().isfinite()
+        )  # one pass: a sum is finite only if everything in it is
+        # Actions that the environment takes on the host can be looked at for nothing; elsewhere a
+        # look is a wait.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
             self.finite = finite if self.finite is None else self.finite & finite
         elif not bool(finite):
@@ -220,14 +241,19 @@ class _Training:
         return Transition(obs, action, reward.float(), terminated, truncated, after)
 
     def record(self, metrics: Metrics) -> None:
-        """An update is done: check it, log it, tell how far training is, and store the state when it is time to.
+        """An update is done: check it, log it, tell how far training is, and store the state when
+        it is time to.
 
-        Raises TrainingError when a metric, an action since the last update or a weight is not finite.
+        Raises TrainingError when a metric, an action since the last update or a weight is not
+        finite.
         """
         if self.agent.differentiable:
-            # Forget how the accounts came to be where they are: the next update differentiates from here.
+            # Forget how the accounts came to be where they are: the next update differentiates from
+            # here.
             self.obs = self.obs.detach()
-            self.env.load_state_dict({name: tensor.detach() for name, tensor in self.env.state_dict().items()})
+            self.env.load_state_dict(
+                {name: tensor.detach() for name, tensor in self.env.state_dict().items()}
+            )
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
@@ -240,12 +266,20 @@ class _Training:
         self.steps_logged = self.env_steps
         self._log()
         fraction = self._advance()
-        if self.over or time.perf_counter() - self.saved >= pause_between(self.checkpoint_seconds, self.saving):
+        if self.over or time.perf_counter() - self.saved >= pause_between(
+            self.checkpoint_seconds, self.saving
+        ):
             self._keep()
         if self.on_progress is not None:
             rate, told = self.metrics["steps_per_second"], time.perf_counter()
-            self.on_progress(TrainProgress(fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics))
-            self.started += time.perf_counter() - told  # a look at validation, say: no second of the budget
+            self.on_progress(
+                TrainProgress(
+                    fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics
+                )
+            )
+            self.started += (
+                time.perf_counter() - told
+            )  # a look at validation, say: no second of the budget
         self.clock = _Clock()  # what was done since the update counts to no part
 
     def _advance(self) -> float:
@@ -258,7 +292,11 @@ class _Training:
     def _log(self) -> None:
         """Append the last update's metrics."""
         if self.folder is not None:
-            counters = {"update": self.updates, "env_steps": self.env_steps, "seconds": round(self.seconds, 3)}
+            counters = {
+                "update": self.updates,
+                "env_steps": self.env_steps,
+                "seconds": round(self.seconds, 3),
+            }
             record = {**counters, **self.metrics, **_memory(self.agent.device)}
             append_jsonl(self.folder / "metrics.jsonl", record)
 
@@ -266,15 +304,25 @@ class _Training:
         """Drop what was logged after the stored state: those updates happen again."""
         if self.folder is None:
             return
-        records = [record for record in read_jsonl(self.folder / "metrics.jsonl") if record["update"] <= self.updates]
-        lines = "".join(json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records)
+        records = [
+            record
+            for record in read_jsonl(self.folder / "metrics.jsonl")
+            if record["update"] <= self.updates
+        ]
+        lines = "".join(
+            json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records
+        )
         write_text(self.folder / "metrics.jsonl", lines)
 
     def last_logged(self) -> Metrics:
         """The last metrics of a training that had already ended."""
         records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
         last = records[-1] if records else {}
-        return {name: value for name, value in last.items() if name not in ("update", "env_steps", "seconds")}
+        return {
+            name: value
+            for name, value in last.items()
+            if name not in ("update", "env_steps", "seconds")
+        }
 
     @property
     def path(self) -> Path:
@@ -283,7 +331,8 @@ class _Training:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every bar) and its rules."""
+        """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every
+        bar) and its rules."""
         agent, env = self.agent, self.env
         market, settings = getattr(env, "market", None), getattr(env, "settings", None)
         return {
@@ -292,28 +341,41 @@ class _Training:
             "layout": layout_to_json(agent.layout),
             "num_envs": env.num_envs,
             "market": None if market is None else _market(market),
-            "env": settings.model_dump(mode="json", exclude=_NOT_COMPARED) if isinstance(settings, Settings) else None,
+            "env": (
+                settings.model_dump(mode="json", exclude=_NOT_COMPARED)
+                if isinstance(settings, Settings)
+                else None
+            ),
         }
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
         if odd := differences(header["identity"], self.identity):
-            found = [f"{name}: {there!s:.40} there, {here!s:.40} here" for name, (there, here) in odd.items()]
+            found = [
+                f"{name}: {there!s:.40} there, {here!s:.40} here"
+                for name, (there, here) in odd.items()
+            ]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({'; '.join(found[:5])}); go on with its seed and settings "
-                "(only the budget may differ), use another folder, or delete this one to start over"
+                f"{self.path} belongs to another training ({'; '.join(found[:5])}); go on with its"
+                " seed and settings (only the budget may differ), use another folder, or delete"
+                " this one to start over"
             )
         device = self.agent.device
-        self.agent.load_state_dict({name: tensor.to(device) for name, tensor in below("agent", tensors).items()})
+        self.agent.load_state_dict(
+            {name: tensor.to(device) for name, tensor in below("agent", tensors).items()}
+        )
         fresh = as_tensor(self.env.reset(seed=self.agent.seed)[0])
-        self.env.load_state_dict({name: tensor.to(device) for name, tensor in below("env", tensors).items()})
+        self.env.load_state_dict(
+            {name: tensor.to(device) for name, tensor in below("env", tensors).items()}
+        )
         # A classic environment cannot be stored: its episodes begin anew.
         self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
         self.env_steps, self.updates = int(header["env_steps"]), int(header["updates"])
         self.seconds = float(header["seconds"])
 
     def _keep(self) -> None:
-        """Save, unless the last update broke the policy: the last good state is then worth more than this one."""
+        """Save, unless the last update broke the policy: the last good state is then worth more
+        than this one."""
         if not all(bool(weights.isfinite().all()) for weights in self.agent.policy.parameters()):
             raise self.failure(["weights"])
         began = time.perf_counter()
@@ -326,13 +388,18 @@ class _Training:
         if self.folder is None:
             return
         tensors = (
-            prefixed("agent", self.agent.state_dict()) | prefixed("env", self.env.state_dict()) | {"obs": self.obs}
+            prefixed("agent", self.agent.state_dict())
+            | prefixed("env", self.env.state_dict())
+            | {"obs": self.obs}
         )
-        header = {name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")}
+        header = {
+            name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")
+        }
         write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
     def failure(self, broken: Sequence[str]) -> TrainingError:
-        """The error for numbers that are no longer finite; keeps the state, apart from the last good one."""
+        """The error for numbers that are no longer finite; keeps the state, apart from the last
+        good one."""
         where = ""
         if self.folder is not None:
             self.save("failed.safetensors")
@@ -344,20 +411,27 @@ class _Training:
 
 
 def pause_between(wanted: float, saving: float) -> float:
-    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a tenth of the time."""
+    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a
+    tenth of the time."""
     return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
 
 
-def true_next_obs(obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor) -> Tensor:
-    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs` where it ended."""
+def true_next_obs(
+    obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor
+) -> Tensor:
+    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs`
+    where it ended."""
     final, done = info.get("final_obs"), terminated | truncated
-    if final is None or (done.device.type == "cpu" and not bool(done.any())):  # to ask a GPU would be to wait
+    if final is None or (
+        done.device.type == "cpu" and not bool(done.any())
+    ):  # to ask a GPU would be to wait
         return obs
     return torch.where(done.unsqueeze(-1), as_tensor(final), obs)
 
 
 def as_tensor(obs: Any) -> Tensor:
-    """Observations `[B, D]` as they are; factored ones as `[B, A + N + 1]`, the clock (exact up to 2**24) last."""
+    """Observations `[B, D]` as they are; factored ones as `[B, A + N + 1]`, the clock (exact up to
+    2**24) last."""
     if isinstance(obs, Tensor):
         return obs
     private: Tensor = obs["private"]
@@ -365,7 +439,8 @@ def as_tensor(obs: Any) -> Tensor:
 
 
 _NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
-"""Settings of environments that say how a problem is played, not which; the number of accounts stands by itself."""
+"""Settings of environments that say how a problem is played, not which; the number of accounts
+stands by itself."""
 
 _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
 """Of markets in use. Replicas and rounds of one pod share a market: its bytes are read once."""
@@ -387,7 +462,8 @@ def _memory(device: torch.device) -> Metrics:
 
 
 def read_agent_state(folder: Path) -> dict[str, Tensor]:
-    """The agent's part of a training folder's state: what a child's `inherit` takes. Raises CheckpointError."""
+    """The agent's part of a training folder's state: what a child's `inherit` takes. Raises
+    CheckpointError."""
     tensors, _ = read_tensors(Path(folder) / "state.safetensors", FORMAT)
     return below("agent", tensors)
 
@@ -395,10 +471,15 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
 def check_environment(agent: Agent, env: Any) -> None:
     """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
-    mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get("autoreset_mode")
+    mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get(
+        "autoreset_mode"
+    )
     if mode is not None and mode is not AutoresetMode.SAME_STEP:
-        # The other modes show a last observation as if the episode went on, or step on after its end.
-        raise ConfigError(f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP")
+        # The other modes show a last observation as if the episode went on, or step on after its
+        # end.
+        raise ConfigError(
+            f"the environment resets by {mode}; make it with autoreset_mode=AutoresetMode.SAME_STEP"
+        )
     if getattr(settings, "action", None) == "trade" and agent.head.targets_weights:
         raise ConfigError(
             f"agent.head.kind `{agent.head.kind}` makes target weights, but env.action is `trade`; "
@@ -407,5 +488,6 @@ def check_environment(agent: Agent, env: Any) -> None:
     layout = getattr(env, "layout", None)
     if layout is not None and layout != agent.layout:
         raise ConfigError(
-            "the agent was made for another observation layout; make it with `make_agent(..., env.layout)`"
+            "the agent was made for another observation layout; make it with `make_agent(...,"
+            " env.layout)`"
         )

@@ -1,10 +1,11 @@
 """Policies on other symbols than those they were trained on, and what has to hold for that.
 
-What `market_once` and `per_asset` learn is one function for every asset, so their weights hold no N. What does belong
-to a market is the standardisation of its rows, x = (raw - m) / s with the statistics of its own training window. Of the
-other market's rows x' the policy must see (raw - m) / s, too, which is a x' + b with a = s' / s and b = (m' - m) / s.
-Both are numbers of a column, shared by its assets; so are the policy's own statistics, into which they are folded. A
-policy that travels therefore costs and is stored like any other.
+What `market_once` and `per_asset` learn is one function for every asset, so their weights hold no
+N. What does belong to a market is the standardisation of its rows, x = (raw - m) / s with the
+statistics of its own training window. Of the other market's rows x' the policy must see (raw - m) /
+s, too, which is a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared
+by its assets; so are the policy's own statistics, into which they are folded. A policy that travels
+therefore costs and is stored like any other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _COLUMNS = {"features": "feature_names", "context": "context_names"}
 
 
 def travel(
-    description: Mapping[str, Any], tensors: Mapping[str, Tensor], meta: Mapping[str, Any], here: Identity
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    here: Identity,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
     """A stored policy's description, tensors and meta, as those of one for the market `here`.
 
@@ -46,8 +50,8 @@ def travel(
     trained = meta.get("market")
     if trained is None:
         raise CheckpointError(
-            "its file does not say on which market it was trained, so it cannot be brought to another one; store it "
-            "with save_policy(..., market=market)"
+            "its file does not say on which market it was trained, so it cannot be brought to"
+            " another one; store it with save_policy(..., market=market)"
         )
     moved = dict(tensors)
     description = _for_market(description, moved, trained, here, "")
@@ -57,53 +61,72 @@ def travel(
 
 
 def _for_market(
-    description: Mapping[str, Any], tensors: dict[str, Tensor], trained: Identity, here: Identity, prefix: str
+    description: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    trained: Identity,
+    here: Identity,
+    prefix: str,
 ) -> dict[str, Any]:
-    """The description of one policy, and of an ensemble all of its members'; their statistics are moved in place."""
+    """The description of one policy, and of an ensemble all of its members'; their statistics are
+    moved in place."""
     if description["kind"] == "ensemble":
         members = [
             _for_market(member, tensors, trained, here, f"{prefix}members.{number}.")
             for number, member in enumerate(description["members"])
         ]
         return {**description, "members": members}
-    layout = check_travels(layout_from_json(description["layout"]), description["network"]["kind"], trained, here)
+    layout = check_travels(
+        layout_from_json(description["layout"]), description["network"]["kind"], trained, here
+    )
     mean, var = f"{prefix}normaliser.mean", f"{prefix}normaliser.var"
-    tensors[mean], tensors[var] = moved_statistics(tensors[mean], tensors[var], layout, trained, here)
-    return {**description, "layout": layout_to_json(replace(layout, num_assets=len(here["symbols"])))}
+    tensors[mean], tensors[var] = moved_statistics(
+        tensors[mean], tensors[var], layout, trained, here
+    )
+    return {
+        **description,
+        "layout": layout_to_json(replace(layout, num_assets=len(here["symbols"]))),
+    }
 
 
-def check_travels(layout: Layout, kind: str, trained: Identity, here: Identity) -> ObservationLayout:
-    """The layout of a policy trained on the market `trained`, if it can trade the market `here`; `kind` is its network.
+def check_travels(
+    layout: Layout, kind: str, trained: Identity, here: Identity
+) -> ObservationLayout:
+    """The layout of a policy trained on the market `trained`, if it can trade the market `here`;
+    `kind` is its network.
 
-    Raises CheckpointError for a classic environment, a network that knows its symbols by their places (`mlp`), other
-    columns or bars, and rows of which it is not known how they were standardised, or that are by other rules.
+    Raises CheckpointError for a classic environment, a network that knows its symbols by their
+    places (`mlp`), other columns or bars, and rows of which it is not known how they were
+    standardised, or that are by other rules.
     """
     if isinstance(layout, FlatLayout):
-        raise CheckpointError("this policy was trained in a classic environment, which has no symbols to exchange")
+        raise CheckpointError(
+            "this policy was trained in a classic environment, which has no symbols to exchange"
+        )
     if kind == "mlp" and trained["symbols"] != here["symbols"]:
         raise CheckpointError(
-            "this policy's network (mlp) knows its symbols by their places in the row, so it cannot trade others; "
-            "train with agent.network.kind market_once or per_asset"
+            "this policy's network (mlp) knows its symbols by their places in the row, so it cannot"
+            " trade others; train with agent.network.kind market_once or per_asset"
         )
     for name in (*_COLUMNS.values(), "bar_minutes"):
         if trained[name] != here[name]:
             raise CheckpointError(
-                f"this policy cannot trade this market: its {name.replace('_', ' ')} are {_short(trained[name])} there "
-                f"and {_short(here[name])} here; build the market with the same data.features and data.bar_minutes"
+                f"this policy cannot trade this market: its {name.replace('_', ' ')} are"
+                f" {_short(trained[name])} there and {_short(here[name])} here; build the market"
+                " with the same data.features and data.bar_minutes"
             )
     there, own = trained.get("normalisation"), here["normalisation"]
     if there is None or own is None:
         whose = "the policy's market" if there is None else "this market"
         raise CheckpointError(
-            f"{whose} does not say how its rows were standardised (meta['normalisation']), so the policy cannot be "
-            "given rows standardised as its own; build it with load_market"
+            f"{whose} does not say how its rows were standardised (meta['normalisation']), so the"
+            " policy cannot be given rows standardised as its own; build it with load_market"
         )
     for name in sorted({*there, *own} - set(_COLUMNS)):
         if there.get(name) != own.get(name):
             raise CheckpointError(
-                f"this policy cannot trade this market: rows were standardised by another rule ({name}: "
-                f"{_short(there.get(name))} there, {_short(own.get(name))} here); build the market with the same "
-                "data.features"
+                "this policy cannot trade this market: rows were standardised by another rule"
+                f" ({name}: {_short(there.get(name))} there, {_short(own.get(name))} here); build"
+                " the market with the same data.features"
             )
     return layout
 
@@ -111,10 +134,11 @@ def check_travels(layout: Layout, kind: str, trained: Identity, here: Identity) 
 def moved_statistics(
     mean: Tensor, var: Tensor, layout: ObservationLayout, trained: Identity, here: Identity
 ) -> tuple[Tensor, Tensor]:
-    """Statistics `[G]` of the columns of `layout`, so that rows of the market `here` are seen as those of `trained`.
+    """Statistics `[G]` of the columns of `layout`, so that rows of the market `here` are seen as
+    those of `trained`.
 
-    A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the market that did not
-    vary in training says nothing: the weights that read it were never learned.
+    A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the
+    market that did not vary in training says nothing: the weights that read it were never learned.
     """
     groups, parts = statistic_groups(layout), layout.slices
     factor, offset = torch.ones_like(mean), torch.zeros_like(mean)

@@ -1,4 +1,5 @@
-"""What networks read, and the first part of them: settings, observations as networks see them, and trunks.
+"""What networks read, and the first part of them: settings, observations as networks see them, and
+trunks.
 
 See `networks` for what stands on top.
 """
@@ -23,7 +24,13 @@ from fintrader.agents.layers import (
 )
 from fintrader.agents.onednn import linear
 from fintrader.config import Settings
-from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout, split_market, window_of
+from fintrader.envs.observation import (
+    FlatLayout,
+    Layout,
+    ObservationLayout,
+    split_market,
+    window_of,
+)
 from fintrader.errors import ConfigError
 
 
@@ -31,25 +38,29 @@ class NetworkSettings(Settings):
     """Shape of actor and critic."""
 
     kind: Literal["auto", "market_once", "per_asset", "mlp"] = "auto"
-    """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a row of numbers;
-    `auto`: on markets `market_once` where latents are target weights and `per_asset` where they are orders, whose size
-    depends on what is held; `mlp` elsewhere."""
-    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(default=(32, 32), min_length=1)
+    """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a
+    row of numbers; `auto`: on markets `market_once` where latents are target weights and
+    `per_asset` where they are orders, whose size depends on what is held; `mlp` elsewhere."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        default=(32, 32), min_length=1
+    )
     """Widths of the hidden layers, at least one."""
     activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
     """Non-linearity between layers."""
     account: bool = False
-    """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does: needed by rewards that
-    depend on them, such as a drawdown penalty; otherwise they only invite learning the training window by heart. To be
-    deployed, such a network needs `env.clock` session or none."""
+    """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does:
+    needed by rewards that depend on them, such as a drawdown penalty; otherwise they only invite
+    learning the training window by heart. To be deployed, such a network needs `env.clock` session
+    or none."""
     holdings: bool = False
-    """`market_once`: let the actor, too, see what is held. It tells what the noise did of late, which costs money, and
-    an actor of target weights learns to undo it."""
+    """`market_once`: let the actor, too, see what is held. It tells what the noise did of late,
+    which costs money, and an actor of target weights learns to undo it."""
     layer_norm: bool = False
-    """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy critics."""
+    """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy
+    critics."""
     encoder: Literal["none", "gru", "attention"] = "none"
-    """How the bars that `env.lookback` shows are summed up: a gated recurrent unit, attention, or not at all (then
-    they are plain inputs)."""
+    """How the bars that `env.lookback` shows are summed up: a gated recurrent unit, attention, or
+    not at all (then they are plain inputs)."""
     encoder_width: int = Field(default=16, ge=1)
     """Numbers the encoder makes of a window."""
 
@@ -60,7 +71,10 @@ class NetworkSettings(Settings):
         """
         if isinstance(layout, FlatLayout):
             if self.kind not in ("auto", "mlp"):
-                raise ConfigError(f"agent.network.kind {self.kind} reads a market's assets; set it to mlp or auto here")
+                raise ConfigError(
+                    f"agent.network.kind {self.kind} reads a market's assets; set it to mlp or auto"
+                    " here"
+                )
             return self.model_copy(update={"kind": "mlp"})
         meant = "per_asset" if orders else "market_once"
         return self.model_copy(update={"kind": meant}) if self.kind == "auto" else self
@@ -90,9 +104,11 @@ class Seen(NamedTuple):
 
 
 def numbered_anew(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[Tensor, Tensor]:
-    """Which of 0 ... count - 1 occur, in order, and for each of `numbers` `[R]` its place among these.
+    """Which of 0 ... count - 1 occur, in order, and for each of `numbers` `[R]` its place among
+    these.
 
-    How many occur, a GPU would have to be waited for to say: without `wait`, zeros fill up what may.
+    How many occur, a GPU would have to be waited for to say: without `wait`, zeros fill up what
+    may.
     """
     occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
     occurs[numbers] = 1
@@ -102,12 +118,17 @@ def numbered_anew(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[Te
 
 
 class AssetInput(nn.Module):
-    """What the market shows of each asset: rows `[U, L*W]` to `[U, N, P]`, and to common columns `[U, G]`."""
+    """What the market shows of each asset: rows `[U, L*W]` to `[U, N, P]`, and to common columns
+    `[U, G]`."""
 
-    def __init__(self, layout: ObservationLayout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, layout: ObservationLayout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.layout = layout
-        self.encoder = make_encoder(layout, settings, layout.num_features + 1, batch_shape=batch_shape)
+        self.encoder = make_encoder(
+            layout, settings, layout.num_features + 1, batch_shape=batch_shape
+        )
         past = (layout.lookback - 1) * (layout.num_features + 1)
         now = layout.num_features + 1 + 2 * layout.benchmark
         self.width = now + (past if self.encoder is None else settings.encoder_width)
@@ -118,7 +139,11 @@ class AssetInput(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         part = split_market(rows, self.layout)
-        shown = (part.tradable, part.member, part.benchmark) if self.layout.benchmark else (part.tradable,)
+        shown = (
+            (part.tradable, part.member, part.benchmark)
+            if self.layout.benchmark
+            else (part.tradable,)
+        )
         own = torch.cat([part.features, torch.stack(shown, dim=-1)], dim=-1)
         if self.encoder is not None:
             window = window_of(part)
@@ -130,15 +155,22 @@ class AssetInput(nn.Module):
 
 
 class MarketTrunk(nn.Module):
-    """Every asset's embedding, from the market alone: rows `[U, L*W]` to `[*batch_shape, U, N, H]`."""
+    """Every asset's embedding, from the market alone: rows `[U, L*W]` to `[*batch_shape, U, N,
+    H]`."""
 
-    def __init__(self, layout: ObservationLayout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, layout: ObservationLayout, settings: NetworkSettings, *, batch_shape: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.assets = AssetInput(layout, settings, batch_shape=batch_shape)
         self.layers = AssetTrunk(
-            self.assets.width, self.assets.common_width, settings.hidden, settings.activation,
-            layer_norm=settings.layer_norm, batch_shape=batch_shape,
-        )  # fmt: skip
+            self.assets.width,
+            self.assets.common_width,
+            settings.hidden,
+            settings.activation,
+            layer_norm=settings.layer_norm,
+            batch_shape=batch_shape,
+        )
 
     def forward(self, rows: Tensor) -> Tensor:
         out: Tensor = self.layers(*self.assets(rows))
@@ -150,10 +182,16 @@ class MarketTrunk(nn.Module):
 
 
 class AccountTrunk(nn.Module):
-    """Every asset's embedding for every account: `[*batch_shape, R, N, H]`. `latents` stand beside the holdings."""
+    """Every asset's embedding for every account: `[*batch_shape, R, N, H]`. `latents` stand beside
+    the holdings."""
 
     def __init__(
-        self, layout: ObservationLayout, settings: NetworkSettings, *, latents: int = 0, batch_shape: tuple[int, ...]
+        self,
+        layout: ObservationLayout,
+        settings: NetworkSettings,
+        *,
+        latents: int = 0,
+        batch_shape: tuple[int, ...],
     ) -> None:
         super().__init__()
         self.assets = AssetInput(layout, settings, batch_shape=batch_shape)
@@ -162,9 +200,13 @@ class AccountTrunk(nn.Module):
         # Each asset sees its own latent; what is left over (cash) all of them see.
         own, common = (1, latents - layout.num_assets) if latents else (0, 0)
         self.layers = AssetTrunk(
-            self.assets.width + 1 + own, self.assets.common_width + self.account + common, settings.hidden,
-            settings.activation, layer_norm=settings.layer_norm, batch_shape=batch_shape,
-        )  # fmt: skip
+            self.assets.width + 1 + own,
+            self.assets.common_width + self.account + common,
+            settings.hidden,
+            settings.activation,
+            layer_norm=settings.layer_norm,
+            batch_shape=batch_shape,
+        )
 
     def forward(self, seen: Seen, latent: Tensor | None = None) -> Tensor:
         own, common = self.assets(seen.rows)
@@ -183,12 +225,20 @@ class Mlp(nn.Module):
     """`Seen` (and latents `[R, L]`, if any) to `[*batch_shape, R, out]`."""
 
     def __init__(
-        self, layout: Layout, width_out: int, settings: NetworkSettings, *, latents: int = 0,
-        batch_shape: tuple[int, ...], out_gain: float,
-    ) -> None:  # fmt: skip
+        self,
+        layout: Layout,
+        width_out: int,
+        settings: NetworkSettings,
+        *,
+        latents: int = 0,
+        batch_shape: tuple[int, ...],
+        out_gain: float,
+    ) -> None:
         super().__init__()
         self.private, self.row = (
-            (layout.width, 0) if isinstance(layout, FlatLayout) else (layout.private_width, layout.row_width)
+            (layout.width, 0)
+            if isinstance(layout, FlatLayout)
+            else (layout.private_width, layout.row_width)
         )
         self.encoder = make_encoder(layout, settings, self.row, batch_shape=batch_shape)
         market = 0 if isinstance(layout, FlatLayout) else layout.market_width
@@ -200,14 +250,18 @@ class Mlp(nn.Module):
                 Dense(a, b, batch_shape=batch_shape),
                 Hidden(b, settings.activation, layer_norm=settings.layer_norm),
             ]
-        self.layers = nn.Sequential(*layers, Dense(widths[-1], width_out, batch_shape=batch_shape, gain=out_gain))
+        self.layers = nn.Sequential(
+            *layers, Dense(widths[-1], width_out, batch_shape=batch_shape, gain=out_gain)
+        )
 
     def forward(self, seen: Seen, latent: Tensor | None = None) -> Tensor:
         first = self.layers[0]
         assert isinstance(first, Dense)
         # W [p, m, z] + b = (W_p p + b) + W_m m + W_z z, and m is by far the widest part.
         weights = torch.split(
-            first.weight, [self.private, self.market, first.weight.shape[-2] - self.private - self.market], -2
+            first.weight,
+            [self.private, self.market, first.weight.shape[-2] - self.private - self.market],
+            -2,
         )
         h = first.apply_with(seen.private, weights[0])
         if self.market:
@@ -215,7 +269,9 @@ class Mlp(nn.Module):
             if self.encoder is not None:
                 window = rows.reshape(*rows.shape[:-1], -1, self.row)
                 rows = join(window[..., -1, :], self.encoder(window))
-            shared = linear(rows, weights[1]) if rows.ndim == 2 == weights[1].ndim else rows @ weights[1]
+            shared = (
+                linear(rows, weights[1]) if rows.ndim == 2 == weights[1].ndim else rows @ weights[1]
+            )
             h = h + seen.spread(shared, shared.ndim - 2)
         if latent is not None:
             h = h + latent @ weights[2]
@@ -232,13 +288,20 @@ class Mlp(nn.Module):
 def make_encoder(
     layout: Layout, settings: NetworkSettings, width_in: int, *, batch_shape: tuple[int, ...]
 ) -> GruEncoder | AttentionEncoder | None:
-    """The encoder that the settings ask for. Raises ConfigError when observations show but one bar."""
+    """The encoder that the settings ask for. Raises ConfigError when observations show but one
+    bar."""
     if settings.encoder == "none":
         return None
     if isinstance(layout, FlatLayout):
-        raise ConfigError(f"agent.network.encoder {settings.encoder} reads a market's last bars; set it to none here")
+        raise ConfigError(
+            f"agent.network.encoder {settings.encoder} reads a market's last bars; set it to none"
+            " here"
+        )
     if layout.lookback < 2:
         raise ConfigError(
-            f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or more, e.g. 30"
+            f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or"
+            " more, e.g. 30"
         )
-    return ENCODERS[settings.encoder](width_in, settings.encoder_width, layout.lookback, batch_shape=batch_shape)
+    return ENCODERS[settings.encoder](
+        width_in, settings.encoder_width, layout.lookback, batch_shape=batch_shape
+    )

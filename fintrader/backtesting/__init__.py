@@ -12,6 +12,15 @@ from fintrader.results.backtest_files import StoredBacktest, read_backtest
 from fintrader.results.formatting import metrics_table
 
 __all__ = [
-    "BacktestResult", "StoredBacktest", "assess", "expected_best_sharpe", "information_free", "metrics_table",
-    "read_backtest", "simulate", "simulate_baselines", "write_backtest", "yardsticks",
-]  # fmt: skip
+    "BacktestResult",
+    "StoredBacktest",
+    "assess",
+    "expected_best_sharpe",
+    "information_free",
+    "metrics_table",
+    "read_backtest",
+    "simulate",
+    "simulate_baselines",
+    "write_backtest",
+    "yardsticks",
+]

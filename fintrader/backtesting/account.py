@@ -1,6 +1,7 @@
 """The account of a backtest: what a strategy trades with, and where its log is written.
 
-It is stepped by the compiled functions that step the environment's accounts (`envs.kernels`), a call a decision.
+It is stepped by the compiled functions that step the environment's accounts (`envs.kernels`), a
+call a decision.
 """
 
 from __future__ import annotations
@@ -54,14 +55,18 @@ class BacktestAccount:
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market, self.settings = market, settings
-        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
+        self.layout = ObservationLayout.of(
+            market, settings.lookback, benchmark=shows_benchmark(market, settings)
+        )
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
         self._rows = view.rows
         self._end = market.num_bars - 1
         self._bar = 0
         self._state = np.zeros(8)
-        self._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = settings.initial_cash_usd
+        self._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = (
+            settings.initial_cash_usd
+        )
         self._prices, self._rules = Prices.of(view), Rules.of(settings)
         self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         shape = (1, market.num_assets)
@@ -69,7 +74,10 @@ class BacktestAccount:
         self._asked = np.zeros(shape)
         self._wish, self._nothing = np.zeros(shape, np.float32), np.zeros((1, 0))
         self._seen = np.zeros((1, self.layout.private_width), np.float32)
-        self._fills, self._noted = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS), 0
+        self._fills, self._noted = (
+            tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS),
+            0,
+        )
 
     @classmethod
     def standing(
@@ -84,10 +92,16 @@ class BacktestAccount:
         first: float,
         shares: Array,
     ) -> BacktestAccount:
-        """An account that came from elsewhere and stands at the close of a bar: USD, and `[N]` shares."""
+        """An account that came from elsewhere and stands at the close of a bar: USD, and `[N]`
+        shares."""
         account = cls(market, settings)
         account._bar = bar
-        account._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = cash, equity, peak, first
+        account._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = (
+            cash,
+            equity,
+            peak,
+            first,
+        )
         account._shares[0] = shares
         return account
 
@@ -115,7 +129,8 @@ class BacktestAccount:
 
     @property
     def rows(self) -> NDArray[np.float32] | None:
-        """`[T, L*W]`: the market's part of every observation; None where it is not a flat float32 row."""
+        """`[T, L*W]`: the market's part of every observation; None where it is not a flat float32
+        row."""
         plain = self.settings.observation == "flat" and self._rows.dtype == torch.float32
         rows: NDArray[np.float32] | None = self._rows.numpy() if plain else None
         return rows
@@ -127,7 +142,8 @@ class BacktestAccount:
         return seen
 
     def observe(self) -> Any:
-        """What the environment would show: `[1, D]`, or its parts where observations are factored."""
+        """What the environment would show: `[1, D]`, or its parts where observations are
+        factored."""
         private = torch.from_numpy(self.private().copy()).to(self._rows.dtype)
         if self.settings.observation == "factored":
             clock = torch.tensor([self._bar], device=self._device)
@@ -150,17 +166,20 @@ class BacktestAccount:
         return np.nan_to_num(self.market.close[self._bar].numpy().astype(np.float64))
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
-        """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones are not rounded to
-        whole shares."""
+        """`[N]` shares that an action asks for, before volume and cash have their say; `exact` ones
+        are not rounded to whole shares."""
         want = np.zeros_like(self._want)
         given = flat_action(action)[None]
         rules = self._rules._replace(whole=False) if exact else self._rules
-        kernel.ask(given, self._bar, self._state, self._shares, self._prices, rules, self._wish, want)
+        kernel.ask(
+            given, self._bar, self._state, self._shares, self._prices, rules, self._wish, want
+        )
         asked: Array = want[0]
         return asked
 
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """Decide (None: order nothing), then wait `bars` (default: the decision interval); True when it is over.
+        """Decide (None: order nothing), then wait `bars` (default: the decision interval); True
+        when it is over.
 
         `bars` may exceed the interval: ruin is still looked for at the end of every interval.
         """
@@ -169,20 +188,43 @@ class BacktestAccount:
             want[0] = action.shares
         elif action is not None:
             given = flat_action(action)[None]
-            kernel.ask(given, self._bar, self._state, self._shares, self._prices, self._rules, self._wish, want)
+            kernel.ask(
+                given,
+                self._bar,
+                self._state,
+                self._shares,
+                self._prices,
+                self._rules,
+                self._wish,
+                want,
+            )
         if action is not None:
-            self._asked[:] = want  # carrying it out overwrites the other, with what the bar of the fill lets through
+            self._asked[:] = (
+                # carrying it out overwrites the other, with what the bar of the fill lets through
+                want
+            )
         start, interval = self._bar, self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
-        # An order has at most N fills; every symbol ends at most once, and splits or is called in at most once a bar.
+        # An order has at most N fills; every symbol ends at most once, and splits or is called in
+        # at most once a bar.
         often = self._rules.margin > 0.0 or self.view.eventful
         room = self._noted + self._shares.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._fills[0]):
-            self._fills = tuple(np.concatenate((column, np.zeros_like(column))) for column in self._fills)
+            self._fills = tuple(
+                np.concatenate((column, np.zeros_like(column))) for column in self._fills
+            )
         self._bar, self._noted, ruined = kernel.decide_and_wait(
-            (start, stop, interval), self._state, self._shares, self._prices, self._rules, self._curves, self._fills,
-            self._noted, want, self._kept,
-        )  # fmt: skip
+            (start, stop, interval),
+            self._state,
+            self._shares,
+            self._prices,
+            self._rules,
+            self._curves,
+            self._fills,
+            self._noted,
+            want,
+            self._kept,
+        )
         over = ruined or self._bar >= self._end
         if over:
             kinds, *columns = (column[: self._noted] for column in self._fills)

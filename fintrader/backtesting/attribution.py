@@ -1,12 +1,14 @@
-"""Where a strategy's profit over its benchmark portfolio came from: which symbols it held, when, at what fills.
+"""Where a strategy's profit over its benchmark portfolio came from: which symbols it held, when, at
+what fills.
 
-With w the strategy's weights at the close of a bar and b the portfolio's, both of equity, r the symbols' returns over
-the next bar and V the strategy's equity, the profit of a bar is
+With w the strategy's weights at the close of a bar and b the portfolio's, both of equity, r the
+symbols' returns over the next bar and V the strategy's equity, the profit of a bar is
 
     V (Σ w r + fills - costs),
 
-where `fills` is what trades made between the price they filled at and the bar's close. The same return earned by the
-portfolio, on the strategy's capital, is V (Σ b r + its fills - its costs). The difference of the two, over all bars, is
+where `fills` is what trades made between the price they filled at and the bar's close. The same
+return earned by the portfolio, on the strategy's capital, is V (Σ b r + its fills - its costs). The
+difference of the two, over all bars, is
 
     selection  Σ V (w̄ - b̄) r                   what holding the mean weights throughout would have made
     timing     Σ V ((w - w̄) - (b - b̄)) r        what changing them made
@@ -32,7 +34,8 @@ _BLOCK = 4096
 
 
 def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
-    """`[T, N]`: return of each symbol over each bar, splits and dividends included; windows one after another.
+    """`[T, N]`: return of each symbol over each bar, splits and dividends included; windows one
+    after another.
 
     0 at the first bar of a window, and where there is no price on both sides.
     """
@@ -46,16 +49,22 @@ def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
     return whole
 
 
-def attribute(result: BacktestResult, portfolio: BacktestResult | None, returns: Array) -> dict[str, Any]:
+def attribute(
+    result: BacktestResult, portfolio: BacktestResult | None, returns: Array
+) -> dict[str, Any]:
     """The split above, as plain JSON in USD, in total and by symbol.
 
-    `portfolio`: None for cash; one without positions (an index) cannot be split, and cash stands in for it. `returns`:
-    `[T, N]`, as `symbol_returns` gives them.
+    `portfolio`: None for cash; one without positions (an index) cannot be split, and cash stands in
+    for it. `returns`: `[T, N]`, as `symbol_returns` gives them.
     """
     rival = portfolio if portfolio is not None and portfolio.has_positions else None
-    capital = np.append(0.0, result.equity[:-1])  # at the close before each bar; nothing is earned at the first
+    capital = np.append(
+        0.0, result.equity[:-1]
+    )  # at the close before each bar; nothing is earned at the first
     own_mean, own_total = _means(result, returns, capital)
-    their_mean, their_total = (0.0 * own_mean, 0.0 * own_total) if rival is None else _means(rival, returns, capital)
+    their_mean, their_total = (
+        (0.0 * own_mean, 0.0 * own_total) if rival is None else _means(rival, returns, capital)
+    )
     selection = (own_mean - their_mean) * (capital @ returns)
     timing = own_total - their_total - selection
     pnl = float(result.equity[-1] - result.equity[0])

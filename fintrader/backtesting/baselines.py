@@ -1,7 +1,7 @@
 """What anybody could have done in the same window: the lines a result has to beat.
 
-Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They ask for shares,
-not weights, and ask again until they have traded: a target stays a target.
+Baselines that trade do so through the ledger and at the costs of the policy they stand beside. They
+ask for shares, not weights, and ask again until they have traded: a target stays a target.
 """
 
 from __future__ import annotations
@@ -30,40 +30,52 @@ Array = NDArray[np.float64]
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
 LOOKBACK, FAST, REBALANCED = 20, 5, 5
-"""Sessions that the rules look back over, those of the fast average, and those from one rebalancing to the next."""
+"""Sessions that the rules look back over, those of the fast average, and those from one rebalancing
+to the next."""
 USUAL_VOLATILITY = 0.15
 """A year's, aimed at where the training window's is not known."""
 
 
 def baseline_settings(settings: EnvSettings) -> EnvSettings:
     """The policy's costs, fills and capital; a decision a bar, long-only, no turbulence rule."""
-    account = {"short": False, "max_leverage": 1.0, "maintenance_margin": 0.0, "turbulence_column": None}
+    account = {
+        "short": False,
+        "max_leverage": 1.0,
+        "maintenance_margin": 0.0,
+        "turbulence_column": None,
+    }
     sight = {"observation": "flat", "observation_dtype": "float32", "reward": "log_return"}
     return settings.model_copy(update=account | sight | {"decision_interval": 1})
 
 
 class TowardsWeights:
-    """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they have traded.
+    """A rule that holds target weights: sized in shares at the bars `due`, and ordered until they
+    have traded.
 
-    What does not trade at the bar of its fill, or is more than a bar's volume takes, is ordered again for the next bar
-    in which it can trade, at the size it was given, and a symbol without a price is sized at its first; the money for
-    them is not spent on others.
+    What does not trade at the bar of its fill, or is more than a bar's volume takes, is ordered
+    again for the next bar in which it can trade, at the size it was given, and a symbol without a
+    price is sized at its first; the money for them is not spent on others.
     """
 
     def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:
         view, assets = account.view, account.market.num_assets
         self._weights, self._due, self._settings = weights, np.array(sorted(due)), account.settings
-        self._mark, self._most = (value.to(torch.float64).numpy() for value in (view.mark, view.most))
+        self._mark, self._most = (
+            value.to(torch.float64).numpy() for value in (view.mark, view.most)
+        )
         self._sells = (view.fill > 0).numpy() & (self._most > 0)
         self._buys = self._sells & view.buyable.numpy()
         self._event_row, self._splits = view.event_row.numpy(), view.splits.numpy()
         self._delay = 0 if self._settings.fill == "close" else 1
         self._wanted, self._usd, self._held = np.zeros(assets), np.zeros(assets), np.zeros(assets)
-        self._pending, self._unpriced, self._could = (np.zeros(assets, dtype=bool) for _ in range(3))
+        self._pending, self._unpriced, self._could = (
+            np.zeros(assets, dtype=bool) for _ in range(3)
+        )
         self._bar = 0
 
     def decide(self, account: BacktestAccount) -> Holdings:
-        """What to hold: the weights' shares where they are due, what is still wanted where it has not traded."""
+        """What to hold: the weights' shares where they are due, what is still wanted where it has
+        not traded."""
         bar, held = account.bar, account.held
         for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
             self._wanted = self._whole(self._wanted * self._splits[row])
@@ -88,16 +100,21 @@ class TowardsWeights:
 
     def _whole(self, shares: Array) -> Array:
         """Whole shares unless fractions trade; 2^-20 makes good what rounding took."""
-        return shares if self._settings.fractional else np.trunc(shares + np.sign(shares) * 2.0**-20)
+        return (
+            shares if self._settings.fractional else np.trunc(shares + np.sign(shares) * 2.0**-20)
+        )
 
     def next_due(self, bar: int) -> int:
-        """The next rebalancing, or before it the bar ahead of one in which something still wanted can trade."""
+        """The next rebalancing, or before it the bar ahead of one in which something still wanted
+        can trade."""
         later = self._due[self._due > bar]
         coming = int(later[0]) if later.size else len(self._mark)
         ahead = slice(bar + 1, coming)
         can: NDArray[np.bool_] = np.asarray(self._mark[ahead][:, self._unpriced].any(axis=1))
         if self._pending.any():
-            trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(axis=1)
+            trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(
+                axis=1
+            )
             can[: len(trades)] |= trades
         return bar + 1 + int(can.argmax()) if can.any() else coming
 
@@ -112,7 +129,8 @@ def simulate_weights(
     note: str = "",
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in between.
+    """Trade towards target weights at the bars `due`, in shares sized at that bar's close; hold in
+    between.
 
     `due` contains bar 0.
 
@@ -124,29 +142,46 @@ def simulate_weights(
 
 
 def equal_weights(market: MarketTensors, bar: int) -> Tensor:
-    """`[N]`: 1/n for the n members at this bar that have traded by then, or do so in the window's first session."""
+    """`[N]`: 1/n for the n members at this bar that have traded by then, or do so in the window's
+    first session."""
     first_session = int((market.session == market.session[0]).sum())
     traded = market.tradable[: max(bar + 1, first_session)].any(0)
     chosen = (market.member[bar] & traded).to(torch.float64)
     return chosen / chosen.sum().clamp(min=1.0)
 
 
-def buy_and_hold(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
-    """Equal dollars in every member that trades in the window's first session, as soon as it does, then held."""
+def buy_and_hold(
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+) -> BacktestResult:
+    """Equal dollars in every member that trades in the window's first session, as soon as it does,
+    then held."""
     note = "equal dollars at the window's first bar, then held"
     hold = partial(equal_weights, market)
-    return simulate_weights(hold, frozenset({0}), market, settings, name="buy_and_hold", note=note, progress=progress)
+    return simulate_weights(
+        hold, frozenset({0}), market, settings, name="buy_and_hold", note=note, progress=progress
+    )
 
 
 def equal_weight(
-    market: MarketTensors, settings: EnvSettings, *, every_sessions: int = 1, progress: Progress | None = None
+    market: MarketTensors,
+    settings: EnvSettings,
+    *,
+    every_sessions: int = 1,
+    progress: Progress | None = None,
 ) -> BacktestResult:
-    """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of costs."""
+    """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of
+    costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
     weights, due = benchmark_weights(market, "equal_weight"), rebalance_bars(market, every_sessions)
     note = f"1/n, rebalanced {often}, net of costs"
     return simulate_weights(
-        lambda bar: weights[bar], due, market, settings, name="equal_weight", note=note, progress=progress
+        lambda bar: weights[bar],
+        due,
+        market,
+        settings,
+        name="equal_weight",
+        note=note,
+        progress=progress,
     )
 
 
@@ -158,7 +193,8 @@ def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]
 def inverse_volatility(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended before the bar."""
+    """Weights in proportion to 1/σ of each symbol's daily returns over the sessions that ended
+    before the bar."""
 
     def weigh(returns: Array) -> Array:
         raw: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
@@ -171,10 +207,11 @@ def inverse_volatility(
 def minimum_variance(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
 ) -> BacktestResult:
-    """Long-only minimum-variance weights, covariance of past daily returns shrunk towards its diagonal by half.
+    """Long-only minimum-variance weights, covariance of past daily returns shrunk towards its
+    diagonal by half.
 
-    The shrinkage is fixed (Ledoit and Wolf 2004 estimate it): with fewer sessions than symbols the sample
-    covariance is singular, and a baseline should have nothing to tune.
+    The shrinkage is fixed (Ledoit and Wolf 2004 estimate it): with fewer sessions than symbols the
+    sample covariance is singular, and a baseline should have nothing to tune.
     """
 
     def weigh(returns: Array) -> Array:
@@ -189,8 +226,9 @@ def minimum_variance(
 def long_only_minimum_variance(covariance: Array) -> Array:
     """`[N]`: argmin wᵀΣw with w >= 0, Σw = 1.
 
-    Non-negative least squares on `|Lᵀw|² + (1ᵀw − 1)²`, Σ = LLᵀ: both terms are homogeneous along a ray, so its
-    minimiser is the constrained one up to scale. Σ is scaled first, to weigh the two terms alike.
+    Non-negative least squares on `|Lᵀw|² + (1ᵀw − 1)²`, Σ = LLᵀ: both terms are homogeneous along a
+    ray, so its minimiser is the constrained one up to scale. Σ is scaled first, to weigh the two
+    terms alike.
     """
     scaled = covariance / np.trace(covariance)
     rows = np.vstack([np.linalg.cholesky(scaled).T, np.ones(len(scaled))])
@@ -199,8 +237,11 @@ def long_only_minimum_variance(covariance: Array) -> Array:
     return weights
 
 
-def momentum(market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None) -> BacktestResult:
-    """Equal weights in the symbols whose fast moving average of daily closes lies above the slow one; else cash."""
+def momentum(
+    market: MarketTensors, settings: EnvSettings, *, progress: Progress | None = None
+) -> BacktestResult:
+    """Equal weights in the symbols whose fast moving average of daily closes lies above the slow
+    one; else cash."""
 
     def weigh(returns: Array) -> Array:
         closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
@@ -218,7 +259,8 @@ def vol_targeted(
     target: float | None = None,
     progress: Progress | None = None,
 ) -> BacktestResult:
-    """Equal weights times min(1, target/σ), σ that of their own past daily returns, a year; the rest in cash.
+    """Equal weights times min(1, target/σ), σ that of their own past daily returns, a year; the
+    rest in cash.
 
     `target`: `usual_volatility` of the training window, where it is known.
     """
@@ -229,13 +271,18 @@ def vol_targeted(
         return np.full(returns.shape[1], min(1.0, aimed / max(found, 1e-6)))
 
     said = "a fixed choice" if target is None else "the training window's median"
-    note = f"1/n times min(1, {aimed:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED}; {said}"
-    return _from_past(weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True)
+    note = (
+        f"1/n times min(1, {aimed:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
+        f" {said}"
+    )
+    return _from_past(
+        weigh, market, settings, "vol_targeted", note, REBALANCED, progress, spread=True
+    )
 
 
 def usual_volatility(market: MarketTensors) -> float | None:
-    """Median over a window's sessions of the volatility, a year, of equal weights in the members over `LOOKBACK`
-    sessions; None for a window that is not longer."""
+    """Median over a window's sessions of the volatility, a year, of equal weights in the members
+    over `LOOKBACK` sessions; None for a window that is not longer."""
     ends = m.session_ends(market.session.cpu().numpy())
     if len(ends) < LOOKBACK + 2:
         return None
@@ -260,8 +307,9 @@ def _from_past(
 ) -> BacktestResult:
     """A rule over the daily returns `[L, n]` of the sessions that ended before the decision's bar.
 
-    Until two sessions have ended, and for symbols without a full history, it holds equal weights. With `spread`
-    the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the rest stays in cash.
+    Until two sessions have ended, and for symbols without a full history, it holds equal weights.
+    With `spread` the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the
+    rest stays in cash.
     """
     ends = m.session_ends(market.session.cpu().numpy())
     close = market.adjusted_close.cpu().numpy()[ends]
@@ -283,17 +331,23 @@ def _from_past(
 
 
 def cash(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
-    """The starting capital, untouched: no interest is paid on it here, nor to any other strategy."""
+    """The starting capital, untouched: no interest is paid on it here, nor to any other
+    strategy."""
     return _level(market, settings, np.ones(market.num_bars), "cash", "no interest")
 
 
 def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
-    """The index itself, scaled to the starting capital. It is a level, not a trade: no costs, no positions."""
+    """The index itself, scaled to the starting capital. It is a level, not a trade: no costs, no
+    positions."""
     level = market.benchmark.cpu().to(torch.float64).numpy()
-    return _level(market, settings, level, "benchmark", f"level of {market.benchmark_name}, no costs")
+    return _level(
+        market, settings, level, "benchmark", f"level of {market.benchmark_name}, no costs"
+    )
 
 
-def _level(market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str) -> BacktestResult:
+def _level(
+    market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
+) -> BacktestResult:
     bars, assets = market.num_bars, market.num_assets
     nothing = np.zeros(bars)
     return BacktestResult(
@@ -328,7 +382,13 @@ def benchmark_portfolio(
     weights, due = benchmark_weights(market, kind), rebalance_bars(market, 1)
     note = "in proportion to capitalisation, rebalanced every session, net of costs"
     return simulate_weights(
-        lambda bar: weights[bar], due, market, settings, name="cap_weight", note=note, progress=progress
+        lambda bar: weights[bar],
+        due,
+        market,
+        settings,
+        name="cap_weight",
+        note=note,
+        progress=progress,
     )
 
 
@@ -342,10 +402,14 @@ def simulate_baselines(
 ) -> dict[str, BacktestResult]:
     """buy_and_hold, equal_weight and benchmark over the whole of `market`, at the policy's costs.
 
-    With `every` also inverse_volatility, minimum_variance, momentum, vol_targeted (at the usual volatility of `train`)
-    and cash.
+    With `every` also inverse_volatility, minimum_variance, momentum, vol_targeted (at the usual
+    volatility of `train`) and cash.
     """
-    rules = [buy_and_hold, equal_weight, *((inverse_volatility, minimum_variance, momentum) if every else ())]
+    rules = [
+        buy_and_hold,
+        equal_weight,
+        *((inverse_volatility, minimum_variance, momentum) if every else ()),
+    ]
     results = [rule(market, settings, progress=progress) for rule in rules]
     if every:
         target = None if train is None else usual_volatility(train)

@@ -1,9 +1,9 @@
 """Resampling that keeps dependence in time: the stationary bootstrap, and the tests built on it.
 
-Sources: Politis and Romano, "The Stationary Bootstrap" (1994); Politis and White, "Automatic Block-Length
-Selection" (2004) with the correction of Patton, Politis and White (2009); Hansen, "A Test for Superior Predictive
-Ability" (2005) [long-run variance]; Romano and Wolf, "Efficient Computation of Adjusted p-Values for Resampling-Based
-Stepdown Multiple Testing" (2016).
+Sources: Politis and Romano, "The Stationary Bootstrap" (1994); Politis and White, "Automatic
+Block-Length Selection" (2004) with the correction of Patton, Politis and White (2009); Hansen, "A
+Test for Superior Predictive Ability" (2005) [long-run variance]; Romano and Wolf, "Efficient
+Computation of Adjusted p-Values for Resampling-Based Stepdown Multiple Testing" (2016).
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ REPEATS = 2000
 
 
 def block_length(values: ArrayLike) -> float:
-    """Mean block length for the stationary bootstrap of a series `[T]` (Politis and White, corrected 2009).
+    """Mean block length for the stationary bootstrap of a series `[T]` (Politis and White,
+    corrected 2009).
 
-    b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top window and m
-    twice the first lag after which the autocorrelations are negligible. At least 1; 1 for a constant series.
+    b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top
+    window and m twice the first lag after which the autocorrelations are negligible. At least 1; 1
+    for a constant series.
     """
     x = np.asarray(values, dtype=np.float64)
     size = x.size
@@ -42,7 +44,10 @@ def block_length(values: ArrayLike) -> float:
     cut = [(centred[k:], centred[: size - k]) for k in range(1, lags + 2)]
     squares = np.array([(late @ late) * (early @ early) for late, early in cut])
     correlation = np.abs(products) / np.sqrt(np.where(squares > 0, squares, np.inf))
-    last = next((k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()), None)
+    last = next(
+        (k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()),
+        None,
+    )
     m = lags if last is None else min(2 * max(last, 1), lags)
     k = np.arange(1, m + 1)
     window = np.where(k / m <= 0.5, 1.0, 2 * (1 - k / m))
@@ -55,8 +60,11 @@ def block_length(values: ArrayLike) -> float:
     return max(1.0, min(best, most))
 
 
-def bootstrap_indices(size: int, length: float, repeats: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """`[repeats, size]` row numbers: blocks of geometric length with mean `length`, wrapping around."""
+def bootstrap_indices(
+    size: int, length: float, repeats: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """`[repeats, size]` row numbers: blocks of geometric length with mean `length`, wrapping
+    around."""
     fresh = rng.random((repeats, size)) < 1 / max(length, 1.0)
     fresh[:, 0] = True
     starts = rng.integers(0, size, (repeats, size))
@@ -84,10 +92,11 @@ def intervals(
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> tuple[dict[str, Interval], float]:
-    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean block length.
+    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean
+    block length.
 
-    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample. No annual return of
-    a window that is too short for one (`catalogue.too_short`).
+    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
+    No annual return of a window that is too short for one (`catalogue.too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
     every = ("sharpe", "annual_return", "max_drawdown")
@@ -97,13 +106,19 @@ def intervals(
         found = _statistics(values[None, :], sessions_a_year)
         estimates = {name: finite(float(found[name][0])) for name in names}
     if values.size < 8:
-        return {name: Interval(estimate, None, None, level) for name, estimate in estimates.items()}, 1.0
+        return {
+            name: Interval(estimate, None, None, level) for name, estimate in estimates.items()
+        }, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
     result, drawn = {}, _statistics(values[rows], sessions_a_year)
     for name in names:
         kept = drawn[name][np.isfinite(drawn[name])]
-        tails = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)]) if kept.size else (math.nan, math.nan)
+        tails = (
+            np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
+            if kept.size
+            else (math.nan, math.nan)
+        )
         low, high = (finite(float(tail)) for tail in tails)
         result[name] = Interval(estimates[name], low, high, level)
     return result, length
@@ -118,7 +133,11 @@ def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
     flat = ~(spread > 1e-15)
     sharpe = samples.mean(axis=1) / np.where(flat, np.nan, spread) * math.sqrt(sessions_a_year)
     growth = np.maximum(wealth[:, -1], 0.0) ** (sessions_a_year / size) - 1
-    return {"sharpe": sharpe, "annual_return": growth, "max_drawdown": (wealth / peak - 1).min(axis=1)}
+    return {
+        "sharpe": sharpe,
+        "annual_return": growth,
+        "max_drawdown": (wealth / peak - 1).min(axis=1),
+    }
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,8 @@ class Excess:
     high: float
     level: float
     p_value: float
-    """Probability, under no excess, of an excess at least as large (one-sided, recentred bootstrap)."""
+    """Probability, under no excess, of an excess at least as large (one-sided, recentred
+    bootstrap)."""
     block: float
 
 
@@ -144,7 +164,8 @@ def paired_excess(
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> Excess | None:
-    """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below eight sessions."""
+    """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below
+    eight sessions."""
     excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     if excess.size < 8:
         return None
@@ -160,14 +181,17 @@ def paired_excess(
 def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Array:
     """`[K]` p-values that the mean of each column of `[T, K]` is above zero, all K tested together.
 
-    The stepdown of Romano and Wolf: the share of resampled samples whose largest t-ratio reaches a column's, among
-    those that are not more significant than it (2016, algorithm 4.1). The chance that any column without a mean falls
-    below α is at most α. 1 for a column that never varies. Raises BacktestError below eight periods.
+    The stepdown of Romano and Wolf: the share of resampled samples whose largest t-ratio reaches a
+    column's, among those that are not more significant than it (2016, algorithm 4.1). The chance
+    that any column without a mean falls below α is at most α. 1 for a column that never varies.
+    Raises BacktestError below eight periods.
     """
     values = np.asarray(active, dtype=np.float64)
     size, columns = values.shape
     if size < 8 or columns < 1:
-        raise BacktestError(f"{size} periods of {columns} strategies are too few to test; give at least 8 periods")
+        raise BacktestError(
+            f"{size} periods of {columns} strategies are too few to test; give at least 8 periods"
+        )
     flat = values.max(axis=0) == values.min(axis=0)
     mean = values.mean(axis=0)
     length = float(np.mean([block_length(values[:, k]) for k in range(columns)]))
@@ -186,12 +210,15 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
 
 
 def _long_run_variance(centred: Array, length: float) -> Array:
-    """Variance of √T times the mean under the stationary bootstrap, per column (Hansen 2005, section 3.2)."""
+    """Variance of √T times the mean under the stationary bootstrap, per column (Hansen 2005,
+    section 3.2)."""
     size = centred.shape[0]
     stay = 1 - 1 / max(length, 1.0)
     variance: Array = np.square(centred).mean(axis=0)
     for k in range(1, size):
         weight = (1 - k / size) * stay**k + (k / size) * stay ** (size - k)
         if weight > 1e-12:
-            variance = variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
+            variance = (
+                variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
+            )
     return variance

@@ -1,18 +1,21 @@
-"""What the held-out window says by itself: is a strategy ahead of its benchmark, beyond its beta and beyond luck?
+"""What the held-out window says by itself: is a strategy ahead of its benchmark, beyond its beta
+and beyond luck?
 
     found = alpha_test(ours, theirs, level=level_of_look(1), seed=0)
     found.p_value <= found.level             # evidence, at the level that this look at the window was given
 
-The null hypothesis is that alpha, what is left of the mean return once beta times the benchmark's is taken away, is not
-above zero. How often the test is wrong without skill, and how often right with it, is measured by
-`benchmarks/calibration.py` and stands in docs/evidence.md. Selection is no matter of this module: a window that nobody
-chose by needs no correction for what was chosen elsewhere.
+The null hypothesis is that alpha, what is left of the mean return once beta times the benchmark's
+is taken away, is not above zero. How often the test is wrong without skill, and how often right
+with it, is measured by `benchmarks/calibration.py` and stands in docs/evidence.md. Selection is no
+matter of this module: a window that nobody chose by needs no correction for what was chosen
+elsewhere.
 
-Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018) [cosine series, fixed-b
-critical values]; Götze and Künsch, "Second-Order Correctness of the Blockwise Bootstrap" (1996) [studentised blocks];
-Harvey and Liu, "False (and Missed) Discoveries in Financial Economics" (2020) [the power of a test on given data];
-Shafer, "Testing by Betting" (2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random Variables by
-Betting" (2024) [e-processes]; Foster and Stine, "Alpha-Investing" (2008) [a level that is spent].
+Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
+[cosine series, fixed-b critical values]; Götze and Künsch, "Second-Order Correctness of the
+Blockwise Bootstrap" (1996) [studentised blocks]; Harvey and Liu, "False (and Missed) Discoveries in
+Financial Economics" (2020) [the power of a test on given data]; Shafer, "Testing by Betting"
+(2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random Variables by Betting"
+(2024) [e-processes]; Foster and Stine, "Alpha-Investing" (2008) [a level that is spent].
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ POWER = 0.8
 SHORTEST = 12
 """Sessions below which there is nothing to test."""
 FEW = FEWEST_SESSIONS
-"""Sessions below which the bootstrap of a few blocks says too often that luck is skill; Student's t does not."""
+"""Sessions below which the bootstrap of a few blocks says too often that luck is skill; Student's t
+does not."""
 REPEATS = 9_999
 SHIFTS = 999
 BETS = (0.5, 1.0, 2.0, 3.0)
@@ -50,7 +54,8 @@ FIRST_BET = 20
 
 
 def level_of_look(look: int) -> float:
-    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5 % in all.
+    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5
+    % in all.
 
     Raises BacktestError below 1.
     """
@@ -68,11 +73,13 @@ class Hedged(NamedTuple):
     residual: Array
     """`[S]`: of mean zero, without the benchmark in it."""
     influence: Array
-    """`[S]`: what each session contributes to the error of alpha, that of beta included; of mean zero."""
+    """`[S]`: what each session contributes to the error of alpha, that of beta included; of mean
+    zero."""
 
 
 def hedge(ours: ArrayLike, theirs: ArrayLike) -> Hedged:
-    """Least squares of returns `[S]` on the benchmark's; against cash, which does not vary, beta is 0."""
+    """Least squares of returns `[S]` on the benchmark's; against cash, which does not vary, beta is
+    0."""
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     centred = b - b.mean()
     spread = float(centred @ centred) / b.size
@@ -94,14 +101,16 @@ class AlphaTest:
     high: float
     """The interval of 95 % of alpha."""
     ratio: float
-    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta hedged."""
+    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta
+    hedged."""
     p_value: float
     level: float
     """At which it was asked to decide."""
     visible: float
     """The least ratio that this many sessions show at that level four times in five."""
     sessions_needed: int | None
-    """Sessions in all after which a true ratio of the measured size shows as often; None where it is not above 0."""
+    """Sessions in all after which a true ratio of the measured size shows as often; None where it
+    is not above 0."""
     method: str
 
     @property
@@ -118,12 +127,13 @@ def alpha_test(
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
 ) -> AlphaTest | None:
-    """Test daily returns `[S]` against the benchmark portfolio's on the same days; None below `SHORTEST` sessions, and
-    where nothing is left once the benchmark is taken away.
+    """Test daily returns `[S]` against the benchmark portfolio's on the same days; None below
+    `SHORTEST` sessions, and where nothing is left once the benchmark is taken away.
 
-    The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3) frequencies, which holds
-    for returns that depend on each other in time. Its p-value comes from a paired circular block bootstrap of the
-    same statistic; below `FEW` sessions from Student's t with as many degrees of freedom as frequencies.
+    The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
+    frequencies, which holds for returns that depend on each other in time. Its p-value comes from a
+    paired circular block bootstrap of the same statistic; below `FEW` sessions from Student's t
+    with as many degrees of freedom as frequencies.
     """
     found = hedge(ours, theirs)
     size = found.residual.size
@@ -135,14 +145,18 @@ def alpha_test(
     freedom = waves.shape[1]
     student = stats.t(freedom)
     if size < FEW:
-        p_value, method = float(student.sf(found.alpha / error)), f"Student's t, {freedom} degrees of freedom"
+        p_value, method = (
+            float(student.sf(found.alpha / error)),
+            f"Student's t, {freedom} degrees of freedom",
+        )
         reach = (float(student.isf(level)) + float(student.ppf(POWER))) * error
     else:
         block = max(1, min(round(block_length(found.influence)), size // 6))
         means, errors = _resampled(found.influence, block, waves, repeats, seed)
         drawn = means / errors
         p_value = (1 + int((drawn >= found.alpha / error).sum())) / (1 + repeats)
-        # Harvey and Liu: a true alpha is added to samples that have none, until enough of them pass.
+        # Harvey and Liu: a true alpha is added to samples that have none, until enough of them
+        # pass.
         reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
         method = f"studentised block bootstrap, blocks of {block}, {repeats:,} samples"
     margin = float(student.ppf(0.975)) * error
@@ -152,7 +166,9 @@ def alpha_test(
     needed = math.ceil(size * (visible / ratio) ** 2) if ratio > 0 else None
     low, high = (sessions_a_year * (found.alpha + side * margin) for side in (-1, 1))
     alpha = sessions_a_year * found.alpha
-    return AlphaTest(size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method)
+    return AlphaTest(
+        size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method
+    )
 
 
 def _cosines(size: int) -> Array:
@@ -164,12 +180,15 @@ def _cosines(size: int) -> Array:
 
 
 def _standard_error(samples: Array, waves: Array) -> Array:
-    """`[R]`: of the mean of each row of `[R, S]`; cosines have no mean, so neither need the rows."""
+    """`[R]`: of the mean of each row of `[R, S]`; cosines have no mean, so neither need the
+    rows."""
     error: Array = np.sqrt(np.square(samples @ waves).mean(axis=1) / samples.shape[1])
     return np.maximum(error, 1e-15)
 
 
-def _resampled(values: Array, block: int, waves: Array, repeats: int, seed: int) -> tuple[Array, Array]:
+def _resampled(
+    values: Array, block: int, waves: Array, repeats: int, seed: int
+) -> tuple[Array, Array]:
     """`[R]` means and `[R]` standard errors of samples put together of blocks, wrapping around."""
     rng = numpy_generator(seed, "alpha")
     size = values.size
@@ -197,13 +216,17 @@ class ShiftTest:
     """The same, as a mean over the shifts: what the weights earn whenever they are held."""
 
 
-def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS) -> ShiftTest | None:
-    """Move a frozen strategy's active weights in time, past the returns, and count how often they earn as much.
+def shift_test(
+    pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS
+) -> ShiftTest | None:
+    """Move a frozen strategy's active weights in time, past the returns, and count how often they
+    earn as much.
 
-    `pairs`: for each asset its weight at the close of a bar `[T]`, beyond beta times the benchmark's, and its return
-    over the next bar. All circular shifts come from one correlation per asset; `shifts` of them are drawn. A tilt
-    that never changes earns the same whenever it is held, and has a p-value near one: this sees timing, not choice.
-    None where no weight ever differs from the benchmark's, and below two bars.
+    `pairs`: for each asset its weight at the close of a bar `[T]`, beyond beta times the
+    benchmark's, and its return over the next bar. All circular shifts come from one correlation per
+    asset; `shifts` of them are drawn. A tilt that never changes earns the same whenever it is held,
+    and has a p-value near one: this sees timing, not choice. None where no weight ever differs from
+    the benchmark's, and below two bars.
     """
     total: Array | None = None
     size = 0
@@ -220,16 +243,19 @@ def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int =
     drawn = by_shift[1 + rng.permutation(size - 1)[:shifts]]
     # The transform rounds: what is equal to its last digits counts as equal.
     as_much = int((drawn >= by_shift[0] - 1e-12 * float(np.abs(by_shift).max())).sum())
-    return ShiftTest((1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean()))
+    return ShiftTest(
+        (1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean())
+    )
 
 
 def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:
-    """`[S]`: what 1 became by each session for a bettor on alpha. Above 1/α it is evidence at level α, at any time.
+    """`[S]`: what 1 became by each session for a bettor on alpha. Above 1/α it is evidence at level
+    α, at any time.
 
-    Each session a part of the stake goes on the hedged return, as an information ratio of one of `BETS` would
-    have it, with beta and volatility learnt from the sessions before; without alpha no bet gains on average, and by
-    Ville's inequality the value ever exceeds 1/α with a probability of at most α. A bet that loses more than its stake
-    is lost.
+    Each session a part of the stake goes on the hedged return, as an information ratio of one of
+    `BETS` would have it, with beta and volatility learnt from the sessions before; without alpha no
+    bet gains on average, and by Ville's inequality the value ever exceeds 1/α with a probability of
+    at most α. A bet that loses more than its stake is lost.
     """
     r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
     wealth = np.ones(r.size)
@@ -240,6 +266,8 @@ def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING
             deviation = float(np.sqrt((past.residual**2).sum() / (t - 2)))
             if deviation > 1e-9:
                 gain = (r[t] - past.beta * b[t]) / deviation
-                stakes = stakes * np.maximum(0.0, 1 + np.array(BETS) / math.sqrt(sessions_a_year) * gain)
+                stakes = stakes * np.maximum(
+                    0.0, 1 + np.array(BETS) / math.sqrt(sessions_a_year) * gain
+                )
         wealth[t] = stakes.sum()
     return wealth

@@ -1,5 +1,5 @@
-"""How orders were carried out: which share of the bars' volume they took, and at what distance from the price that the
-decision saw.
+"""How orders were carried out: which share of the bars' volume they took, and at what distance from
+the price that the decision saw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.data.tensors import MarketTensors
 
 Array = NDArray[np.float64]
-CLASSES = {0.001: "up to 0.1 %", 0.01: "0.1 to 1 %", 0.05: "1 to 5 %", 0.1: "5 to 10 %", np.inf: "above 10 %"}
+CLASSES = {
+    0.001: "up to 0.1 %",
+    0.01: "0.1 to 1 %",
+    0.05: "1 to 5 %",
+    0.1: "5 to 10 %",
+    np.inf: "above 10 %",
+}
 """Upper edge of each class by share of the bar's volume, itself included."""
 NO_VOLUME = "no volume in the bar"
 
@@ -22,10 +28,11 @@ NO_VOLUME = "no volume in the bar"
 def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[str, Any]:
     """Fills of orders by participation, as plain JSON. Empty for a strategy without orders.
 
-    `slippage_bps` is the fill's price beyond the close at which it was decided, against the trader > 0, weighted by
-    notional; `cost_bps` are fees, spread and impact. Fills without volume in their bar are a class of their own.
-    `markets`: the windows one after another; each began with the capital of the first, so shares that a walk-forward
-    scaled to what it had are counted as its account traded them.
+    `slippage_bps` is the fill's price beyond the close at which it was decided, against the trader
+    > 0, weighted by notional; `cost_bps` are fees, spread and impact. Fills without volume in their
+    bar are a class of their own. `markets`: the windows one after another; each began with the
+    capital of the first, so shares that a walk-forward scaled to what it had are counted as its
+    account traded them.
     """
     trades = result.trades[result.trades["kind"] == "order"]
     if trades.empty:
@@ -35,12 +42,18 @@ def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[
     decided, filled = (trades[name].to_numpy() for name in ("decision_bar", "fill_bar"))
     shares, price = trades["shares"].to_numpy(), trades["price_usd"].to_numpy()
     notional, cost = trades["notional_usd"].to_numpy(), trades["cost_usd"].to_numpy()
-    volume = np.concatenate([market.volume.cpu().numpy() for market in markets])[filled, asset].astype(np.float64)
+    volume = np.concatenate([market.volume.cpu().numpy() for market in markets])[
+        filled, asset
+    ].astype(np.float64)
     scale, growth = _scale(result, markets)[filled], _growth(markets)
     seen = result.mark[decided, asset] * growth[decided, asset] / growth[filled, asset]
     known = seen > 0
-    slipped = np.divide(np.sign(shares) * (price - seen), seen, out=np.zeros_like(price), where=known)
-    share = np.divide(np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0)
+    slipped = np.divide(
+        np.sign(shares) * (price - seen), seen, out=np.zeros_like(price), where=known
+    )
+    share = np.divide(
+        np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
+    )
     kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN comes after all of them
     names = [*CLASSES.values(), NO_VOLUME]
     rows = [_row(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)]
@@ -82,7 +95,8 @@ def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
 
 
 def _growth(markets: Sequence[MarketTensors]) -> Array:
-    """`[T, N]`: what a share of a window's first bar has become, so that prices across a split can be compared."""
+    """`[T, N]`: what a share of a window's first bar has become, so that prices across a split can
+    be compared."""
     parts = []
     for market in markets:
         growth = market.events.growth(market.close)

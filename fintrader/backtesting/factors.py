@@ -1,9 +1,10 @@
-"""How much of a strategy is what anybody could hold: regression of its daily returns on factors of its own universe.
+"""How much of a strategy is what anybody could hold: regression of its daily returns on factors of
+its own universe.
 
-The factors are built of the symbols at hand, so they are not those of Fama and French: `market` is the mean return of
-the members; each other factor is the mean return of the third of them that ranks highest, less that of the lowest,
-ranked at the close of the session before. No factor pays costs. Of the first LOOKBACK sessions there is nothing to rank
-by, and they are left out.
+The factors are built of the symbols at hand, so they are not those of Fama and French: `market` is
+the mean return of the members; each other factor is the mean return of the third of them that ranks
+highest, less that of the lowest, ranked at the close of the session before. No factor pays costs.
+Of the first LOOKBACK sessions there is nothing to rank by, and they are left out.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ FACTORS = {
 
 
 def factor_returns(markets: Sequence[MarketTensors]) -> Array:
-    """`[S, K]` daily returns of FACTORS, NaN while there is nothing to rank by; windows one after another."""
-    returns, value, member = (np.concatenate(parts) for parts in zip(*map(_by_session, markets), strict=True))
+    """`[S, K]` daily returns of FACTORS, NaN while there is nothing to rank by; windows one after
+    another."""
+    returns, value, member = (
+        np.concatenate(parts) for parts in zip(*map(_by_session, markets), strict=True)
+    )
     sessions = len(returns)
     table = np.full((sessions, len(FACTORS)), np.nan)
     for s in range(sessions):
@@ -63,24 +67,35 @@ def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
 
 
 def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was a member."""
+    """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was
+    a member."""
     session = market.session.cpu().numpy()
     ends, starts = m.session_ends(session), m.session_starts(session)
     close = market.adjusted_close.cpu().numpy()
     levels = close[np.append(0, ends)]
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = levels[1:] / levels[:-1] - 1
-    traded = np.nan_to_num(market.volume.cpu().numpy() * market.close.cpu().numpy()).astype(np.float64)
+    traded = np.nan_to_num(market.volume.cpu().numpy() * market.close.cpu().numpy()).astype(
+        np.float64
+    )
     return returns, np.add.reduceat(traded, starts, axis=0), market.member.cpu().numpy()[starts]
 
 
-def factor_betas(daily: Array, factors: Array, sessions_a_year: int = m.TRADING_DAYS) -> dict[str, Any]:
-    """Least squares of daily returns `[S]` on the factors `[S, K]` that are known, with Newey-West errors; plain JSON.
+def factor_betas(
+    daily: Array, factors: Array, sessions_a_year: int = m.TRADING_DAYS
+) -> dict[str, Any]:
+    """Least squares of daily returns `[S]` on the factors `[S, K]` that are known, with Newey-West
+    errors; plain JSON.
 
-    `alpha` is a year's (mean times its sessions). Empty below FEWEST_SESSIONS of which all factors are known.
+    `alpha` is a year's (mean times its sessions). Empty below FEWEST_SESSIONS of which all factors
+    are known.
     """
-    usable = [k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS]
-    rows = np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
+    usable = [
+        k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS
+    ]
+    rows = (
+        np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
+    )
     y, x = daily[rows], factors[rows][:, usable]
     moving = x.std(axis=0) > 0
     usable, x = [k for k, moves in zip(usable, moving, strict=True) if moves], x[:, moving]
@@ -100,7 +115,12 @@ def factor_betas(daily: Array, factors: Array, sessions_a_year: int = m.TRADING_
         "alpha_t": float(ratios[0]),
         "r_squared": 1 - float(residual @ residual / np.square(y - y.mean()).sum()),
         "betas": [
-            {"factor": names[k], "beta": float(beta[j]), "t": float(ratios[j]), "about": FACTORS[names[k]]}
+            {
+                "factor": names[k],
+                "beta": float(beta[j]),
+                "t": float(ratios[j]),
+                "about": FACTORS[names[k]],
+            }
             for j, k in enumerate(usable, start=1)
         ],
     }

@@ -1,4 +1,5 @@
-"""Train, validate, test, roll on: windows that move through a market, and their tests put together into one.
+"""Train, validate, test, roll on: windows that move through a market, and their tests put together
+into one.
 
 for fold in make_folds(market, WalkForwardSettings()):
     part = fold_market(market, fold)      # its windows are the fold's: a tournament runs on it as on any market
@@ -37,14 +38,17 @@ class WalkForwardSettings(Settings):
     validation_sessions: int = Field(40, ge=1)
     """Length of each validation window."""
     test_sessions: int = Field(40, ge=1)
-    """Length of each test window, and of the step from fold to fold: every session is tested at most once."""
+    """Length of each test window, and of the step from fold to fold: every session is tested at
+    most once."""
     embargo_sessions: int = Field(1, ge=0)
     """Sessions left out before validation and before test."""
     anchored: bool = False
-    """Train from the market's first session on, in every fold, instead of over a window that moves."""
+    """Train from the market's first session on, in every fold, instead of over a window that
+    moves."""
     warm_start: bool = False
-    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new weights. Refused
-    with `tournament.validation: kfold`, whose learners must not have seen the blocks they are judged on."""
+    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new
+    weights. Refused with `tournament.validation: kfold`, whose learners must not have seen the
+    blocks they are judged on."""
 
 
 class Fold(NamedTuple):
@@ -80,19 +84,29 @@ def make_folds(market: MarketTensors, settings: WalkForwardSettings) -> list[Fol
         folds.append(Fold(len(folds), *bars))
         first += settings.test_sessions
     if not folds:
-        needed = settings.train_sessions + settings.validation_sessions + settings.test_sessions + 2 * embargo
-        raise BacktestError(f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data")
+        needed = (
+            settings.train_sessions
+            + settings.validation_sessions
+            + settings.test_sessions
+            + 2 * embargo
+        )
+        raise BacktestError(
+            f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data"
+        )
     return folds
 
 
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     """The bars of one fold as a market with the fold's own windows.
 
-    Features keep the scale they were built with, that of the whole market's first training window, which lies
-    before every fold's validation; agents standardise what they see by their own training window anyway.
+    Features keep the scale they were built with, that of the whole market's first training window,
+    which lies before every fold's validation; agents standardise what they see by their own
+    training window anyway.
     """
     start, stop = fold.train[0], fold.test[1]
-    windows = Windows(*((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test)))
+    windows = Windows(
+        *((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test))
+    )
     meta = {**market.meta, "fold": {"number": fold.number, "bars": [start, stop]}}
     return replace(market.window(start, stop), windows=windows, meta=meta)
 
@@ -100,18 +114,23 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:
     """Test windows one after another as one result: each starts with what the one before left.
 
-    At the end of every window but the last the positions are sold at the last mark, at costs; the next
-    window begins in cash. Shares and trades are scaled to the capital carried over, so they may be fractions. Its
-    active figures wait for the portfolio's own windows, put together likewise (`result.measured_against`).
-    Raises BacktestError when windows overlap or trade other symbols.
+    At the end of every window but the last the positions are sold at the last mark, at costs; the
+    next window begins in cash. Shares and trades are scaled to the capital carried over, so they
+    may be fractions. Its active figures wait for the portfolio's own windows, put together likewise
+    (`result.measured_against`). Raises BacktestError when windows overlap or trade other symbols.
     """
     if not results:
         raise BacktestError("there is no test window to put together")
     carried, bars = 1.0, 0
     parts: list[BacktestResult] = []
     for number, result in enumerate(results):
-        if number and (result.symbols != results[0].symbols or result.minutes[0] <= results[number - 1].minutes[-1]):
-            raise BacktestError(f"test window {number} overlaps the one before it, or trades other symbols")
+        if number and (
+            result.symbols != results[0].symbols
+            or result.minutes[0] <= results[number - 1].minutes[-1]
+        ):
+            raise BacktestError(
+                f"test window {number} overlaps the one before it, or trades other symbols"
+            )
         closed = result if number == len(results) - 1 else _sold(result)
         parts.append(_scaled(closed, carried, bars))
         bars += len(result.minutes)
@@ -126,16 +145,22 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
     names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd", "income_usd")
-    joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+    }
     trades = [part.trades for part in parts if len(part.trades)]
-    frame = pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
+    frame = (
+        pd.concat(trades, ignore_index=True).astype(TRADE_COLUMNS) if trades else parts[0].trades
+    )
     return replace(
         parts[0],
         name=name or parts[0].name,
         session=np.concatenate(sessions),
         benchmark=np.concatenate(levels),
         trades=frame,
-        orders=OrderCounts(*(sum(counts) for counts in zip(*(part.orders for part in parts), strict=True))),
+        orders=OrderCounts(
+            *(sum(counts) for counts in zip(*(part.orders for part in parts), strict=True))
+        ),
         closing_cost_usd=parts[-1].closing_cost_usd,
         ruined=any(part.ruined for part in parts),
         last_bar=None,
@@ -154,7 +179,10 @@ def _sold(result: BacktestResult) -> BacktestResult:
         return result
     notional, cost = np.abs(held * result.mark[-1]), result.closing_cost_usd
     assert cost is not None  # it has positions
-    kind, bar = np.full(which.size, "forced", dtype=object), np.full(which.size, len(result.minutes) - 1)
+    kind, bar = (
+        np.full(which.size, "forced", dtype=object),
+        np.full(which.size, len(result.minutes) - 1),
+    )
     fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
     time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
     sold = trade_frame(fills, result.symbols, time, time)
@@ -165,7 +193,9 @@ def _sold(result: BacktestResult) -> BacktestResult:
     shares[-1] = 0.0
     costs[-1] += cost.sum()
     turnover[-1] += notional.sum()
-    return replace(result, equity=equity, shares=shares, costs_usd=costs, turnover_usd=turnover, trades=trades)
+    return replace(
+        result, equity=equity, shares=shares, costs_usd=costs, turnover_usd=turnover, trades=trades
+    )
 
 
 def _scaled(result: BacktestResult, factor: float, bars: int) -> BacktestResult:

@@ -1,8 +1,9 @@
-"""How far a result can be believed: what the search says of itself, what the held-out window says, and three sentences.
+"""How far a result can be believed: what the search says of itself, what the held-out window says,
+and three sentences.
 
-The two are never mixed. `selection` is about the window the search chose by, and corrects for how many it chose from.
-`evidence` is about the held-out window alone, against the benchmark portfolio; the verdict is its, by one test whose
-errors are known (docs/evidence.md).
+The two are never mixed. `selection` is about the window the search chose by, and corrects for how
+many it chose from. `evidence` is about the held-out window alone, against the benchmark portfolio;
+the verdict is its, by one test whose errors are known (docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.metrics import finite
-from fintrader.results.formatting import count, is_baseline, main_strategy, p_equals, percent, ratio, span
+from fintrader.results.formatting import (
+    count,
+    is_baseline,
+    main_strategy,
+    p_equals,
+    percent,
+    ratio,
+    span,
+)
 from fintrader.results.history import rounding_apart
 from fintrader.results.looks import LEVEL
 
@@ -57,16 +66,19 @@ def assess(
     caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Everything about luck that can be said of `results`, as plain JSON; what is not known is None.
+    """Everything about luck that can be said of `results`, as plain JSON; what is not known is
+    None.
 
-    `trials`: how many strategies were tried to get this one. `trial_returns`, `trial_active`: `[S, M]`, their daily
-    returns, and those less the benchmark portfolio's, on the window they were selected by. `market`, `settings`: the
-    window, for random portfolios and for shifts in time. Of a walk-forward these are lists with one entry for each
-    fold, because each fold selects among trials of its own. `null_model`: what the same search found on
-    information-free features, as the caller ran it: `metrics` of its winner on the window,
-    `best_selection_score`, `real_best_selection_score` (the true search's) and `selection_metric`. `window`: `test`, or
-    the name of one that was trained on or chosen by, which gets no verdict. `look`: the how-many-eth look at the window
-    this is. `caveats`: what makes the result better than it could have been traded; with any, no verdict is good.
+    `trials`: how many strategies were tried to get this one. `trial_returns`, `trial_active`: `[S,
+    M]`, their daily returns, and those less the benchmark portfolio's, on the window they were
+    selected by. `market`, `settings`: the window, for random portfolios and for shifts in time. Of
+    a walk-forward these are lists with one entry for each fold, because each fold selects among
+    trials of its own. `null_model`: what the same search found on information-free features, as the
+    caller ran it: `metrics` of its winner on the window, `best_selection_score`,
+    `real_best_selection_score` (the true search's) and `selection_metric`. `window`: `test`, or the
+    name of one that was trained on or chosen by, which gets no verdict. `look`: the how-many-eth
+    look at the window this is. `caveats`: what makes the result better than it could have been
+    traded; with any, no verdict is good.
     """
     name = main_strategy(list(results))
     result = results[name]
@@ -91,14 +103,18 @@ def assess(
         "excess": _excess(results, name, seed),
         "random_portfolios": _random(result, windows, settings, seed),
     }
-    report["caveats"] = [*caveats, *([] if settings is None else _optimistic(settings)), *_implausible(report, windows)]
+    report["caveats"] = [
+        *caveats,
+        *([] if settings is None else _optimistic(settings)),
+        *_implausible(report, windows),
+    ]
     report["likely_skill"] = _likely(report)
     report["sentences"] = sentences(report)
     report["verdict"] = " ".join(report["sentences"])
     return report
 
 
-# --- what is computed ------------------------------------------------------------------------------------------------
+# --- what is computed -----------------------------------------------------------------------------
 
 
 def _sharpe(daily: Array, sessions_a_year: int) -> dict[str, Any] | None:
@@ -122,13 +138,16 @@ def _evidence(
     look: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The held-out window's tests against the benchmark portfolio, or the index where there is none."""
+    """The held-out window's tests against the benchmark portfolio, or the index where there is
+    none."""
     result = results[name]
     level = result.benchmark if result.portfolio is None else result.portfolio
     year = result.sessions_a_year
     ours, theirs = result.daily_returns, m.daily_returns(level, result.session)
     theirs = rounding_apart(ours, theirs)
-    tested = ev.alpha_test(ours, theirs, level=ev.level_of_look(look), seed=seed, sessions_a_year=year)
+    tested = ev.alpha_test(
+        ours, theirs, level=ev.level_of_look(look), seed=seed, sessions_a_year=year
+    )
     shifted = None
     if tested is not None and windows is not None:
         rival = results.get(result.portfolio_name)
@@ -142,18 +161,30 @@ def _evidence(
         "active_return": float((ours - theirs).mean() * year),
         "alpha": None if tested is None else asdict(tested),
         "shift": None if shifted is None else asdict(shifted),
-        "e_value": {"last": float(betting[-1]), "most": float(betting.max()), "by_session": betting.tolist()},
+        "e_value": {
+            "last": float(betting[-1]),
+            "most": float(betting.max()),
+            "by_session": betting.tolist(),
+        },
     }
 
 
 def _active_weights(
-    result: BacktestResult, rival: BacktestResult | None, beta: float, windows: Sequence[MarketTensors]
+    result: BacktestResult,
+    rival: BacktestResult | None,
+    beta: float,
+    windows: Sequence[MarketTensors],
 ) -> Iterator[tuple[Array, Array]] | None:
-    """For each asset its weight at each bar's close beyond beta times the benchmark portfolio's, and its next return.
+    """For each asset its weight at each bar's close beyond beta times the benchmark portfolio's,
+    and its next return.
 
-    None where the windows are not those of the result. One asset at a time: all of them are `[T, N]`, often.
+    None where the windows are not those of the result. One asset at a time: all of them are `[T,
+    N]`, often.
     """
-    if sum(window.num_bars for window in windows) != len(result.minutes) or not result.has_positions:
+    if (
+        sum(window.num_bars for window in windows) != len(result.minutes)
+        or not result.has_positions
+    ):
         return None
 
     def weight(of: BacktestResult, asset: int) -> Array:
@@ -183,24 +214,38 @@ def _next_returns(close: Array) -> Array:
 def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Any]:
     """Paired block bootstrap of the main strategy's excess over every baseline."""
     daily = results[name].daily_returns
-    rivals = {other: rival.daily_returns for other, rival in results.items() if is_baseline(other) and other != name}
+    rivals = {
+        other: rival.daily_returns
+        for other, rival in results.items()
+        if is_baseline(other) and other != name
+    }
     year = results[name].sessions_a_year
-    found = {other: paired_excess(daily, rival, seed=seed, sessions_a_year=year) for other, rival in rivals.items()}
+    found = {
+        other: paired_excess(daily, rival, seed=seed, sessions_a_year=year)
+        for other, rival in rivals.items()
+    }
     return {other: asdict(excess) for other, excess in found.items() if excess is not None}
 
 
 def _random(
-    result: BacktestResult, windows: Sequence[MarketTensors] | None, settings: EnvSettings | None, seed: int
+    result: BacktestResult,
+    windows: Sequence[MarketTensors] | None,
+    settings: EnvSettings | None,
+    seed: int,
 ) -> dict[str, Any] | None:
     if windows is None or settings is None:
         return None
     try:
         drawn = random_portfolios(windows, settings, seed=seed)
-    except BacktestError:  # nothing can be bought at the window's beginning: a statement less, not a backtest less
+    except (
+        BacktestError
+    ):  # nothing can be bought at the window's beginning: a statement less, not a backtest less
         return None
     counts, edges = np.histogram(drawn.cumulative_return, bins=40)
     return drawn.to_json() | {
-        "share_above": drawn.share_above(result.metrics["cumulative_return"], result.metrics["sharpe"]),
+        "share_above": drawn.share_above(
+            result.metrics["cumulative_return"], result.metrics["sharpe"]
+        ),
         "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
     }
 
@@ -224,20 +269,24 @@ def _implausible(report: Mapping[str, Any], windows: Sequence[MarketTensors] | N
     if made_up or alpha is None or alpha["ratio"] < IMPLAUSIBLE:
         return []
     return [
-        f"an information ratio of {ratio(alpha['ratio'])}, for which a leak is the likelier reason (see `lookahead`)"
+        f"an information ratio of {ratio(alpha['ratio'])}, for which a leak is the likelier reason"
+        " (see `lookahead`)"
     ]
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def _likely(report: Mapping[str, Any]) -> bool:
-    """Whether the held-out window shows, at its level, a strategy ahead of its benchmark by more than its beta."""
+    """Whether the held-out window shows, at its level, a strategy ahead of its benchmark by more
+    than its beta."""
     found = report["evidence"]
     alpha = found["alpha"]
     if report["window"] != HELD_OUT or report["ruined"] or not report["traded"] or alpha is None:
         return False
-    return bool(alpha["p_value"] <= found["level"] and found["active_return"] > 0 and not report["caveats"])
+    return bool(
+        alpha["p_value"] <= found["level"] and found["active_return"] > 0 and not report["caveats"]
+    )
 
 
 def sentences(report: Mapping[str, Any]) -> list[str]:
@@ -264,9 +313,14 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
     found, alpha = report["evidence"], report["evidence"]["alpha"]
     passes, ahead = alpha["p_value"] <= found["level"], found["active_return"] > 0
     scale, over = span(alpha["sessions"], report["sessions_a_year"])
-    active, excess = (percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"]))
+    active, excess = (
+        percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"])
+    )
     where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {over}"
-    hedged = f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is hedged"
+    hedged = (
+        f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is"
+        " hedged"
+    )
     trials = report["selection"]["trials"]
     chosen = (
         f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
@@ -286,8 +340,14 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
 
 
 def _power(alpha: Mapping[str, Any]) -> str:
-    sees = f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {percent(ev.POWER, 0)} of the time"
-    return f"A window of {count(alpha['sessions'])} sessions {sees}; measured is {ratio(alpha['ratio'], 1)}."
+    sees = (
+        f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {percent(ev.POWER, 0)}"
+        " of the time"
+    )
+    return (
+        f"A window of {count(alpha['sessions'])} sessions {sees}; measured is"
+        f" {ratio(alpha['ratio'], 1)}."
+    )
 
 
 def _would_change(report: Mapping[str, Any]) -> list[str]:
@@ -296,7 +356,9 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
     said = []
     if alpha["p_value"] > found["level"]:
         if alpha["sessions_needed"] is None:
-            said.append("More sessions would not help what is behind its beta; another strategy would.")
+            said.append(
+                "More sessions would not help what is behind its beta; another strategy would."
+            )
         else:
             more = max(alpha["sessions_needed"] - alpha["sessions"], 1)
             said.append(f"If that is its true size, {count(more)} more sessions would tell.")
@@ -304,9 +366,14 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
             said.append(f"And it was traded with {' and with '.join(report['caveats'])}.")
         return said
     stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
-    said.append(f"New sessions would confirm it; another look at these is held to a level of {stricter}.")
+    said.append(
+        f"New sessions would confirm it; another look at these is held to a level of {stricter}."
+    )
     if (shift := found["shift"]) is not None and shift["p_value"] > LEVEL:
-        said.append(f"What it held paid, not when: shifted in time it earned as much ({p_equals(shift['p_value'])}).")
+        said.append(
+            "What it held paid, not when: shifted in time it earned as much"
+            f" ({p_equals(shift['p_value'])})."
+        )
     if null_model_did_as_well(report["selection"]["null_model"]):
         said.append("The same search without information was chosen with as good a score.")
     return said
@@ -316,5 +383,7 @@ def _ordinal(number: int) -> str:
     words = ("", "first", "second", "third")
     if number < len(words):
         return words[number]
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"

@@ -17,17 +17,21 @@ def bars_of(markets: Sequence[MarketTensors]) -> Window:
     """The bars of one window, or of several one after another, as the ledger knows them."""
     first = markets[0]
     minutes, close = (
-        np.concatenate([getattr(market, name).cpu().numpy() for market in markets]) for name in ("minutes", "close")
+        np.concatenate([getattr(market, name).cpu().numpy() for market in markets])
+        for name in ("minutes", "close")
     )
     made_up = (first.meta.get("source") or {}).get("kind") == "synthetic"
     return Window.of(first.symbols, minutes, close, made_up)
 
 
 def look_at(
-    markets: Sequence[MarketTensors], results: Mapping[str, BacktestResult], chosen: Sequence[str], **known: Any
+    markets: Sequence[MarketTensors],
+    results: Mapping[str, BacktestResult],
+    chosen: Sequence[str],
+    **known: Any,
 ) -> Look:
-    """A look at what was `chosen` among the results over these windows, which are one look together; `known` is the
-    rest of a `Look`."""
+    """A look at what was `chosen` among the results over these windows, which are one look
+    together; `known` is the rest of a `Look`."""
     return Look(
         bars=bars_of(markets),
         strategies=tuple(chosen),

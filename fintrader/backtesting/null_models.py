@@ -1,4 +1,5 @@
-"""What luck alone would have brought: a market whose features know nothing, and portfolios drawn by chance."""
+"""What luck alone would have brought: a market whose features know nothing, and portfolios drawn by
+chance."""
 
 from __future__ import annotations
 
@@ -20,30 +21,39 @@ Array = NDArray[np.float64]
 
 
 def information_free(market: MarketTensors, seed: int) -> MarketTensors:
-    """The same prices, with features and context of other days: whatever is learnt from them is a coincidence.
+    """The same prices, with features and context of other days: whatever is learnt from them is a
+    coincidence.
 
-    Every session takes the features of the session k later (wrapping around), bar by bar, for one k drawn between
-    a quarter and three quarters of the sessions. The features keep their distribution, their dependence on each
-    other and in time, and the time of day; only their relation to these prices is cut. A search that does as well
-    here as on the true features found nothing. With windows set, each is shifted within itself, so that no window
-    sees another. Raises BacktestError below four sessions.
+    Every session takes the features of the session k later (wrapping around), bar by bar, for one k
+    drawn between a quarter and three quarters of the sessions. The features keep their
+    distribution, their dependence on each other and in time, and the time of day; only their
+    relation to these prices is cut. A search that does as well here as on the true features found
+    nothing. With windows set, each is shifted within itself, so that no window sees another. Raises
+    BacktestError below four sessions.
     """
     windows = market.windows or ((0, market.num_bars),)
     rows = np.arange(market.num_bars)
     for k, (start, stop) in enumerate(windows):
         session = market.session[start:stop].cpu().numpy()
-        rows[start:stop] = start + _shifted_rows(session, numpy_generator(seed, "information-free", k))
+        rows[start:stop] = start + _shifted_rows(
+            session, numpy_generator(seed, "information-free", k)
+        )
     order = torch.from_numpy(rows).to(market.device)
     meta = {**market.meta, "information_free": {"seed": seed}}
-    return replace(market, features=market.features[order], context=market.context[order], meta=meta)
+    return replace(
+        market, features=market.features[order], context=market.context[order], meta=meta
+    )
 
 
 def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats its last bar."""
+    """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats
+    its last bar."""
     starts, ends = m.session_starts(session), m.session_ends(session)
     count = len(ends)
     if count < 4:
-        raise BacktestError(f"{count} sessions are too few to shift features between them; give at least four")
+        raise BacktestError(
+            f"{count} sessions are too few to shift features between them; give at least four"
+        )
     shift = int(rng.integers(count // 4, count - count // 4)) or 1
     number = np.repeat(np.arange(count), ends - starts + 1)
     within = np.arange(len(session)) - starts[number]
@@ -64,7 +74,9 @@ class RandomPortfolios:
         """Share of the portfolios that did better, by return and by Sharpe ratio."""
         drawn = self.sharpe[np.isfinite(self.sharpe)]
         return {
-            "cumulative_return": None if returned is None else float((self.cumulative_return > returned).mean()),
+            "cumulative_return": None
+            if returned is None
+            else float((self.cumulative_return > returned).mean()),
             "sharpe": None if sharpe is None or not drawn.size else float((drawn > sharpe).mean()),
         }
 
@@ -81,14 +93,20 @@ class RandomPortfolios:
 
 
 def random_portfolios(
-    market: MarketTensors | Sequence[MarketTensors], settings: EnvSettings, *, seed: int, count: int = 10_000
+    market: MarketTensors | Sequence[MarketTensors],
+    settings: EnvSettings,
+    *,
+    seed: int,
+    count: int = 10_000,
 ) -> RandomPortfolios:
-    """Buy a random set of members in random proportions at the window's second bar, pay for it, and hold.
+    """Buy a random set of members in random proportions at the window's second bar, pay for it, and
+    hold.
 
-    The number of names is uniform from 1 to all that can be bought; their weights are uniform on the simplex.
-    Fractions of shares trade; commission and spread are paid, impact is not. A symbol that ends stays in cash from
-    its last price on. Several windows are those of a walk-forward: each portfolio is sold at a window's end, at costs,
-    and another is drawn for the next. Raises BacktestError when nothing can be bought.
+    The number of names is uniform from 1 to all that can be bought; their weights are uniform on
+    the simplex. Fractions of shares trade; commission and spread are paid, impact is not. A symbol
+    that ends stays in cash from its last price on. Several windows are those of a walk-forward:
+    each portfolio is sold at a window's end, at costs, and another is drawn for the next. Raises
+    BacktestError when nothing can be bought.
     """
     windows = [market] if isinstance(market, MarketTensors) else list(market)
     rng = numpy_generator(seed, "random-portfolios")
@@ -102,9 +120,15 @@ def random_portfolios(
 
 
 def _static_returns(
-    market: MarketTensors, settings: EnvSettings, rng: np.random.Generator, count: int, *, sold: bool
+    market: MarketTensors,
+    settings: EnvSettings,
+    rng: np.random.Generator,
+    count: int,
+    *,
+    sold: bool,
 ) -> Array:
-    """`[S, count]`: daily returns of `count` portfolios over one window, the last one net of the sale if `sold`."""
+    """`[S, count]`: daily returns of `count` portfolios over one window, the last one net of the
+    sale if `sold`."""
     if market.num_bars < 2:
         raise BacktestError("the window holds one bar; random portfolios need at least two")
     fill = market.open[1] if settings.fill == "next_open" else market.close[1]
@@ -112,10 +136,16 @@ def _static_returns(
     growth = market.events.growth(market.close)
     if growth is not None:
         entry = entry * growth[1].cpu().numpy()
-    can = (market.member[0] & market.tradable[0] & market.member[1] & market.tradable[1]).cpu().numpy()
+    can = (
+        (market.member[0] & market.tradable[0] & market.member[1] & market.tradable[1])
+        .cpu()
+        .numpy()
+    )
     names = np.flatnonzero(can & (np.nan_to_num(entry) > 0))
     if not names.size:
-        raise BacktestError("no member trades in the window's first two bars; start the window at another bar")
+        raise BacktestError(
+            "no member trades in the window's first two bars; start the window at another bar"
+        )
     ends = m.session_ends(market.session.cpu().numpy())
     filled = _carried(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))

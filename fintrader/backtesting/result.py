@@ -1,4 +1,5 @@
-"""`BacktestResult`: what one strategy did in one window, bar by bar, and the numbers that follow from it."""
+"""`BacktestResult`: what one strategy did in one window, bar by bar, and the numbers that follow
+from it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class BacktestResult(History):
-    """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is unusable."""
+    """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is
+    unusable."""
 
     name: str
     symbols: tuple[str, ...]
@@ -36,7 +38,8 @@ class BacktestResult(History):
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
     last_bar: NDArray[np.int64] | None = None
-    """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not noted."""
+    """`[N]`: the last bar at which each symbol has a price, -1 if never; None where that was not
+    noted."""
     closing_cost_usd: Array | None = None
     """`[N]`: what it would cost to close each position at the window's end."""
     portfolio_name: str = ""
@@ -47,20 +50,43 @@ class BacktestResult(History):
     def __post_init__(self) -> None:
         bars = len(self.minutes)
         if bars < 2:
-            raise BacktestError(f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two")
-        for name in ("session", "equity", "costs_usd", "turnover_usd", "income_usd", "benchmark", "shares", "mark"):
+            raise BacktestError(
+                f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two"
+            )
+        for name in (
+            "session",
+            "equity",
+            "costs_usd",
+            "turnover_usd",
+            "income_usd",
+            "benchmark",
+            "shares",
+            "mark",
+        ):
             if len(getattr(self, name)) != bars:
-                raise BacktestError(f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars")
+                raise BacktestError(
+                    f"{self.name}: {name} has {len(getattr(self, name))} rows for {bars} bars"
+                )
         if self.portfolio is not None and len(self.portfolio) != bars:
-            raise BacktestError(f"{self.name}: the portfolio has {len(self.portfolio)} rows for {bars} bars")
+            raise BacktestError(
+                f"{self.name}: the portfolio has {len(self.portfolio)} rows for {bars} bars"
+            )
         if not np.isfinite(self.equity).all():
             where = int(np.flatnonzero(~np.isfinite(self.equity))[0])
-            raise BacktestError(f"{self.name}: equity is not finite at bar {where}; check the market's prices there")
+            raise BacktestError(
+                f"{self.name}: equity is not finite at bar {where}; check the market's prices there"
+            )
         if self.equity[0] <= 0:
-            raise BacktestError(f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be positive")
+            raise BacktestError(
+                f"{self.name}: the account starts with {self.equity[0]:,.2f} USD; it must be"
+                " positive"
+            )
 
     def __repr__(self) -> str:
-        first, last = (np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D") for at in (0, -1))
+        first, last = (
+            np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D")
+            for at in (0, -1)
+        )
         numbers = [f"{len(self.daily_returns)} sessions"]
         numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"
@@ -89,28 +115,35 @@ class BacktestResult(History):
 
     @cached_property
     def metrics(self) -> dict[str, float | None]:
-        """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one is."""
+        """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one
+        is."""
         return measure(self)
 
     @cached_property
     def sharpe_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of its 95 % interval, the one that is shown everywhere: the stationary bootstrap of daily returns.
-        None below eight sessions."""
-        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year)[0]["sharpe"]
+        """Both ends of its 95 % interval, the one that is shown everywhere: the stationary
+        bootstrap of daily returns. None below eight sessions."""
+        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year)[0][
+            "sharpe"
+        ]
         return band.low, band.high
 
     @cached_property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of its 95 % interval: the stationary bootstrap of daily returns less the portfolio's, the same days
-        of both. None below eight sessions, and where nothing is active."""
+        """Both ends of its 95 % interval: the stationary bootstrap of daily returns less the
+        portfolio's, the same days of both. None below eight sessions, and where nothing is
+        active."""
         if self.portfolio is None:
             return None, None
         theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
-        band = intervals(self.daily_returns - theirs, seed=0, sessions_a_year=self.sessions_a_year)[0]["sharpe"]
+        band = intervals(self.daily_returns - theirs, seed=0, sessions_a_year=self.sessions_a_year)[
+            0
+        ]["sharpe"]
         return band.low, band.high
 
     def trade_list_profit(self) -> float:
-        """Profit recomputed from the trade list: cash flows, costs, interest, dividends, what is held at the end."""
+        """Profit recomputed from the trade list: cash flows, costs, interest, dividends, what is
+        held at the end."""
         flows = (
             self.income_usd.sum()
             - (self.trades["shares"] * self.trades["price_usd"]).sum()
@@ -119,14 +152,22 @@ class BacktestResult(History):
         interest = self.costs_usd.sum() - self.trades["cost_usd"].sum()
         held = self.trades.groupby("symbol")["shares"].sum()
         last = dict(zip(self.symbols, self.mark[-1], strict=True))
-        return float(flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items()))
+        return float(
+            flows - interest + sum(shares * last[str(symbol)] for symbol, shares in held.items())
+        )
 
 
-def measured_against(results: Mapping[str, BacktestResult], portfolio: BacktestResult) -> dict[str, BacktestResult]:
-    """The same results, their active figures against `portfolio`. Raises BacktestError when the bars differ."""
+def measured_against(
+    results: Mapping[str, BacktestResult], portfolio: BacktestResult
+) -> dict[str, BacktestResult]:
+    """The same results, their active figures against `portfolio`. Raises BacktestError when the
+    bars differ."""
     for name, result in results.items():
         if not np.array_equal(result.minutes, portfolio.minutes):
-            raise BacktestError(f"{name} and {portfolio.name} cover different bars; simulate them over the same window")
+            raise BacktestError(
+                f"{name} and {portfolio.name} cover different bars; simulate them over the same"
+                " window"
+            )
     return {
         name: replace(result, portfolio=portfolio.equity, portfolio_name=portfolio.name)
         for name, result in results.items()
@@ -135,6 +176,8 @@ def measured_against(results: Mapping[str, BacktestResult], portfolio: BacktestR
 
 def of_market(market: MarketTensors) -> dict[str, Any]:
     """The fields of a `BacktestResult` that its window decides."""
-    arrays = {name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")}
+    arrays = {
+        name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")
+    }
     names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year")
     return arrays | {name: getattr(market, name) for name in names}

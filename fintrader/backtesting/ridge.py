@@ -1,14 +1,16 @@
-"""`ridge`: what a straight line makes of the same features, the yardstick of everything that learns.
+"""`ridge`: what a straight line makes of the same features, the yardstick of everything that
+learns.
 
-A ridge regression of forward returns, less their mean over the members, on the features, fitted on the training window
-alone, tilts the benchmark's weights `b`:
+A ridge regression of forward returns, less their mean over the members, on the features, fitted on
+the training window alone, tilts the benchmark's weights `b`:
 
     w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
 
-and the account goes a part of the way there at each decision, with what lies in cash at once. It decides as often as
-the policy it stands beside, and trades through the same ledger, at the same costs and limits. Horizon, penalty and rate
-are chosen by what they would have earned beyond the benchmark on the validation window (where none is given, on the
-last fifth of training), less half of `RISK_AVERSION` times its variance.
+and the account goes a part of the way there at each decision, with what lies in cash at once. It
+decides as often as the policy it stands beside, and trades through the same ledger, at the same
+costs and limits. Horizon, penalty and rate are chosen by what they would have earned beyond the
+benchmark on the validation window (where none is given, on the last fifth of training), less half
+of `RISK_AVERSION` times its variance.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from fintrader.progress import Progress
 Array = NDArray[np.float64]
 STRENGTH, TRUST = 0.5, 1.0
 HORIZONS, PENALTIES = (1, 5, 21), (0.01, 0.1, 1.0)
-"""Of the forward return, in decisions and in sessions; of the regression, in units of each feature's variance."""
+"""Of the forward return, in decisions and in sessions; of the regression, in units of each
+feature's variance."""
 RATES = (0.1, 0.3, 1.0)
 """Parts of the way to the tilt that are gone in a session, and in a decision."""
 RISK_AVERSION = 20.0
@@ -50,8 +53,8 @@ class Ridge:
     """A fitted yardstick."""
 
     coefficients: Array
-    """`[F]`: `x @ coefficients` has a deviation of 1 over the training window's members; 0 for features that say
-    nothing there."""
+    """`[F]`: `x @ coefficients` has a deviation of 1 over the training window's members; 0 for
+    features that say nothing there."""
     horizon: int
     """Decisions ahead that it was fitted to."""
     penalty: float
@@ -63,13 +66,14 @@ class Ridge:
         """One line for tables."""
         ahead = "decision" if self.horizon == 1 else f"{self.horizon} decisions"
         return (
-            f"linear in {np.count_nonzero(self.coefficients)} features, fitted on the training window to the next "
-            f"{ahead}; goes {self.trade_rate:.2g} of the way each time"
+            f"linear in {np.count_nonzero(self.coefficients)} features, fitted on the training"
+            f" window to the next {ahead}; goes {self.trade_rate:.2g} of the way each time"
         )
 
 
 class _Panel:
-    """The decisions of a window: when they are made, what can be held, and what a holding earns until the next one."""
+    """The decisions of a window: when they are made, what can be held, and what a holding earns
+    until the next one."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         self.market = market = market if market.device.type == "cpu" else market.to("cpu")
@@ -78,16 +82,25 @@ class _Panel:
         kind = benchmark_kind(market, settings.benchmark)
         self.bars, self.interval = bars, settings.decision_interval
         self.session = market.session.numpy()[bars]
-        self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[bars].numpy()
-        paid, closed = (market.open, market.close) if settings.fill == "next_open" else (market.close, market.close)
+        self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[
+            bars
+        ].numpy()
+        paid, closed = (
+            (market.open, market.close)
+            if settings.fill == "next_open"
+            else (market.close, market.close)
+        )
         at = bars + delay
-        price = np.where(np.isfinite(paid[at].numpy()), paid[at].numpy(), closed[at].numpy()).astype(np.float64)
+        price = np.where(
+            np.isfinite(paid[at].numpy()), paid[at].numpy(), closed[at].numpy()
+        ).astype(np.float64)
         growth = market.events.growth(market.close)
         price *= 1.0 if growth is None else growth[at].numpy()
         change = price[1:] / price[:-1] - 1
         self.missing = ~np.isfinite(change)
         self.change = np.where(self.missing, 0.0, change)
-        """`[D - 1, N]`: return from the fill of a decision to that of the next; 0 where there is no price."""
+        """`[D - 1, N]`: return from the fill of a decision to that of the next; 0 where there is no
+        price."""
 
     @property
     def held(self) -> NDArray[np.bool_]:
@@ -98,7 +111,9 @@ class _Panel:
     def relative(self) -> Array:
         """`[D - 1, N]`: the changes less their mean over what the benchmark holds."""
         known = self.held[:-1] & ~self.missing
-        mean = (self.change * known).sum(1, keepdims=True) / np.maximum(known.sum(1, keepdims=True), 1)
+        mean = (self.change * known).sum(1, keepdims=True) / np.maximum(
+            known.sum(1, keepdims=True), 1
+        )
         return np.where(known, self.change - mean, 0.0)
 
     @property
@@ -107,19 +122,25 @@ class _Panel:
         return max(1, round(len(self.bars) / len(np.unique(self.session))))
 
     def features(self, stop: int) -> Iterator[tuple[int, Array]]:
-        """Features `[d, N, F]` of the decisions before `stop`, in blocks, each with the number of its first."""
+        """Features `[d, N, F]` of the decisions before `stop`, in blocks, each with the number of
+        its first."""
         step = max(1, BLOCK // max(1, self.market.num_assets * self.market.num_features))
         for start in range(0, stop, step):
             end = min(start + step, stop)
-            rows = self.market.features[start * self.interval : (end - 1) * self.interval + 1 : self.interval]
+            rows = self.market.features[
+                start * self.interval : (end - 1) * self.interval + 1 : self.interval
+            ]
             yield start, rows.numpy().astype(np.float64)
 
 
-def fit_ridge(train: MarketTensors, settings: EnvSettings, *, validation: MarketTensors | None = None) -> Ridge:
-    """Fit on `train`, choose on `validation`, or on the last fifth of training (of which all is then fitted again).
+def fit_ridge(
+    train: MarketTensors, settings: EnvSettings, *, validation: MarketTensors | None = None
+) -> Ridge:
+    """Fit on `train`, choose on `validation`, or on the last fifth of training (of which all is
+    then fitted again).
 
-    Raises BacktestError, saying why, where there is nothing to fit: no features, none that tells members apart, or a
-    window that is too short.
+    Raises BacktestError, saying why, where there is nothing to fit: no features, none that tells
+    members apart, or a window that is too short.
     """
     if not train.num_features:
         raise BacktestError("the market has no features")
@@ -139,7 +160,9 @@ def fit_ridge(train: MarketTensors, settings: EnvSettings, *, validation: Market
     scores = _utilities(ahead, start, np.stack(fits, axis=1), rates, settings)
     best, rate = np.unravel_index(int(scores.argmax()), scores.shape)
     horizon, penalty = tried[best]
-    chosen = fits[best] if validation is not None else _regress(panel, [(horizon, penalty)], known)[0]
+    chosen = (
+        fits[best] if validation is not None else _regress(panel, [(horizon, penalty)], known)[0]
+    )
     return Ridge(chosen, horizon, penalty, rates[rate])
 
 
@@ -147,7 +170,9 @@ def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> l
     """`[F]` for each (horizon, penalty), from the first `known` changes alone."""
     steps = sorted({h for h, _ in tried})
     size = panel.market.num_features
-    sums = np.vstack([np.zeros((1, panel.market.num_assets)), np.cumsum(panel.relative[:known], axis=0)])
+    sums = np.vstack(
+        [np.zeros((1, panel.market.num_assets)), np.cumsum(panel.relative[:known], axis=0)]
+    )
     square, moment = {h: np.zeros((size, size)) for h in steps}, {h: np.zeros(size) for h in steps}
     count = dict.fromkeys(steps, 0)
     rows = {h: known - h + 1 for h in steps}
@@ -173,13 +198,18 @@ def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
     spread = np.diag(square)
     tells = spread > 1e-10 * max(count, 1)
     if not tells.any():
-        raise BacktestError("no feature tells the members apart: all of them are constant over the training window")
+        raise BacktestError(
+            "no feature tells the members apart: all of them are constant over the training window"
+        )
     inner = square[np.ix_(tells, tells)]
     slope = np.linalg.solve(inner + penalty * np.diag(spread[tells]), moment[tells])
-    # All in units of the deviation of the training window's scores: x has mean 0 there, and is weighed alike.
+    # All in units of the deviation of the training window's scores: x has mean 0 there, and is
+    # weighed alike.
     deviation = float(np.sqrt(slope @ inner @ slope / count))
     if not deviation > 0:
-        raise BacktestError("no feature has anything to do with what followed in the training window")
+        raise BacktestError(
+            "no feature has anything to do with what followed in the training window"
+        )
     coefficients = np.zeros(len(spread))
     coefficients[tells] = slope / deviation
     return coefficients
@@ -194,8 +224,11 @@ def _tilted(scores: Array, weights: Array) -> Array:
     return tilted
 
 
-def _utilities(panel: _Panel, start: int, coefficients: Array, rates: Sequence[float], settings: EnvSettings) -> Array:
-    """`[S, R]`: what each of `coefficients [F, S]` at each rate would have been worth from decision `start` on.
+def _utilities(
+    panel: _Panel, start: int, coefficients: Array, rates: Sequence[float], settings: EnvSettings
+) -> Array:
+    """`[S, R]`: what each of `coefficients [F, S]` at each rate would have been worth from decision
+    `start` on.
 
     Accounts without whole shares or limits, side by side, at proportional costs.
     """
@@ -236,7 +269,10 @@ def ridge(
     Raises BacktestError for a market with other features, and for a window of fewer than two bars.
     """
     if market.num_features != len(fitted.coefficients):
-        raise BacktestError(f"ridge was fitted to {len(fitted.coefficients)} features, here are {market.num_features}")
+        raise BacktestError(
+            f"ridge was fitted to {len(fitted.coefficients)} features, here are"
+            f" {market.num_features}"
+        )
     interval = {"decision_interval": settings.decision_interval}
     account = open_account(market, baseline_settings(settings).model_copy(update=interval), "ridge")
     own = account.market
@@ -245,14 +281,17 @@ def ridge(
     mark = account.view.mark.double().numpy()
 
     carried = np.zeros(own.num_assets)
-    """Fractions of shares that were to be traded and could not: rounding must not decide where the account goes."""
+    """Fractions of shares that were to be traded and could not: rounding must not decide where the
+    account goes."""
 
     def decide(account: BacktestAccount) -> Holdings:
         bar, held, price = account.bar, account.held, mark[account.bar]
         scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
         share = held * price / account.equity
         target = _stepped(share, _tilted(scores, weights[bar]), fitted.trade_rate)
-        change = np.where(price > 0, target * account.equity / np.where(price > 0, price, 1.0) - held, 0.0)
+        change = np.where(
+            price > 0, target * account.equity / np.where(price > 0, price, 1.0) - held, 0.0
+        )
         if not settings.fractional:
             change += np.where(target > 0, carried, 0.0)
             # 2^-20 makes good what rounding took.
@@ -265,8 +304,8 @@ def ridge(
 
 
 def _stepped(shares: Array, aim: Array, rate: Array | float) -> Array:
-    """`[..., N]`: a part of the way from shares of equity to those aimed at; idle cash goes there at once, and what is
-    not aimed at is sold."""
+    """`[..., N]`: a part of the way from shares of equity to those aimed at; idle cash goes there
+    at once, and what is not aimed at is sold."""
     idle = np.maximum(0.0, 1 - shares.sum(-1, keepdims=True))
     stepped: Array = np.where(aim > 0, (1 - rate) * shares + (rate + (1 - rate) * idle) * aim, 0.0)
     return stepped

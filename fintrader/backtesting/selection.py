@@ -1,6 +1,8 @@
-"""What the search says of itself, on the window it chose by: how good the best of so many looks when none is good.
+"""What the search says of itself, on the window it chose by: how good the best of so many looks
+when none is good.
 
-A diagnosis of the search and no verdict on what it found: that comes from the window it did not see (`evidence`).
+A diagnosis of the search and no verdict on what it found: that comes from the window it did not see
+(`evidence`).
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ def diagnose(
 ) -> dict[str, Any]:
     """Plain JSON; what is not known is None.
 
-    `trials`: how many strategies were tried. `returns`, `active`: `[S, M]`, daily returns of those that were scored,
-    and the same less the benchmark portfolio's, on the window they were chosen by; of a walk-forward one a fold.
-    `null_model`: what the same search found without information.
+    `trials`: how many strategies were tried. `returns`, `active`: `[S, M]`, daily returns of those
+    that were scored, and the same less the benchmark portfolio's, on the window they were chosen
+    by; of a walk-forward one a fold. `null_model`: what the same search found without information.
     """
     windows = _windows(returns)
     found: dict[str, Any] = {
@@ -52,14 +54,21 @@ def diagnose(
 def _windows(given: TrialReturns | None) -> list[Array]:
     """The return matrices of every selection window."""
     matrices = [given] if isinstance(given, np.ndarray) else given or []
-    return [matrix for matrix in matrices if matrix.ndim == 2 and matrix.shape[0] > 2 and matrix.shape[1]]
+    return [
+        matrix
+        for matrix in matrices
+        if matrix.ndim == 2 and matrix.shape[0] > 2 and matrix.shape[1]
+    ]
 
 
-def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int) -> dict[str, Any] | None:
-    """The chosen trial's Sharpe ratio over its selection window, held against the best that luck shows there.
+def _deflated(
+    trials: int | None, windows: Sequence[Array], sessions_a_year: int
+) -> dict[str, Any] | None:
+    """The chosen trial's Sharpe ratio over its selection window, held against the best that luck
+    shows there.
 
-    Over several windows the chosen trials' returns stand one after another, and so do the hurdles: their mean. Sharpe
-    ratios are annualised here, probabilities are not.
+    Over several windows the chosen trials' returns stand one after another, and so do the hurdles:
+    their mean. Sharpe ratios are annualised here, probabilities are not.
     """
     chosen = [matrix[:, int(sig.trial_sharpes(matrix).argmax())] for matrix in windows]
     sample = sig.SharpeSample.of(np.concatenate(chosen)) if chosen else None
@@ -69,8 +78,9 @@ def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int
     each = max(trials / len(windows), 1.0)
     hurdles, effective, spreads, known, alike = [], [], [], [], []
     for matrix in windows:
-        # Trials that are alike share their luck: it does not show in their variance, yet it lifts the best of them.
-        # Knowing the trials therefore never lowers the hurdle below that of a search of which nothing is known.
+        # Trials that are alike share their luck: it does not show in their variance, yet it lifts
+        # the best of them. Knowing the trials therefore never lowers the hurdle below that of a
+        # search of which nothing is known.
         least, measured = sig.sampling_variance(len(matrix)), sig.sharpe_variance(matrix)
         correlation = sig.mean_correlation(matrix)
         variance = max(least, measured)
@@ -79,7 +89,10 @@ def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int
         spreads.append(variance)
         known.append(measured >= least)
         alike.append(correlation)
-    fewer = [sig.expected_best_sharpe(count, variance) for count, variance in zip(effective, spreads, strict=True)]
+    fewer = [
+        sig.expected_best_sharpe(count, variance)
+        for count, variance in zip(effective, spreads, strict=True)
+    ]
     hurdle, easier = float(np.mean(hurdles)), float(np.mean(fewer))
     return {
         "sharpe": sample.sharpe * year,
@@ -87,7 +100,9 @@ def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int
         "deflated": sig.probabilistic_sharpe(sample, hurdle),
         "expected_best": hurdle * year,
         "trial_variance": float(np.mean(spreads)) * sessions_a_year,
-        "trial_variance_source": "among the trials" if all(known) else "1/(S - 1): the trials differ by less",
+        "trial_variance_source": (
+            "among the trials" if all(known) else "1/(S - 1): the trials differ by less"
+        ),
         "trial_correlation": float(np.mean(alike)),
         "effective_trials": float(np.sum(effective)),
         "deflated_effective": sig.probabilistic_sharpe(sample, easier),
@@ -98,9 +113,14 @@ def _deflated(trials: int | None, windows: Sequence[Array], sessions_a_year: int
 def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
     """PBO over the selection window, with as many blocks as it has room for (at most 16).
 
-    Of several windows each has its own cross-validation; the numbers are their means, the logits stand together.
+    Of several windows each has its own cross-validation; the numbers are their means, the logits
+    stand together.
     """
-    cut = [(values, min(16, values.shape[0] // 2 // 2 * 2)) for values in windows if values.shape[1] > 1]
+    cut = [
+        (values, min(16, values.shape[0] // 2 // 2 * 2))
+        for values in windows
+        if values.shape[1] > 1
+    ]
     found = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
     if not found:
         return None
@@ -120,16 +140,22 @@ def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
 
 
 def _romano_wolf(windows: Sequence[Array], seed: int) -> dict[str, Any] | None:
-    """How many trials are ahead of the benchmark where they were chosen, once all of them are tested together."""
+    """How many trials are ahead of the benchmark where they were chosen, once all of them are
+    tested together."""
     tested = [romano_wolf(matrix, seed=seed) for matrix in windows if len(matrix) >= FEW_SESSIONS]
     if not tested:
         return None
     every = np.concatenate(tested)
-    return {"ahead": int((every <= DECIDES).sum()), "trials": int(every.size), "best_p_value": float(every.min())}
+    return {
+        "ahead": int((every <= DECIDES).sum()),
+        "trials": int(every.size),
+        "best_p_value": float(every.min()),
+    }
 
 
 def null_model_did_as_well(null_model: Mapping[str, Any] | None) -> bool:
-    """Whether the search without information selected something that looked as good as the true search's best."""
+    """Whether the search without information selected something that looked as good as the true
+    search's best."""
     if null_model is None:
         return False
     free, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
@@ -143,7 +169,10 @@ def _sentence(found: Mapping[str, Any]) -> str:
         return "Chosen from an unknown number of trials."
     said = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
     if (sharpe := found["sharpe"]) is not None and trials > 1:
-        hurdle = f"where the luckiest of as many without skill is expected to show {ratio(sharpe['expected_best'])}"
+        hurdle = (
+            "where the luckiest of as many without skill is expected to show"
+            f" {ratio(sharpe['expected_best'])}"
+        )
         said[0] += f" with a Sharpe ratio of {ratio(sharpe['sharpe'])} there, {hurdle}"
         said[0] += f" (deflated Sharpe {probability(sharpe['deflated'])})"
     if (overfit := found["overfitting"]) is not None:

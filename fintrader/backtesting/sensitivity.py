@@ -1,6 +1,8 @@
-"""How much of a result hangs on one choice: costs, fills, a bar's delay, capital, the first day, a single stock.
+"""How much of a result hangs on one choice: costs, fills, a bar's delay, capital, the first day, a
+single stock.
 
-Every row is a whole simulation with one thing changed. What a result survives is worth more than its best number.
+Every row is a whole simulation with one thing changed. What a result survives is worth more than
+its best number.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ Array = NDArray[np.float64]
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 FILLS = ("next_open", "next_close", "close")
 CAPITALS = (1, 10, 100)
-"""Multiples of the capital: what a strategy earns with more money says how much of it the market takes."""
+"""Multiples of the capital: what a strategy earns with more money says how much of it the market
+takes."""
 START_SHIFTS = (1, 2, 3, 4, 5)
 
 Variation: TypeAlias = dict[str, Any]
-"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`, `capital_usd`,
-`start_sessions` or `without`), `setting` (the changed value, as text), `STATISTICS` and `chosen` (whether the backtest
-itself chose so)."""
+"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`,
+`capital_usd`, `start_sessions` or `without`), `setting` (the changed value, as text), `STATISTICS`
+and `chosen` (whether the backtest itself chose so)."""
 STATISTICS = ("cumulative_return", "sharpe", "max_drawdown")
 
 
@@ -52,23 +55,36 @@ def sensitivity(
 ) -> list[Variation]:
     """All variations. Raises BacktestError where a simulation does.
 
-    Of a walk-forward `policy` and `market` are lists with one entry for each fold, put together by `stitch`: its costs,
-    fills, delay and capital are varied only, for the first day is the folds' and the symbols are each policy's own.
+    Of a walk-forward `policy` and `market` are lists with one entry for each fold, put together by
+    `stitch`: its costs, fills, delay and capital are varied only, for the first day is the folds'
+    and the symbols are each policy's own.
     """
     if not isinstance(market, MarketTensors):
         policies, windows, shifts, stocks = cast(Sequence[Policy], policy), list(market), [], False
     else:
         policies, windows = [cast(Policy, policy)], [market]
         starts = m.session_starts(market.session.cpu().numpy())
-        shifts = [shift for shift in start_shifts if shift < len(starts) and market.num_bars - starts[shift] >= 2]
+        shifts = [
+            shift
+            for shift in start_shifts
+            if shift < len(starts) and market.num_bars - starts[shift] >= 2
+        ]
     costs = sorted({*costs_bps, settings.cost_bps})
-    money = [multiple for multiple in capitals if multiple * settings.initial_cash_usd <= MOST_CASH_USD]
+    money = [
+        multiple for multiple in capitals if multiple * settings.initial_cash_usd <= MOST_CASH_USD
+    ]
     rows: list[Variation] = []
 
     def trade(
-        kind: str, setting: str, changed: EnvSettings, chosen: bool, run: Callable[..., BacktestResult] = simulate
+        kind: str,
+        setting: str,
+        changed: EnvSettings,
+        chosen: bool,
+        run: Callable[..., BacktestResult] = simulate,
     ) -> None:
-        parts = [run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        parts = [
+            run(policy, window, changed) for policy, window in zip(policies, windows, strict=True)
+        ]
         task.advance(note=f"{kind} {setting}")
         daily = None
         # One fold may leave nothing to go on with: no figures then, and the other rows stand.
@@ -92,7 +108,13 @@ def sensitivity(
             trade("capital_usd", f"{usd:.0f}", settings.model_copy(update=more), multiple == 1)
         for shift in shifts:
             window = windows[0].window(int(starts[shift]), windows[0].num_bars)
-            rows.append(_row("start_sessions", str(shift), simulate(policies[0], window, settings).daily_returns))
+            rows.append(
+                _row(
+                    "start_sessions",
+                    str(shift),
+                    simulate(policies[0], window, settings).daily_returns,
+                )
+            )
             task.advance(note=f"start {shift} sessions later")
         if stocks:
             rows += without_each(policies[0], windows[0], settings)
@@ -118,7 +140,8 @@ def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> Bac
 
 
 def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -> list[Variation]:
-    """One account for each symbol, which never buys that symbol: all of them at once in one environment."""
+    """One account for each symbol, which never buys that symbol: all of them at once in one
+    environment."""
     count = market.num_assets
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
     env = TradingEnv.evaluation(market, settings, num_envs=count, record=True)
@@ -133,7 +156,8 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
             bars = info["bars"][0].cpu().numpy()
             values = info["bar_equity"].cpu().numpy()
             equity[bars[:, None], np.flatnonzero(alive)] = values.T[:, alive]
-            # A ruined account stays at what it had; the others go on (its episode is begun anew and ignored).
+            # A ruined account stays at what it had; the others go on (its episode is begun anew and
+            # ignored).
             gone = terminated.cpu().numpy() & alive
             equity[bars[-1] :, gone] = values[gone, -1]
             alive &= ~gone
@@ -142,7 +166,10 @@ def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -
                 # Finished accounts are reset at the bar where the others stand.
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
     daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
-    return [_row("without", symbol, returns) for symbol, returns in zip(market.symbols, daily, strict=True)]
+    return [
+        _row("without", symbol, returns)
+        for symbol, returns in zip(market.symbols, daily, strict=True)
+    ]
 
 
 def _row(kind: str, setting: str, daily: Array | None, chosen: bool = False) -> Variation:

@@ -1,15 +1,16 @@
-"""How much of a Sharpe ratio is luck: probabilistic and deflated Sharpe ratios, track record length, overfitting.
+"""How much of a Sharpe ratio is luck: probabilistic and deflated Sharpe ratios, track record
+length, overfitting.
 
-Sharpe ratios here are per period (not annualised) unless a name says otherwise: the formulas hold for any period,
-and annualising is one multiplication by √252 at the end.
+Sharpe ratios here are per period (not annualised) unless a name says otherwise: the formulas hold
+for any period, and annualising is one multiplication by √252 at the end.
 
-Sources: Bailey and López de Prado, "The Sharpe Ratio Efficient Frontier" (2012) [PSR, minimum track record];
-Bailey and López de Prado, "The Deflated Sharpe Ratio" (2014) [expected maximum, DSR, effective trials]; Lo, "The
-Statistics of Sharpe Ratios" (2002); Bailey, Borwein, López de Prado and Zhu, "The Probability of Backtest
-Overfitting" (2017) [CSCV].
+Sources: Bailey and López de Prado, "The Sharpe Ratio Efficient Frontier" (2012) [PSR, minimum track
+record]; Bailey and López de Prado, "The Deflated Sharpe Ratio" (2014) [expected maximum, DSR,
+effective trials]; Lo, "The Statistics of Sharpe Ratios" (2002); Bailey, Borwein, López de Prado and
+Zhu, "The Probability of Backtest Overfitting" (2017) [CSCV].
 
-An example. ElegantRL-Podracer (arXiv 2112.05923) reports a Sharpe ratio of 2.20 over one year of trading, the best
-of a tournament of 80 agents, say. What can be said of it?
+An example. ElegantRL-Podracer (arXiv 2112.05923) reports a Sharpe ratio of 2.20 over one year of
+trading, the best of a tournament of 80 agents, say. What can be said of it?
 
     >>> year = SharpeSample(2.20 / 252**0.5, periods=252)
     >>> low, high = (round(bound * 252**0.5, 2) for bound in year.interval(0.95))
@@ -58,7 +59,8 @@ class SharpeSample:
 
     @classmethod
     def of(cls, returns: ArrayLike) -> SharpeSample | None:
-        """The sample of a return series; None when it has fewer than three values or no dispersion."""
+        """The sample of a return series; None when it has fewer than three values or no
+        dispersion."""
         values = known(returns)
         spread = deviation(values)
         third, fourth = skew(values), kurtosis(values)
@@ -68,7 +70,8 @@ class SharpeSample:
 
     @property
     def standard_error(self) -> float:
-        """`√((1 − γ₃ SR + (γ₄ − 1)/4 · SR²) / (T − 1))` (Mertens 2002; with a normal sample, Lo 2002)."""
+        """`√((1 − γ₃ SR + (γ₄ − 1)/4 · SR²) / (T − 1))` (Mertens 2002; with a normal sample, Lo
+        2002)."""
         variance = 1 - self.skew * self.sharpe + (self.kurtosis - 1) / 4 * self.sharpe**2
         return math.sqrt(max(variance, 1e-12) / (self.periods - 1))
 
@@ -87,10 +90,12 @@ def probabilistic_sharpe(sample: SharpeSample, threshold: float = 0.0) -> float:
 
 
 def sampling_variance(periods: int) -> float:
-    """1/(T − 1): variance of a Sharpe ratio per period over T periods when there is no skill (Lo 2002, at SR = 0).
+    """1/(T − 1): variance of a Sharpe ratio per period over T periods when there is no skill (Lo
+    2002, at SR = 0).
 
-    Least V for a verdict. The expected maximum holds for independent trials; what correlated trials share is luck,
-    too, but moves all of them at once, so that the variance among them does not hold it.
+    Least V for a verdict. The expected maximum holds for independent trials; what correlated trials
+    share is luck, too, but moves all of them at once, so that the variance among them does not hold
+    it.
     """
     return 1 / (periods - 1)
 
@@ -100,7 +105,8 @@ def expected_best_sharpe(trials: float, variance: float) -> float:
 
         SR₀ = √V ((1 − γ) Φ⁻¹(1 − 1/N) + γ Φ⁻¹(1 − 1/(N e)))        (2014, eq. 1)
 
-    `variance` V is that of the trials' Sharpe ratios, in the same period as the answer. 0 for a single trial.
+    `variance` V is that of the trials' Sharpe ratios, in the same period as the answer. 0 for a
+    single trial.
     """
     if trials <= 1:
         return 0.0
@@ -110,12 +116,16 @@ def expected_best_sharpe(trials: float, variance: float) -> float:
 
 
 def deflated_sharpe(sample: SharpeSample, trials: float, variance: float) -> float:
-    """DSR: the PSR against SR₀, the best that `trials` trials without skill would have shown (2014, eq. 2)."""
+    """DSR: the PSR against SR₀, the best that `trials` trials without skill would have shown (2014,
+    eq. 2)."""
     return probabilistic_sharpe(sample, expected_best_sharpe(trials, variance))
 
 
-def minimum_track_record(sample: SharpeSample, threshold: float = 0.0, confidence: float = 0.95) -> float | None:
-    """Periods needed for PSR(threshold) to reach `confidence`; None when SR does not exceed the threshold.
+def minimum_track_record(
+    sample: SharpeSample, threshold: float = 0.0, confidence: float = 0.95
+) -> float | None:
+    """Periods needed for PSR(threshold) to reach `confidence`; None when SR does not exceed the
+    threshold.
 
     MinTRL = 1 + (1 − γ₃ SR + (γ₄ − 1)/4 · SR²) (Φ⁻¹(1 − α) / (SR − SR*))²        (2012, eq. 13)
     """
@@ -126,12 +136,17 @@ def minimum_track_record(sample: SharpeSample, threshold: float = 0.0, confidenc
 
 
 def trial_sharpes(returns: ArrayLike) -> Array:
-    """Sharpe ratio per period of each column of `[T, N]`; 0 for a column without dispersion (it never traded)."""
+    """Sharpe ratio per period of each column of `[T, N]`; 0 for a column without dispersion (it
+    never traded)."""
     values = np.asarray(returns, dtype=np.float64)
     if values.ndim != 2 or values.shape[0] < 2:
-        raise BacktestError(f"trial returns have shape {values.shape}; expected at least two periods by trials")
+        raise BacktestError(
+            f"trial returns have shape {values.shape}; expected at least two periods by trials"
+        )
     if not np.isfinite(values).all():
-        raise BacktestError("trial returns hold NaN or infinity; give every trial a return for every period")
+        raise BacktestError(
+            "trial returns hold NaN or infinity; give every trial a return for every period"
+        )
     spread = values.std(axis=0, ddof=1)
     flat = values.max(axis=0) == values.min(axis=0)
     return np.where(flat, 0.0, values.mean(axis=0) / np.where(flat, 1.0, spread))
@@ -144,7 +159,8 @@ def sharpe_variance(returns: ArrayLike) -> float:
 
 
 def mean_correlation(returns: ArrayLike) -> float:
-    """ρ̂: mean correlation between different trials of `[T, N]`; flat columns count as uncorrelated. In [0, 1]."""
+    """ρ̂: mean correlation between different trials of `[T, N]`; flat columns count as
+    uncorrelated. In [0, 1]."""
     values = np.asarray(returns, dtype=np.float64)
     count = values.shape[1]
     if count < 2:
@@ -158,7 +174,8 @@ def mean_correlation(returns: ArrayLike) -> float:
 
 
 def effective_trials(trials: float, correlation: float) -> float:
-    """N̂ = ρ̂ + (1 − ρ̂) M: independent trials worth as much as M trials of mean correlation ρ̂ (2014, eq. 9)."""
+    """N̂ = ρ̂ + (1 − ρ̂) M: independent trials worth as much as M trials of mean correlation ρ̂
+    (2014, eq. 9)."""
     return correlation + (1 - correlation) * trials
 
 
@@ -167,13 +184,16 @@ class Overfitting:
     """What combinatorially symmetric cross-validation found."""
 
     probability: float
-    """PBO: share of splits in which the best trial in-sample falls into the lower half out-of-sample."""
+    """PBO: share of splits in which the best trial in-sample falls into the lower half
+    out-of-sample."""
     logits: Array
-    """`[splits]`: ln(ω / (1 − ω)) of the in-sample best's relative rank out-of-sample; PBO is the share <= 0."""
+    """`[splits]`: ln(ω / (1 − ω)) of the in-sample best's relative rank out-of-sample; PBO is the
+    share <= 0."""
     loss_probability: float
     """Share of splits in which the in-sample best loses money (Sharpe below 0) out-of-sample."""
     slope: float | None
-    """Slope of the out-of-sample on the in-sample Sharpe ratio of the in-sample best; negative where it degrades."""
+    """Slope of the out-of-sample on the in-sample Sharpe ratio of the in-sample best; negative
+    where it degrades."""
     blocks: int
     trials: int
 
@@ -181,15 +201,18 @@ class Overfitting:
 def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
     """Probability of backtest overfitting by CSCV, over a return matrix `[T, N]` (2017, section 3).
 
-    Time is cut into `blocks` equal pieces (the first T mod blocks periods are dropped); every half of them selects
-    the best trial by Sharpe ratio, and the other half ranks it. Only the pieces' moments are combined, so the cost
-    hardly depends on T. Raises BacktestError below two trials or two periods a block.
+    Time is cut into `blocks` equal pieces (the first T mod blocks periods are dropped); every half
+    of them selects the best trial by Sharpe ratio, and the other half ranks it. Only the pieces'
+    moments are combined, so the cost hardly depends on T. Raises BacktestError below two trials or
+    two periods a block.
     """
     values = np.asarray(returns, dtype=np.float64)
     if blocks < 2 or blocks % 2:
         raise BacktestError(f"blocks must be even and at least 2, got {blocks}")
     if values.ndim != 2 or values.shape[1] < 2 or values.shape[0] < 2 * blocks:
-        raise BacktestError(f"returns {values.shape} are too few for {blocks} blocks of at least two trials")
+        raise BacktestError(
+            f"returns {values.shape} are too few for {blocks} blocks of at least two trials"
+        )
     trials = values.shape[1]
     size = values.shape[0] // blocks
     kept = values[-size * blocks :]

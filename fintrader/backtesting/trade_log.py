@@ -1,4 +1,5 @@
-"""The log of one account: what was held, earned and paid at every bar, and the list of its trades."""
+"""The log of one account: what was held, earned and paid at every bar, and the list of its
+trades."""
 
 from __future__ import annotations
 
@@ -49,8 +50,18 @@ class TradeLog:
         self.ruined = False
         self._fills: list[Fills] = []
 
-    def trade(self, kind: str, decided: int, filled: int, shown: int, traded: Array, price: Array, cost: Array) -> None:
-        """Note signed trades `[N]` (0 where none) at `price` and `cost` `[N]`, first seen in the equity of `shown`."""
+    def trade(
+        self,
+        kind: str,
+        decided: int,
+        filled: int,
+        shown: int,
+        traded: Array,
+        price: Array,
+        cost: Array,
+    ) -> None:
+        """Note signed trades `[N]` (0 where none) at `price` and `cost` `[N]`, first seen in the
+        equity of `shown`."""
         which = np.flatnonzero(traded)
         if not which.size:
             return
@@ -61,11 +72,13 @@ class TradeLog:
         self.costs[shown] += part[2].sum()
 
     def trades(self, *columns: NDArray[Any]) -> None:
-        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the log already."""
+        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the log
+        already."""
         self._fills.append(Fills(*columns))
 
     def ruin(self, bar: int) -> None:
-        """Close a ruined account at its last mark, with costs; its equity then stays what is left."""
+        """Close a ruined account at its last mark, with costs; its equity then stays what is
+        left."""
         held = self.shares[bar].copy()
         cost = self.cost_of_closing(bar)
         self.trade("ruin", bar, bar, bar, -held, self.mark[bar], cost)
@@ -74,13 +87,16 @@ class TradeLog:
         self.equity[bar:] = self.equity[bar] - cost.sum()
 
     def cost_of_closing(self, bar: int) -> Array:
-        """`[N]` USD: what closing every position at its mark of `bar` costs; however large, it fills."""
+        """`[N]` USD: what closing every position at its mark of `bar` costs; however large, it
+        fills."""
         held = torch.from_numpy(self.shares[[bar]])
         quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(
             price=self._view.mark[[bar]]
         )
         quote = Bar(*(value.cpu() for value in quote))
-        cost: Array = closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[0].numpy()
+        cost: Array = closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[
+            0
+        ].numpy()
         return cost
 
     def result(self, name: str, note: str) -> BacktestResult:
@@ -108,12 +124,16 @@ class TradeLog:
         whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
         start = self.market.minutes.cpu().numpy()
         length = self.market.bar_minutes * MINUTE_NS
-        at_open = (whole.kind == "split") | ((whole.kind == "order") & (self.settings.fill == "next_open"))
+        at_open = (whole.kind == "split") | (
+            (whole.kind == "order") & (self.settings.fill == "next_open")
+        )
         filled = start[whole.filled] + np.where(at_open, 0, length)
         return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)
 
 
-def trade_frame(fills: Fills, symbols: Sequence[str], decided_ns: Any, filled_ns: Any) -> pd.DataFrame:
+def trade_frame(
+    fills: Fills, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
+) -> pd.DataFrame:
     """Rows of the trade list, decided and filled at these times (ns, UTC)."""
     frame = {
         "decision_bar": fills.decided,

@@ -16,8 +16,8 @@
                        notes a look seals again (`backtest_files.make_seal`)
     report.html        the same, to read; whoever is above writes it afterwards (`report.html.write_report`)
 
-Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a folder with a
-metrics.json is a whole backtest, and one with a report.html has its report.
+Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a
+folder with a metrics.json is a whole backtest, and one with a report.html has its report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, file_sha256, write_bytes, write_json
-from fintrader.results.backtest_files import PRICE_COLUMNS, SEAL, StoredBacktest, empty_trades, make_seal
+from fintrader.results.backtest_files import (
+    PRICE_COLUMNS,
+    SEAL,
+    StoredBacktest,
+    empty_trades,
+    make_seal,
+)
 from fintrader.results.history import gross_exposure
 
 TABLES = ("equity", "positions", "prices", "trades")
@@ -53,16 +59,23 @@ def tabulate(
     analysis: Mapping[str, Any] | None = None,
     explanation: Mapping[str, Any] | None = None,
 ) -> StoredBacktest:
-    """Results as the tables that are stored. Raises BacktestError when there is none, or their bars differ."""
+    """Results as the tables that are stored. Raises BacktestError when there is none, or their bars
+    differ."""
     if not results:
         raise BacktestError("there is no result to write; simulate at least one strategy first")
     first = next(iter(results.values()))
     for name, result in results.items():
         if not np.array_equal(result.minutes, first.minutes):
-            raise BacktestError(f"{name} and {first.name} cover different bars; simulate them over the same window")
+            raise BacktestError(
+                f"{name} and {first.name} cover different bars; simulate them over the same window"
+            )
     parts = {
-        "equity": pd.concat([_equity_rows(name, result) for name, result in results.items()], ignore_index=True),
-        "positions": pd.concat([_position_rows(name, result) for name, result in results.items()], ignore_index=True),
+        "equity": pd.concat(
+            [_equity_rows(name, result) for name, result in results.items()], ignore_index=True
+        ),
+        "positions": pd.concat(
+            [_position_rows(name, result) for name, result in results.items()], ignore_index=True
+        ),
         "trades": _trade_rows(results),
         "prices": _price_rows(results),
         "context": {
@@ -142,7 +155,9 @@ def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     parts = []
     for name, result in results.items():
         trades = result.trades if len(result.trades) else empty_trades()
-        parts.append(trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str")))
+        parts.append(
+            trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str"))
+        )
     filled = [part for part in parts if len(part)] or parts[:1]
     frame = pd.concat(filled, ignore_index=True)
     return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
@@ -159,25 +174,46 @@ def write_backtest(
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
 
-    `context` is plain JSON about the run, which a report shows; `trials` in it is the number of strategies tried and
-    `looks` the number of this look at the window. `evidence` makes the assessment sharper: what else `honesty.assess`
-    takes. Raises BacktestError when results cover different bars.
+    `context` is plain JSON about the run, which a report shows; `trials` in it is the number of
+    strategies tried and `looks` the number of this look at the window. `evidence` makes the
+    assessment sharper: what else `honesty.assess` takes. Raises BacktestError when results cover
+    different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials, look = context.get("trials"), int(context.get("looks") or 1)
-    honesty = assess(results, trials=trials if isinstance(trials, int) and trials > 0 else None, look=look, **evidence)
-    stored = tabulate(results, context, honesty, sensitivity, analyse(results, evidence.get("market")), explanation)
+    honesty = assess(
+        results,
+        trials=trials if isinstance(trials, int) and trials > 0 else None,
+        look=look,
+        **evidence,
+    )
+    stored = tabulate(
+        results,
+        context,
+        honesty,
+        sensitivity,
+        analyse(results, evidence.get("market")),
+        explanation,
+    )
     folder = Path(folder)
-    for name in ("metrics.json", "report.html"):  # an earlier backtest's, of which the rest goes now
+    for name in (
+        "metrics.json",
+        "report.html",
+    ):  # an earlier backtest's, of which the rest goes now
         (folder / name).unlink(missing_ok=True)
     for name in TABLES:
         table: pd.DataFrame = getattr(stored, name)
-        write_bytes(folder / f"{name}.parquet", table.to_parquet(engine="pyarrow", compression="zstd", index=False))
+        write_bytes(
+            folder / f"{name}.parquet",
+            table.to_parquet(engine="pyarrow", compression="zstd", index=False),
+        )
     for name in RECORDS:
         write_json(folder / f"{name}.json", getattr(stored, name))
     last = dump_json(stored.metrics).encode()
-    hashes = {name: file_sha256(folder / name) for name in FILES} | {"metrics.json": hashlib.sha256(last).hexdigest()}
+    hashes = {name: file_sha256(folder / name) for name in FILES} | {
+        "metrics.json": hashlib.sha256(last).hexdigest()
+    }
     write_bytes(folder / SEAL, make_seal(hashes))
     write_bytes(folder / "metrics.json", last)
     return stored

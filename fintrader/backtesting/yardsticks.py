@@ -1,4 +1,5 @@
-"""All that stands beside a result: the baselines, the ridge yardstick, and the portfolio that it is active against."""
+"""All that stands beside a result: the baselines, the ridge yardstick, and the portfolio that it is
+active against."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Yardsticks:
     """What a result over one window is held against."""
 
     baselines: Mapping[str, BacktestResult]
-    """By name; the benchmark portfolio among them, but for cash, which nobody needs to see drawn."""
+    """By name; the benchmark portfolio among them, but for cash, which nobody needs to see
+    drawn."""
     portfolio: BacktestResult
     """What `env.benchmark` names."""
     left_out: Mapping[str, str]
@@ -42,10 +44,12 @@ def yardsticks(
 ) -> Yardsticks:
     """Simulate them over the whole of `market`, at the policy's costs.
 
-    `train`: the window that ridge is fitted on and the usual volatility is taken from; `validation`: the one that
-    ridge's horizon, penalty and rate are chosen on. Neither may overlap `market`. `every`: all baselines.
+    `train`: the window that ridge is fitted on and the usual volatility is taken from;
+    `validation`: the one that ridge's horizon, penalty and rate are chosen on. Neither may overlap
+    `market`. `every`: all baselines.
 
-    Raises BacktestError for a window of fewer than two bars, EnvError for a benchmark that this market cannot make.
+    Raises BacktestError for a window of fewer than two bars, EnvError for a benchmark that this
+    market cannot make.
     """
     found = simulate_baselines(market, settings, train=train, progress=progress, every=every)
     kind = benchmark_kind(market, settings.benchmark)

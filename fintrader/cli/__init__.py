@@ -2,8 +2,9 @@
 
     fintrader run configs/quickstart.yaml --env.num-envs 64
 
-Values come from three places, later ones win: the models' defaults, the YAML file, the command line. A mistake in
-any of them is one line on standard error and exit status 2; an interruption (Ctrl-C) is 130, SIGTERM 143.
+Values come from three places, later ones win: the models' defaults, the YAML file, the command
+line. A mistake in any of them is one line on standard error and exit status 2; an interruption
+(Ctrl-C) is 130, SIGTERM 143.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from fintrader.errors import ConfigError, FintraderError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with a status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, not imported yet: threads of small networks wait for others
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # torch, not imported yet: threads of small networks wait for others
     with logs.written(_log_format(argv)):
         _main(argv)
 
@@ -42,7 +45,9 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 def _main(argv: list[str]) -> None:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)  # as the first process of a container it would do nothing
+        signal.signal(
+            signal.SIGTERM, _terminated
+        )  # as the first process of a container it would do nothing
     try:
         dispatch(argv)
     except reproducible.RestartNeeded as error:
@@ -63,16 +68,30 @@ def _main(argv: list[str]) -> None:
         if error.errno not in _PLACES:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _complain(one_line(f"{where}{error.strerror}; free space or rights there, or choose another folder"))
+        _complain(
+            one_line(
+                f"{where}{error.strerror}; free space or rights there, or choose another folder"
+            )
+        )
         sys.exit(2)
 
 
-_PLACES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
-"""What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no bug."""
+_PLACES = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+}
+"""What is wrong with a disk or its rights, wherever it shows: a user can mend it, so it is no
+bug."""
 
 
 def _log_format(argv: list[str]) -> str | None:
-    """Known before anything is parsed, so that a mistake on the command line is told in the same form."""
+    """Known before anything is parsed, so that a mistake on the command line is told in the same
+    form."""
     joined = " ".join(argv).replace("log_format", "log-format")
     asked = "--log-format json" in joined or "--log-format=json" in joined
     return "json" if asked else None
@@ -116,7 +135,11 @@ def dispatch(argv: list[str]) -> None:
 
 _VERBS: tuple[tuple[str, str, str], ...] = (
     ("run", "run", "bars to backtest, all stages; again after a kill, it goes on where it was."),
-    ("train", "train_one", "one agent, no tournament, for the budget of a pod; scored on the validation window."),
+    (
+        "train",
+        "train_one",
+        "one agent, no tournament, for the budget of a pod; scored on the validation window.",
+    ),
     ("tournament", "run_tournament", "data and tournament, without the look at the test window."),
     (
         "walkforward",
@@ -127,22 +150,32 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
 """Commands that are one verb of the pipeline: name, verb, what it does."""
 _DATA_VERBS: tuple[tuple[str, str, str], ...] = (
     ("data build", "build_data", "build the market file, or say that it is there already."),
-    ("data quality", "report_quality", "report every hole and fault of the bars, by symbol and day."),
+    (
+        "data quality",
+        "report_quality",
+        "report every hole and fault of the bars, by symbol and day.",
+    ),
     ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
-    ("data verify", "verify_data", "check every stored file against its hash; exit status 1 when one differs."),
+    (
+        "data verify",
+        "verify_data",
+        "check every stored file against its hash; exit status 1 when one differs.",
+    ),
 )
 """The same for those that read of a configuration only what concerns its bars."""
 
 
 def _compare_data(argv: list[str]) -> None:
-    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page with a heat map."""
+    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page
+    with a heat map."""
     from fintrader.cli.bars import compare_data
 
     compare_data(argv)
 
 
 def _complete(argv: list[str]) -> None:
-    """bash|zsh|fish: a script that completes commands and settings on Tab; eval it where the shell starts."""
+    """bash|zsh|fish: a script that completes commands and settings on Tab; eval it where the shell
+    starts."""
     shell, _ = positional("completion", "|".join(help.SHELLS), argv)
     print(help.completion(_COMMANDS, shell))
 

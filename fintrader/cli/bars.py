@@ -11,7 +11,8 @@ from fintrader.errors import ConfigError
 
 
 class CompareOptions(CompareSettings):
-    """How two sets of bars are compared, and where the comparison goes. Each is a configuration, files, or a market."""
+    """How two sets of bars are compared, and where the comparison goes. Each is a configuration,
+    files, or a market."""
 
     out: Path = Path("comparison")
     """Folder that gets `comparison.json` and `comparison.html`."""
@@ -20,18 +21,24 @@ class CompareOptions(CompareSettings):
 
 
 def compare_data(argv: list[str]) -> None:
-    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page with a heat map."""
+    """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page
+    with a heat map."""
     from fintrader.report.bars import describe, write_comparison
 
     as_json = "--json" in argv
     words = [word for word in argv if word != "--json"]
     sides = words[:2]
     if len(sides) < 2 or any(word.startswith("-") for word in sides):
-        raise ConfigError("`fintrader data compare` needs A and B first: two configurations, files or built markets")
+        raise ConfigError(
+            "`fintrader data compare` needs A and B first: two configurations, files or built"
+            " markets"
+        )
     options = parse(CompareOptions(), words[2:], "data compare")
     (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
     if calendar != other:
-        raise ConfigError(f"A is of the calendar {calendar} and B of {other}; compare bars of one exchange")
+        raise ConfigError(
+            f"A is of the calendar {calendar} and B of {other}; compare bars of one exchange"
+        )
     report = compare_bars(a, b, calendar, tolerance_bps=options.tolerance_bps)
     written = write_comparison(report, options.out)
     if as_json:

@@ -1,4 +1,5 @@
-"""The commands that make something (data, tournaments, backtests), and those that check what was made."""
+"""The commands that make something (data, tournaments, backtests), and those that check what was
+made."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from fintrader.data.data_config import DataConfig
     from fintrader.pipeline.config import RunConfig
 
-# --- make ----------------------------------------------------------------------------------------------------
+# --- make -----------------------------------------------------------------------------------------
 
 
-def verb(name: str, function: str, about: str, *, bars_only: bool = False) -> Callable[[list[str]], None]:
-    """The command that calls `pipeline.<function>` on a configuration, or `data.commands.<function>` on what it says of
-    its bars, which needs no torch; exit status 1 where that answers False."""
+def verb(
+    name: str, function: str, about: str, *, bars_only: bool = False
+) -> Callable[[list[str]], None]:
+    """The command that calls `pipeline.<function>` on a configuration, or
+    `data.commands.<function>` on what it says of its bars, which needs no torch; exit status 1
+    where that answers False."""
 
     def command(argv: list[str]) -> None:
         home = import_module("fintrader.data.commands" if bars_only else "fintrader.pipeline")
@@ -48,16 +52,26 @@ def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
     """What to do with a finished run: read its report, and come back with bars of one's own."""
     program = Path(sys.argv[0])
     found = shutil.which("fintrader")
-    named = program.name == "fintrader" and (found is None or Path(found).resolve() != program.resolve())
+    named = program.name == "fintrader" and (
+        found is None or Path(found).resolve() != program.resolve()
+    )
     us = shlex.quote(os.path.relpath(program)) if named else "fintrader"
-    home = "" if config.runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
+    home = (
+        ""
+        if config.runs_dir == Path("runs")
+        else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
+    )
     yield f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`."
     if config.data.source.kind == "synthetic":
-        yield f"These bars are made up. With a file or folder of your own: `{us} init FILE`, and run what it writes."
+        yield (
+            f"These bars are made up. With a file or folder of your own: `{us} init FILE`, and run"
+            " what it writes."
+        )
 
 
 def collect_garbage(argv: list[str]) -> None:
-    """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes, remove them."""
+    """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes,
+    remove them."""
     from fintrader.data.commands import collect_garbage
     from fintrader.data.data_config import load_data_config
 
@@ -68,7 +82,8 @@ def collect_garbage(argv: list[str]) -> None:
 
 
 def lookahead(argv: list[str]) -> None:
-    """CONFIG [--prefixes N] [--overrides]: change the future; exit status 1 when the past notices, 3 for an alarm."""
+    """CONFIG [--prefixes N] [--overrides]: change the future; exit status 1 when the past notices,
+    3 for an alarm."""
     from fintrader import pipeline
     from fintrader.backtesting.lookahead import LookaheadSettings
 
@@ -78,7 +93,11 @@ def lookahead(argv: list[str]) -> None:
         field = name[2:].replace("-", "_")
         if name.startswith("--") and field in LookaheadSettings.model_fields:
             flag = LookaheadSettings.model_fields[field].annotation is bool
-            own += [word] if equals or flag else [word, *[value for value in (next(words, None),) if value is not None]]
+            own += (
+                [word]
+                if equals or flag
+                else [word, *[value for value in (next(words, None),) if value is not None]]
+            )
         else:
             rest.append(word)
     settings = parse(LookaheadSettings(), own, "lookahead")
@@ -95,13 +114,16 @@ def backtest(argv: list[str]) -> None:
     home = pipeline.open_run(folder)
     path = home / "config.yaml"
     if not path.is_file():
-        raise ConfigError(f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run")
+        raise ConfigError(
+            f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run"
+        )
     config = parse(pipeline.load_config(path), rest, "backtest")
     pipeline.backtest_run(home, config, called=folder)
 
 
 def compare(argv: list[str]) -> None:
-    """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of another window."""
+    """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of
+    another window."""
     from fintrader.report.compare import labels, write_comparison
 
     words, out = list(argv), Path("comparison.html")
@@ -112,7 +134,9 @@ def compare(argv: list[str]) -> None:
         out = Path(words[place + 1])
         del words[place : place + 2]
     if not words or any(word.startswith("-") for word in words):
-        raise ConfigError("`fintrader compare` needs RUN RUN ..., and knows no option but --out FILE")
+        raise ConfigError(
+            "`fintrader compare` needs RUN RUN ..., and knows no option but --out FILE"
+        )
     if out.is_dir():
         raise ConfigError(f"--out: {out} is a folder; name the file to write")
     from fintrader.results.backtest_files import read_backtest
@@ -121,7 +145,9 @@ def compare(argv: list[str]) -> None:
     found = {}
     for label, word in zip(labels(words), words, strict=True):
         home = run_path(word)
-        found[label] = read_backtest(home if (home / "metrics.json").is_file() else home / "backtest")
+        found[label] = read_backtest(
+            home if (home / "metrics.json").is_file() else home / "backtest"
+        )
         if found[label].changed:
             print(f"{label}: {found[label].changed}")
     for stored in found.values():
@@ -140,12 +166,13 @@ class ReproduceOptions(Settings):
     data: PathText | None = None
     """Where the bars lie here, if not where the report's configuration says."""
     allow_code: bool = False
-    """Import the code that the report's configuration names (features or a reward of its author's own)."""
+    """Import the code that the report's configuration names (features or a reward of its author's
+    own)."""
 
 
 def reproduce(argv: list[str]) -> None:
-    """REPORT.html [--keep DIR] [--data PATH]: run a report's run again and compare every metric; status 1 if one
-    differs."""
+    """REPORT.html [--keep DIR] [--data PATH]: run a report's run again and compare every metric;
+    status 1 if one differs."""
     from fintrader import pipeline
 
     report, options = with_options("reproduce", ReproduceOptions(), argv, "REPORT.html")
@@ -153,11 +180,17 @@ def reproduce(argv: list[str]) -> None:
     for line in found.others:
         print(f"other here: {line}")
     if found.others:
-        print(f"so bytes may differ; numbers within {found.tolerance:g} of each other (relative) count as equal")
+        print(
+            f"so bytes may differ; numbers within {found.tolerance:g} of each other (relative)"
+            " count as equal"
+        )
     for difference in found.differences:
         print(difference)
     same = found.compared - len(found.differences)
-    print(f"{same} of {found.compared} metrics equal" + ("" if found.differences else ": the report is reproduced"))
+    print(
+        f"{same} of {found.compared} metrics equal"
+        + ("" if found.differences else ": the report is reproduced")
+    )
     sys.exit(1 if found.differences else 0)
 
 
@@ -169,7 +202,8 @@ class LooksOptions(Settings):
 
 
 def looks(argv: list[str]) -> None:
-    """[--runs-dir DIR]: how often each window was looked at, by all runs; status 1 when the ledger was changed."""
+    """[--runs-dir DIR]: how often each window was looked at, by all runs; status 1 when the ledger
+    was changed."""
     from fintrader.results.looks import Ledger, LedgerError, astray, by_window
 
     home = Path(parse(LooksOptions(), argv, "looks").runs_dir)
@@ -197,7 +231,9 @@ def looks(argv: list[str]) -> None:
     ]
     if rows:
         console = Console()
-        console = console if console.is_terminal else Console(width=200)  # a table cut to 80 columns says nothing
+        console = (
+            console if console.is_terminal else Console(width=200)
+        )  # a table cut to 80 columns says nothing
         console.print(table_of(rows, tuple(rows[0])))
     for sentence in (*deleted, *foreign):
         print(sentence)
@@ -210,7 +246,8 @@ def _universe(symbols: tuple[str, ...]) -> str:
 
 
 def audit(argv: list[str]) -> None:
-    """RUN: recount its trials, check its results against seals and the ledger of looks; status 1 when one is wrong."""
+    """RUN: recount its trials, check its results against seals and the ledger of looks; status 1
+    when one is wrong."""
     from fintrader.data.tensors import MarketTensors
     from fintrader.results.audit import audit as ask
 
@@ -222,13 +259,15 @@ def audit(argv: list[str]) -> None:
         for said in check.problems or (check.said,):
             print(f"{'ok   ' if check.ok else 'WRONG'}  {check.what}: {said}")
     wrong = sum(not check.ok for check in checks)
-    print(f"{wrong} of {len(checks)} checks failed" if wrong else f"all {len(checks)} checks passed")
+    print(
+        f"{wrong} of {len(checks)} checks failed" if wrong else f"all {len(checks)} checks passed"
+    )
     sys.exit(1 if wrong else 0)
 
 
 def verify(argv: list[str]) -> None:
-    """RUN [--repair]: recount all that its tournaments say; with --repair make again what follows from the rest, and
-    set aside the rest; status 1 when something is wrong."""
+    """RUN [--repair]: recount all that its tournaments say; with --repair make again what follows
+    from the rest, and set aside the rest; status 1 when something is wrong."""
     from fintrader import pipeline
     from fintrader.tournament.repair import repair
     from fintrader.tournament.verify import tournaments
@@ -248,9 +287,14 @@ def verify(argv: list[str]) -> None:
                 print(f"{'ok    ' if check.ok else 'WRONG '} {check.what}{of}: {said}")
         failed = sum(not check.ok for check in checks)
         if failed and "--repair" in argv and (home.root / "manifest.json").is_file():
-            Manifest.load(home.manifest).reopen("null_model" if run.root.name == "null_model" else "tournament")
+            Manifest.load(home.manifest).reopen(
+                "null_model" if run.root.name == "null_model" else "tournament"
+            )
         wrong += failed
     if wrong:
-        print(f"{wrong} checks failed; `fintrader verify {home.root} --repair` makes again what follows from the rest")
+        print(
+            f"{wrong} checks failed; `fintrader verify {home.root} --repair` makes again what"
+            " follows from the rest"
+        )
         print("and sets aside what does not; then the run's own command trains what is missing")
     sys.exit(1 if wrong else 0)

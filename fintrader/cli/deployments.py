@@ -1,4 +1,5 @@
-"""The commands of deployments: freeze a run, trade it on, steer what trades, say how far it drifted."""
+"""The commands of deployments: freeze a run, trade it on, steer what trades, say how far it
+drifted."""
 
 from __future__ import annotations
 
@@ -26,19 +27,23 @@ class OnnxOptions(Settings):
 
 
 def freeze(argv: list[str]) -> None:
-    """RUN_DIR [--policy P] [--name NAME]: freeze a run's policy with all it depends on, to be traded."""
+    """RUN_DIR [--policy P] [--name NAME]: freeze a run's policy with all it depends on, to be
+    traded."""
     from fintrader.deploy.settings import PaperSettings
     from fintrader.pipeline import deployment
 
     run, settings = with_options("freeze", PaperSettings(), argv)
     bundle = deployment.freeze_run(run, settings)
-    print(f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy {bundle.body['policy']}")
+    print(
+        f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy"
+        f" {bundle.body['policy']}"
+    )
     print(f"  {bundle.body['verdict'] or 'there is no verdict: the run was not backtested'}")
 
 
 def paper(argv: list[str]) -> None:
-    """RUN_DIR [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay; then say how far it
-    drifted."""
+    """RUN_DIR [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay; then
+    say how far it drifted."""
     from fintrader.deploy.settings import PaperSettings
     from fintrader.pipeline import deployment
 
@@ -47,7 +52,8 @@ def paper(argv: list[str]) -> None:
 
 
 def live(argv: list[str]) -> None:
-    """NAME [--cap-usd USD]: trade a deployment that has proved itself on paper with real money, after your consent."""
+    """NAME [--cap-usd USD]: trade a deployment that has proved itself on paper with real money,
+    after your consent."""
     from fintrader.pipeline import live as live_door
 
     name, settings = with_options("live", live_door.LiveSettings(), argv, "NAME")
@@ -55,7 +61,8 @@ def live(argv: list[str]) -> None:
 
 
 def drift(argv: list[str]) -> None:
-    """NAME: how far a deployment drifted from its backtest, from its journal; drift.html and drift.json."""
+    """NAME: how far a deployment drifted from its backtest, from its journal; drift.html and
+    drift.json."""
     from fintrader.pipeline import deployment
 
     name, place = with_options("drift", PlaceOptions(), argv, "NAME")
@@ -97,11 +104,15 @@ def _request(kind: str, argv: list[str]) -> None:
     for request in ("halt", "resume", "flatten"):
         if request == kind:
             control.ask(home, request)
-    print(f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another one when it starts")
+    print(
+        f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another"
+        " one when it starts"
+    )
 
 
 def export_onnx(argv: list[str]) -> None:
-    """RUN_DIR [--policy P] [--out FILE]: a policy for programs without PyTorch, checked against the original."""
+    """RUN_DIR [--policy P] [--out FILE]: a policy for programs without PyTorch, checked against the
+    original."""
     from fintrader.agents.policy import export_onnx as export
     from fintrader.pipeline import open_run
 

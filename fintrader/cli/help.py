@@ -1,5 +1,5 @@
-"""What `fintrader` says of itself: its commands on one screen, a command's usual settings on one more, all of them on
-request, and completion scripts for shells.
+"""What `fintrader` says of itself: its commands on one screen, a command's usual settings on one
+more, all of them on request, and completion scripts for shells.
 """
 
 from __future__ import annotations
@@ -19,42 +19,63 @@ from fintrader.errors import ConfigError
 Command = Callable[[list[str]], None]
 
 GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("run", (
-        ("init", "FILE: find out how bars of your own are read, write a configuration"),
-        ("run", "CONFIG: from bars to a verdict; killed, the same command goes on"),
-        ("walkforward", "CONFIG: train, choose, test, roll on; each fold a tournament"),
-        ("train, tournament", "CONFIG: one agent; all but the look at the test window"),
-        ("backtest", "RUN: backtest what a run found again, e.g. at other costs"),
-    )),
-    ("look", (
-        ("app", "the app on your runs, in a browser"),
-        ("status, lineage", "RUN: how far it is, who leads; where a pod comes from"),
-        ("compare", "RUN RUN ...: several backtests on one page"),
-        ("export onnx, export tensorboard", "RUN: policy and curves for others"),
-    )),
-    ("doubt", (
-        ("looks, audit", "how often each window was looked at; recount a run"),
-        ("lookahead", "CONFIG: change the future, see whether the past notices"),
-        ("reproduce", "REPORT: run a report's run again, compare every metric"),
-    )),
-    ("data", (
-        ("data build, data dry-run", "CONFIG: make the market file; say what it would read"),
-        ("data quality, data verify", "CONFIG: every hole and fault; check every hash"),
-        ("data detect, data compare", "FILE: how bars are read; A B: cell by cell"),
-        ("data gc", "CONFIG ...: remove what nothing refers to"),
-    )),
-    ("trade", (
-        ("paper, freeze", "RUN: trade it on, as a replay or on paper; seal a policy"),
-        ("live, promote, drift", "NAME: real money; the champion; how far it drifted"),
-        ("halt, resume, flatten", "NAME: order nothing more; go on; sell everything"),
-    )),
-    ("steer and mend", (
-        ("scale, verify", "RUN: pods at work at once; recount its tournaments"),
-        ("replay, tournament rebuild", "RUN: race it again; its database again"),
-        ("runs note, runs delete", "RUN: a note, tags, put aside; what deletion loses, and deletion"),
-        ("bench, completion", "NAME: a benchmark; SHELL: what completes on Tab"),
-    )),
-)  # fmt: skip
+    (
+        "run",
+        (
+            ("init", "FILE: find out how bars of your own are read, write a configuration"),
+            ("run", "CONFIG: from bars to a verdict; killed, the same command goes on"),
+            ("walkforward", "CONFIG: train, choose, test, roll on; each fold a tournament"),
+            ("train, tournament", "CONFIG: one agent; all but the look at the test window"),
+            ("backtest", "RUN: backtest what a run found again, e.g. at other costs"),
+        ),
+    ),
+    (
+        "look",
+        (
+            ("app", "the app on your runs, in a browser"),
+            ("status, lineage", "RUN: how far it is, who leads; where a pod comes from"),
+            ("compare", "RUN RUN ...: several backtests on one page"),
+            ("export onnx, export tensorboard", "RUN: policy and curves for others"),
+        ),
+    ),
+    (
+        "doubt",
+        (
+            ("looks, audit", "how often each window was looked at; recount a run"),
+            ("lookahead", "CONFIG: change the future, see whether the past notices"),
+            ("reproduce", "REPORT: run a report's run again, compare every metric"),
+        ),
+    ),
+    (
+        "data",
+        (
+            ("data build, data dry-run", "CONFIG: make the market file; say what it would read"),
+            ("data quality, data verify", "CONFIG: every hole and fault; check every hash"),
+            ("data detect, data compare", "FILE: how bars are read; A B: cell by cell"),
+            ("data gc", "CONFIG ...: remove what nothing refers to"),
+        ),
+    ),
+    (
+        "trade",
+        (
+            ("paper, freeze", "RUN: trade it on, as a replay or on paper; seal a policy"),
+            ("live, promote, drift", "NAME: real money; the champion; how far it drifted"),
+            ("halt, resume, flatten", "NAME: order nothing more; go on; sell everything"),
+        ),
+    ),
+    (
+        "steer and mend",
+        (
+            ("scale, verify", "RUN: pods at work at once; recount its tournaments"),
+            ("replay, tournament rebuild", "RUN: race it again; its database again"),
+            (
+                "runs note, runs delete",
+                "RUN: a note, tags, put aside; what deletion loses, and deletion",
+            ),
+            ("bench, completion", "NAME: a benchmark; SHELL: what completes on Tab"),
+        ),
+    ),
+)
 """What the overview says, group by group: commands and what they take and do."""
 
 _RUN = "fintrader.pipeline.config:RunConfig"
@@ -82,27 +103,58 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
 }
 """Command -> the models whose settings it takes."""
 USUAL = (
-    "name", "seed", "device", "runs_dir", "from_run", "data.path", "data.start", "data.end", "data.windows.fractions",
-    "env.cost_bps", "env.benchmark", "env.reward", "env.decision_interval", "env.num_envs", "agent.learning_rate",
-    "tournament.pods", "tournament.workers", "tournament.budget.env_steps", "backtest.null_model", "launcher", "store",
-    "cache", "cuts", "prefixes", "data.bar_minutes", "data.hours", "data.waive",
-)  # fmt: skip
+    "name",
+    "seed",
+    "device",
+    "runs_dir",
+    "from_run",
+    "data.path",
+    "data.start",
+    "data.end",
+    "data.windows.fractions",
+    "env.cost_bps",
+    "env.benchmark",
+    "env.reward",
+    "env.decision_interval",
+    "env.num_envs",
+    "agent.learning_rate",
+    "tournament.pods",
+    "tournament.workers",
+    "tournament.budget.env_steps",
+    "backtest.null_model",
+    "launcher",
+    "store",
+    "cache",
+    "cuts",
+    "prefixes",
+    "data.bar_minutes",
+    "data.hours",
+    "data.waive",
+)
 """Settings that short help names, of models with more than a screen of them."""
 SCREEN = 28
 
 
 def overview() -> str:
     """All commands on one screen."""
-    lines = ["usage: fintrader COMMAND ...", "", "Train trading agents in a tournament, and believe the result."]
+    lines = [
+        "usage: fintrader COMMAND ...",
+        "",
+        "Train trading agents in a tournament, and believe the result.",
+    ]
     for title, rows in GROUPS:
         lines.append(f"{title}:")
         lines += [f"  {names:<27} {about}" for names, about in rows]
-    lines += ["", "`fintrader COMMAND --help` shows the usual settings, `--help-all` every one. `--version`."]
+    lines += [
+        "",
+        "`fintrader COMMAND --help` shows the usual settings, `--help-all` every one. `--version`.",
+    ]
     return "\n".join(lines)
 
 
 def of_command(name: str, command: Command, argv: Sequence[str]) -> str:
-    """What `fintrader NAME --help` prints, or `--help-all [SECTION]`: of CONFIG, if one stands before it."""
+    """What `fintrader NAME --help` prints, or `--help-all [SECTION]`: of CONFIG, if one stands
+    before it."""
     takes, about = _said(command)
     head = [f"usage: fintrader {name} {takes}", "", *textwrap.wrap(about, _width())]
     options = [option for model in defaults(name, argv) for option in options_of(model)]
@@ -110,18 +162,39 @@ def of_command(name: str, command: Command, argv: Sequence[str]) -> str:
         return "\n".join(head)
     if "--help-all" in argv:
         below = [word for word in argv[argv.index("--help-all") + 1 :] if not word.startswith("-")]
-        chosen = [one for one in options if not below or one.name[2:].startswith(below[0].removeprefix("--"))]
+        chosen = [
+            one
+            for one in options
+            if not below or one.name[2:].startswith(below[0].removeprefix("--"))
+        ]
         if not chosen:
-            raise ConfigError(f"--help-all {below[0]}: no setting begins so; the sections are {_sections(options)}")
+            raise ConfigError(
+                f"--help-all {below[0]}: no setting begins so; the sections are"
+                f" {_sections(options)}"
+            )
         return "\n".join([*head, "", *_in_full(chosen)])
-    usual = options if len(options) <= SCREEN else [one for one in options if ".".join(one.path) in USUAL]
+    usual = (
+        options
+        if len(options) <= SCREEN
+        else [one for one in options if ".".join(one.path) in USUAL]
+    )
     if len(options) > SCREEN and len(usual) < 5:
         usual = [one for one in options if len(one.path) == 1]
     lines = [*head, "", *(_in_short(one) for one in usual)]
     if usual is not options:
-        lines += ["", f"{len(options)} settings in all; `--help-all` explains every one, `--help-all SECTION` those of"]
+        lines += [
+            "",
+            (
+                f"{len(options)} settings in all; `--help-all` explains every one, `--help-all"
+                " SECTION` those of"
+            ),
+        ]
         lines += textwrap.wrap(_sections(options), _width())
-    if choices := [f"--{key} {'|'.join(models)}" for key, models in _choices(name).items() if "preset" not in key]:
+    if choices := [
+        f"--{key} {'|'.join(models)}"
+        for key, models in _choices(name).items()
+        if "preset" not in key
+    ]:
         lines += ["Which settings there are depends on", *(f"  {one}" for one in choices)]
     return "\n".join(lines)
 
@@ -135,14 +208,17 @@ def defaults(name: str, argv: Sequence[str] = ()) -> Iterator[BaseModel]:
 
 
 def _loaded(reference: str, argv: Sequence[str]) -> BaseModel | None:
-    """What the configuration that was named, and the choices behind it, make of a run's settings."""
+    """What the configuration that was named, and the choices behind it, make of a run's
+    settings."""
     from fintrader.cli.options import take_choices
 
     if reference not in (_RUN, _DATA) or not argv or argv[0].startswith("-"):
         return None
     home = import_module(reference.partition(":")[0])
     load, choices = (
-        (home.load_config, home.CHOICES) if reference == _RUN else (home.load_data_config, home.DATA_CHOICES)
+        (home.load_config, home.CHOICES)
+        if reference == _RUN
+        else (home.load_data_config, home.DATA_CHOICES)
     )
     loaded: BaseModel = load(argv[0], take_choices(list(argv[1:]), choices)[1])
     return loaded
@@ -171,7 +247,11 @@ def _width() -> int:
 
 
 def _sections(options: Sequence[Option]) -> str:
-    return ", ".join(dict.fromkeys(option.path[0].replace("_", "-") for option in options if len(option.path) > 1))
+    return ", ".join(
+        dict.fromkeys(
+            option.path[0].replace("_", "-") for option in options if len(option.path) > 1
+        )
+    )
 
 
 def _plain(value: Any) -> str:
@@ -196,13 +276,13 @@ def _in_full(options: Sequence[Option]) -> Iterator[str]:
         yield from textwrap.wrap(said, _width(), initial_indent="    ", subsequent_indent="    ")
 
 
-# --- completion ------------------------------------------------------------------------------------------------------
+# --- completion -----------------------------------------------------------------------------------
 
 SHELLS = {
-    "bash": "eval \"$(fintrader completion bash)\" in ~/.bashrc",
-    "zsh": "eval \"$(fintrader completion zsh)\" in ~/.zshrc, after compinit",
+    "bash": 'eval "$(fintrader completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(fintrader completion zsh)" in ~/.zshrc, after compinit',
     "fish": "fintrader completion fish > ~/.config/fish/completions/fintrader.fish",
-}  # fmt: skip
+}
 _BASH = """_fintrader() {
   local word="${COMP_WORDS[COMP_CWORD]}" name="${COMP_WORDS[1]}" words=""
   case "$name" in %(groups)s)
@@ -219,7 +299,8 @@ complete -o filenames -F _fintrader fintrader
 
 
 def completion(commands: Mapping[str, Command], shell: str) -> str:
-    """A script that completes commands, settings and files. Raises ConfigError for a shell that is not known."""
+    """A script that completes commands, settings and files. Raises ConfigError for a shell that is
+    not known."""
     if shell not in SHELLS:
         raise ConfigError(f"completion: {shell!r} is unknown; choose one of {', '.join(SHELLS)}")
     words = {name: _words(name, command) for name, command in commands.items()}
@@ -231,7 +312,10 @@ def completion(commands: Mapping[str, Command], shell: str) -> str:
     if shell == "fish":
         lines = [f"complete -c fintrader -n __fish_use_subcommand -a '{' '.join(first)}'"]
         seen = "__fish_seen_subcommand_from"
-        lines += [f"complete -c fintrader -n '{seen} {one}' -a '{' '.join(rest)}'" for one, rest in groups.items()]
+        lines += [
+            f"complete -c fintrader -n '{seen} {one}' -a '{' '.join(rest)}'"
+            for one, rest in groups.items()
+        ]
         for name, options in words.items():
             when = "; and ".join(f"{seen} {part}" for part in name.split())
             lines += [f"complete -c fintrader -n '{when}' -l {option[2:]}" for option in options]

@@ -1,6 +1,8 @@
-"""Command-line words to settings: each settings model is its own list of options, and pydantic reads their values.
+"""Command-line words to settings: each settings model is its own list of options, and pydantic
+reads their values.
 
-    fintrader run CONFIG --env.num-envs 64 --data.windows.fractions 0.6 0.2 0.2 --backtest.null-model false
+    fintrader run CONFIG --env.num-envs 64 --data.windows.fractions 0.6 0.2 0.2
+    --backtest.null-model false
 
 What is wrong is one line that names the option as it was typed.
 """
@@ -70,7 +72,10 @@ class Option(NamedTuple):
             if not words:
                 return True
             if len(words) > 1 or words[0].lower() not in _TRUE_OR_FALSE:
-                raise ConfigError(f"{self.name}: expected true, false or nothing behind it, got {' '.join(words)!r}")
+                raise ConfigError(
+                    f"{self.name}: expected true, false or nothing behind it, got"
+                    f" {' '.join(words)!r}"
+                )
             return _TRUE_OR_FALSE[words[0].lower()]
         if not words:
             raise ConfigError(f"{self.name} needs a value: {shape(self)}")
@@ -94,7 +99,8 @@ class Option(NamedTuple):
 
 
 def options_of(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
-    """Every setting of `model` and of the models that stand in it; which one of a union that is, its values say."""
+    """Every setting of `model` and of the models that stand in it; which one of a union that is,
+    its values say."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
@@ -109,7 +115,11 @@ def _about(field: FieldInfo) -> str:
 
 
 def _holds_several(annotation: Any) -> bool:
-    return _is_mapping(annotation) or get_origin(annotation) in (tuple, list) or bool(models_in(annotation))
+    return (
+        _is_mapping(annotation)
+        or get_origin(annotation) in (tuple, list)
+        or bool(models_in(annotation))
+    )
 
 
 def _is_mapping(annotation: Any) -> bool:
@@ -133,15 +143,23 @@ def _shape(annotation: Any) -> str:
         return f"{_shape(inside[0])} ..." if Ellipsis in inside else " ".join(map(_shape, inside))
     if origin in (Union, UnionType) and not models_in(annotation):
         return "|".join(dict.fromkeys(map(_shape, inside)))
-    names = {"int": "N", "float": "X", "str": "TEXT", "date": "YYYY-MM-DD", "Path": "PATH", "bool": "true|false"}
+    names = {
+        "int": "N",
+        "float": "X",
+        "str": "TEXT",
+        "date": "YYYY-MM-DD",
+        "Path": "PATH",
+        "bool": "true|false",
+    }
     return names.get(getattr(annotation, "__name__", ""), "YAML")
 
 
-# --- words to settings -----------------------------------------------------------------------------------------------
+# --- words to settings ----------------------------------------------------------------------------
 
 
 def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = ()) -> T:
-    """`default` with the options of `argv` over it. `extra` are option names that other parts of the command know.
+    """`default` with the options of `argv` over it. `extra` are option names that other parts of
+    the command know.
 
     Raises ConfigError, one line that names what was typed.
     """
@@ -150,7 +168,9 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
     while words:
         word, equals, value = words.pop(0).partition("=")
         if not word.startswith("--"):
-            raise ConfigError(f"{word!r}: `fintrader {command}` takes settings from here on, like --name VALUE")
+            raise ConfigError(
+                f"{word!r}: `fintrader {command}` takes settings from here on, like --name VALUE"
+            )
         path = tuple(word[2:].replace("-", "_").split("."))
         path = (ALIASES.get(path[0], path[0]), *path[1:])
         if path not in known:
@@ -168,13 +188,17 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
     try:
         return type(default).model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_as_typed(first_problem(type(default), error, prefer=typed), typed)) from None
+        raise ConfigError(
+            _as_typed(first_problem(type(default), error, prefer=typed), typed)
+        ) from None
 
 
 def _as_typed(problem: str, typed: Mapping[str, str]) -> str:
     """`env.num_envs: ...` as `--env.num-envs: ...`, where that was typed."""
     field, colon, said = problem.partition(": ")
-    found = max((path for path in typed if f"{field}.".startswith(f"{path}.")), key=len, default=None)
+    found = max(
+        (path for path in typed if f"{field}.".startswith(f"{path}.")), key=len, default=None
+    )
     return f"{typed[found]}{colon}{said}" if found else problem
 
 
@@ -183,7 +207,9 @@ def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
     anywhere = set(_every_name(type(default)))
     if name in anywhere:
         place = name.rpartition(".")[0]
-        kind = {"agent": "agent.algo", "env": "env.kind"}.get(place.split(".")[0], "data.source.kind")
+        kind = {"agent": "agent.algo", "env": "env.kind"}.get(
+            place.split(".")[0], "data.source.kind"
+        )
         return f"{word}: no setting of what stands in {place}; choose another --{kind} first"
     known = [*(option.name[2:] for option in options_of(default)), *extra]
     sections = {known_name.rpartition(".")[0] for known_name in known}
@@ -211,7 +237,7 @@ def _every_name(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _every_name(one, f"{dashed}.")
 
 
-# --- configurations --------------------------------------------------------------------------------------------------
+# --- configurations -------------------------------------------------------------------------------
 
 
 def positional(command: str, what: str, argv: list[str]) -> tuple[str, list[str]]:
@@ -237,14 +263,17 @@ def parse_data_config(command: str, argv: list[str]) -> DataConfig:
     return parse(load_data_config(Path(path), chosen), rest, command, list(DATA_CHOICES))
 
 
-def _split(command: str, argv: list[str], choices: Choices) -> tuple[str, list[str], dict[str, str]]:
+def _split(
+    command: str, argv: list[str], choices: Choices
+) -> tuple[str, list[str], dict[str, str]]:
     path, rest = positional(command, "CONFIG", argv)
     rest, chosen = take_choices(rest, choices)
     return path, _without_dates(rest), chosen
 
 
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
-    """Split off options that choose *which* settings model stands in a place (they decide the other options)."""
+    """Split off options that choose *which* settings model stands in a place (they decide the other
+    options)."""
     rest: list[str] = []
     chosen: dict[str, str] = {}
     words = iter(argv)
@@ -262,7 +291,8 @@ def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str
 
 
 def _without_dates(argv: list[str]) -> list[str]:
-    """Fractions that are asked for here stand in place of a file's dates, which would overrule them."""
+    """Fractions that are asked for here stand in place of a file's dates, which would overrule
+    them."""
     given = {word.partition("=")[0] for word in argv}
     windows = [f"--data.windows.{name}" for name in ("train", "validation", "test")]
     if "--data.windows.fractions" not in given or given & set(windows):
@@ -270,7 +300,9 @@ def _without_dates(argv: list[str]) -> list[str]:
     return [*argv, *(word for window in windows for word in (window, "None"))]
 
 
-def with_options(command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR") -> tuple[str, SettingsT]:
+def with_options(
+    command: str, defaults: SettingsT, argv: list[str], of: str = "RUN_DIR"
+) -> tuple[str, SettingsT]:
     """The argument (`of`) and the options after it."""
     folder, rest = positional(command, of, argv)
     return folder, parse(defaults, rest, command)

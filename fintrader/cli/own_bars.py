@@ -1,4 +1,5 @@
-"""`fintrader init` and `fintrader data detect`: how a stranger's files of bars are to be read. Neither needs torch."""
+"""`fintrader init` and `fintrader data detect`: how a stranger's files of bars are to be read.
+Neither needs torch."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class InitOptions(DetectOptions):
 
 
 def init(argv: list[str]) -> None:
-    """FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force]: find out how these bars are to be read, and write a
-    configuration that runs."""
+    """FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force]: find out how these bars are to be
+    read, and write a configuration that runs."""
     from fintrader.data.detect import describe_detection, detect
     from fintrader.data.starter import config_path, write_config
 
@@ -36,7 +37,9 @@ def init(argv: list[str]) -> None:
     bars, options = with_options("init", InitOptions(), words, "FILE|FOLDER")
     path = config_path(bars, options.out)
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; choose another --out, or write over it with --force")
+        raise ConfigError(
+            f"{path} is there already; choose another --out, or write over it with --force"
+        )
     found = detect(bars, preset=options.preset, calendar=options.calendar)
     print(describe_detection(found))
     write_config(found, path, force=force)
@@ -47,7 +50,8 @@ def init(argv: list[str]) -> None:
 
 
 def detect(argv: list[str]) -> None:
-    """FILE|FOLDER [--preset VENDOR] [--calendar NAME]: say how these bars are to be read, and how sure that is."""
+    """FILE|FOLDER [--preset VENDOR] [--calendar NAME]: say how these bars are to be read, and how
+    sure that is."""
     from fintrader.data.detect import describe_detection
     from fintrader.data.detect import detect as ask
 

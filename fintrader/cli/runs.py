@@ -23,7 +23,8 @@ class NoteOptions(Settings):
 
 
 def note(argv: list[str]) -> None:
-    """RUN_DIR [--note TEXT] [--tags A B] [--archived]: say something of a run, tag it, put it aside; show it."""
+    """RUN_DIR [--note TEXT] [--tags A B] [--archived]: say something of a run, tag it, put it
+    aside; show it."""
     from fintrader.results.notes import read_notes, write_notes
 
     word, options = with_options("runs note", NoteOptions(), argv)
@@ -42,7 +43,9 @@ def delete(argv: list[str]) -> None:
 
     word, rest = positional("runs delete", "RUN_DIR", argv)
     if rest not in ([], ["--yes"]):
-        raise ConfigError("`fintrader runs delete` takes one RUN_DIR, and knows no option but --yes")
+        raise ConfigError(
+            "`fintrader runs delete` takes one RUN_DIR, and knows no option but --yes"
+        )
     runs, name = _place(word)
     print(f"{name}: {loss_of(runs, name).sentence}")
     if not rest:
@@ -55,7 +58,8 @@ def delete(argv: list[str]) -> None:
 def _place(word: str) -> tuple[RunsFolder, str]:
     if is_url(word):
         raise ConfigError(
-            f"{word}: a run in a store has no notes and is not deleted from here; use the store's own tools"
+            f"{word}: a run in a store has no notes and is not deleted from here; use the store's"
+            " own tools"
         )
     path = Path(word).absolute()
     return RunsFolder.at(path.parent), path.name

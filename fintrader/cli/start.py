@@ -20,26 +20,40 @@ class AppSettings(Settings):
     """Where the app looks and listens."""
 
     runs_dir: str = "runs"
-    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are shown."""
+    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are
+    shown."""
     port: int = Field(8501, ge=1, le=65535)
     """Port to listen on."""
     host: str = "127.0.0.1"
-    """Address to listen on; the app has no users and no passwords, so anything but loopback needs a guard before it."""
+    """Address to listen on; the app has no users and no passwords, so anything but loopback needs a
+    guard before it."""
     headless: bool = False
     """Do not open a browser."""
 
 
 def app(argv: list[str]) -> None:
-    """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told otherwise."""
+    """[--runs-dir DIR_OR_URL] [--port N]: open the Streamlit app, on loopback unless told
+    otherwise."""
     settings = parse(AppSettings(), argv, "app")
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
-        raise ConfigError("the app is not part of this installation; install fintrader from its source tree")
+        raise ConfigError(
+            "the app is not part of this installation; install fintrader from its source tree"
+        )
     root = str(Path(found.origin).parents[1])
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+    }
     # -P: a folder called `fintrader_app` where the reader happens to stand must not take this package's place
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--runs-dir", settings.runs_dir]
-    words += ["--port", str(settings.port), "--host", settings.host, *["--headless"][: settings.headless]]
+    words += [
+        "--port",
+        str(settings.port),
+        "--host",
+        settings.host,
+        *["--headless"][: settings.headless],
+    ]
     sys.stdout.flush()
     os.execve(sys.executable, words, variables)
 
@@ -50,7 +64,8 @@ def bench(argv: list[str]) -> None:
     names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
     if not names:
         raise ConfigError(
-            "benchmarks come with the source tree: clone the repository and install it with `make install`"
+            "benchmarks come with the source tree: clone the repository and install it with `make"
+            " install`"
         )
     name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
     if name not in names:

@@ -15,7 +15,12 @@ def table_of(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Table:
     for column in present:
         table.add_column(column)
     for row in rows:
-        table.add_row(*[score(row[column]) if column == "score" else shown(row.get(column)) for column in present])
+        table.add_row(
+            *[
+                score(row[column]) if column == "score" else shown(row.get(column))
+                for column in present
+            ]
+        )
     return table
 
 

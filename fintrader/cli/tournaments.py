@@ -22,7 +22,8 @@ class ScaleOptions(Settings):
     """How many pods a tournament keeps at work; it re-reads this while it runs."""
 
     pods: int | None = Field(None, ge=1)
-    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size` work, no more."""
+    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size`
+    work, no more."""
 
 
 class ReplayOptions(Settings):
@@ -36,11 +37,13 @@ class ExportOptions(Settings):
     """Where an export goes."""
 
     out: Path | None = None
-    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is replaced."""
+    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is
+    replaced."""
 
 
 def status(argv: list[str]) -> None:
-    """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment what it does."""
+    """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment
+    what it does."""
     from fintrader.results.formatting import count, duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
@@ -80,13 +83,21 @@ def status(argv: list[str]) -> None:
     console.print(f"{name}: {state}; {counts}; {done}")
     if answer["eta_seconds"] is not None:
         left = duration(answer["eta_seconds"])
-        console.print(f"{answer['applied']} of {answer['requested_results']} results; about {left} left")
+        console.print(
+            f"{answer['applied']} of {answer['requested_results']} results; about {left} left"
+        )
     if answer["losses"]:
         lost = ", ".join(f"{times} x {name}" for name, times in sorted(answer["losses"].items()))
         console.print(f"lost attempts: {lost}")
-    console.print(table_of(answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")))
+    console.print(
+        table_of(
+            answer["leaderboard"], ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
+        )
+    )
     for pod in answer["at_work"]:
-        console.print("  at work: " + ", ".join(f"{key} {shown(value)}" for key, value in pod.items()))
+        console.print(
+            "  at work: " + ", ".join(f"{key} {shown(value)}" for key, value in pod.items())
+        )
 
 
 def lineage(argv: list[str]) -> None:
@@ -95,7 +106,9 @@ def lineage(argv: list[str]) -> None:
     from fintrader.results.leaderboard import read_pods
 
     if len(argv) != 2:
-        raise ConfigError("`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods")
+        raise ConfigError(
+            "`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods"
+        )
     folder, (pod,) = positional("lineage", "RUN_DIR POD", argv)
     rows = ask(read_pods(folder_of(folder).leaderboard), pod)
     Console().print(table_of(rows, ("pod", "origin", "score", "algo", "changed")))
@@ -108,14 +121,17 @@ def scale(argv: list[str]) -> None:
 
     folder, options = with_options("scale", ScaleOptions(), argv)
     if is_url(folder):
-        raise ConfigError("a tournament is scaled where its head runs: give its folder on that machine")
+        raise ConfigError(
+            "a tournament is scaled where its head runs: give its folder on that machine"
+        )
     run = folder_of(folder)
     ask(run, options.pods)
     print(f"{folder}: {effect(run, options.pods)}")
 
 
 def replay(argv: list[str]) -> None:
-    """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by byte."""
+    """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by
+    byte."""
     from fintrader import pipeline
 
     folder, options = with_options("replay", ReplayOptions(), argv)
@@ -135,9 +151,13 @@ def rebuild(argv: list[str]) -> None:
 
 
 def export_tensorboard(argv: list[str]) -> None:
-    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for TensorBoard."""
+    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for
+    TensorBoard."""
     from fintrader.tournament.tensorboard import export
 
     folder, options = with_options("export tensorboard", ExportOptions(), argv)
     exported = export(folder_of(folder), options.out)
-    print(f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir {exported.out}")
+    print(
+        f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir"
+        f" {exported.out}"
+    )

@@ -1,6 +1,7 @@
 """Bars to `MarketTensors`: sources, cleaning, the exchange's grid, features, windows.
 
-`planted_optimum` and `oracle_policy` say what the best of all agents would make of a synthetic market.
+`planted_optimum` and `oracle_policy` say what the best of all agents would make of a synthetic
+market.
 """
 
 from __future__ import annotations

@@ -37,11 +37,13 @@ class Bars:
     extras: Mapping[str, Array] = field(default_factory=dict)
     """Further numeric columns `[R]` float64, known when the bar has closed."""
     row: Array | None = None
-    """`[R]` int64: where the row stood in its file (for messages); None when it came from no file."""
+    """`[R]` int64: where the row stood in its file (for messages); None when it came from no
+    file."""
     origin: str = "bars"
     """What to call the source in messages: a file's name, usually."""
     files: tuple[tuple[int, str], ...] = ()
-    """Of several files whose rows are numbered on: what each one's are numbered from, in order, and its name."""
+    """Of several files whose rows are numbered on: what each one's are numbered from, in order, and
+    its name."""
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -50,12 +52,16 @@ class Bars:
         """The rows that `index` (integers, a mask or a slice) names."""
         columns = {name: getattr(self, name)[index] for name in ("ts", "symbol", *COLUMNS)}
         extras = {name: values[index] for name, values in self.extras.items()}
-        return replace(self, **columns, extras=extras, row=None if self.row is None else self.row[index])
+        return replace(
+            self, **columns, extras=extras, row=None if self.row is None else self.row[index]
+        )
 
     def without_unused(self) -> Bars:
         """The same rows; names that no row bears are dropped."""
         used, codes = np.unique(self.symbol, return_inverse=True)
-        return replace(self, symbol=codes.astype(np.int32), symbols=tuple(self.symbols[code] for code in used))
+        return replace(
+            self, symbol=codes.astype(np.int32), symbols=tuple(self.symbols[code] for code in used)
+        )
 
     def sorted(self) -> Bars:
         """Rows by symbol, then time (stable)."""
@@ -71,17 +77,24 @@ class Bars:
         return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
 
     def where(self, index: int, *, zoned: bool = True) -> str:
-        """`FILE, row R (SYMBOL at TIME)` for a message; not `zoned`: times are as they were written."""
+        """`FILE, row R (SYMBOL at TIME)` for a message; not `zoned`: times are as they were
+        written."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
         origin, row = self.origin, int(self.row[index]) if self.row is not None else index
         if self.files and self.row is not None:
-            first, origin = self.files[bisect.bisect_right([first for first, _ in self.files], row) - 1]
+            first, origin = self.files[
+                bisect.bisect_right([first for first, _ in self.files], row) - 1
+            ]
             row -= first
-        return f"{origin}, row {row} ({self.symbols[self.symbol[index]]} at {stamp}{' UTC' if zoned else ''})"
+        return (
+            f"{origin}, row {row} ({self.symbols[self.symbol[index]]} at"
+            f" {stamp}{' UTC' if zoned else ''})"
+        )
 
 
 def concat(parts: Sequence[Bars]) -> Bars:
-    """One `Bars` of several; symbols are merged by name. Raises BarError when extra columns differ or none is given."""
+    """One `Bars` of several; symbols are merged by name. Raises BarError when extra columns differ
+    or none is given."""
     if not parts:
         raise BarError("there are no bars at all; check the path and the date range")
     if len(parts) == 1:
@@ -91,11 +104,16 @@ def concat(parts: Sequence[Bars]) -> Bars:
     names = set(parts[0].extras)
     for part in parts:
         if set(part.extras) != names:
-            raise BarError(f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)} elsewhere")
+            raise BarError(
+                f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)}"
+                " elsewhere"
+            )
     recoded = [
-        part.symbol
-        if part.symbols == symbols
-        else np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
+        (
+            part.symbol
+            if part.symbols == symbols
+            else np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
+        )
         for part in parts
     ]
     joined: dict[str, Any] = {
@@ -104,15 +122,22 @@ def concat(parts: Sequence[Bars]) -> Bars:
     return Bars(
         symbol=np.concatenate(recoded),
         symbols=symbols,
-        extras={name: np.concatenate([part.extras[name] for part in parts]) for name in sorted(names)},
-        row=np.concatenate([part.row if part.row is not None else np.arange(len(part)) for part in parts]),
-        origin=parts[0].origin if len({part.origin for part in parts}) == 1 else f"{len(parts)} files",
+        extras={
+            name: np.concatenate([part.extras[name] for part in parts]) for name in sorted(names)
+        },
+        row=np.concatenate(
+            [part.row if part.row is not None else np.arange(len(part)) for part in parts]
+        ),
+        origin=(
+            parts[0].origin if len({part.origin for part in parts}) == 1 else f"{len(parts)} files"
+        ),
         **joined,
     )
 
 
 def bar_length(bars: Bars) -> int:
-    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars` are sorted."""
+    """Minutes between most bars and the next one of their symbol; 1 where no symbol has two. `bars`
+    are sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     return int(np.bincount(steps).argmax()) if len(steps) else 1

@@ -1,8 +1,9 @@
-"""Bars to a market file: sources → cleaning → the exchange's grid → features → windows → `MarketTensors`.
+"""Bars to a market file: sources → cleaning → the exchange's grid → features → windows →
+`MarketTensors`.
 
-A market file is addressed by what goes into it: settings, the content of the input files and the version of this code.
-An equal request finds the finished file; a build that was killed left nothing under that name, so the same call builds
-it again and arrives at the same bytes.
+A market file is addressed by what goes into it: settings, the content of the input files and the
+version of this code. An equal request finds the finished file; a build that was killed left nothing
+under that name, so the same call builds it again and arrives at the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ from fintrader.data.draft import Draft, Scaling
 from fintrader.data.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.data.market_file import stored_hash
 from fintrader.data.reading import Reader, candidates_of, read_all
-from fintrader.data.scaling import known_columns, read_statistics, standardise, statistics, statistics_hash
+from fintrader.data.scaling import (
+    known_columns,
+    read_statistics,
+    standardise,
+    statistics,
+    statistics_hash,
+)
 from fintrader.data.settings import DataSettings, open_feed, planted_description, raw_features
 from fintrader.data.sources.base import Feed
 from fintrader.data.sources.planted_in import PlantedInSettings, plant
@@ -62,7 +69,8 @@ log = logging.getLogger("fintrader.data")
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
 BUILD_VERSION = 8
-"""Goes into every address; raised when the same settings would give other numbers, or files of another form."""
+"""Goes into every address; raised when the same settings would give other numbers, or files of
+another form."""
 
 
 def build_market(
@@ -73,15 +81,16 @@ def build_market(
     markets: Markets | None = None,
     normalisation: Path | str | None = None,
 ) -> Path:
-    """The market file of these settings, built unless it is there already, in the cache or among shared `markets`.
+    """The market file of these settings, built unless it is there already, in the cache or among
+    shared `markets`.
 
-    Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made from and what was
-    repaired. Bars pass through a store of chunks (`settings.store`), so that a later build reads only what is new.
-    `normalisation` is short for the setting `features.normalisation`: an earlier market, by whose statistics this one
-    is scaled.
+    Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made
+    from and what was repaired. Bars pass through a store of chunks (`settings.store`), so that a
+    later build reads only what is new. `normalisation` is short for the setting
+    `features.normalisation`: an earlier market, by whose statistics this one is scaled.
 
-    Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or fetched; nothing is
-    half-written then.
+    Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or
+    fetched; nothing is half-written then.
     """
     refuse_url(cache, "cache")
     settings = settings.effective()
@@ -96,7 +105,9 @@ def build_market(
     try:
         built = path.is_file()
     except OSError as error:
-        raise StorageError(f"{cache}: {error.strerror or error}; choose another cache, or mend its rights") from None
+        raise StorageError(
+            f"{cache}: {error.strerror or error}; choose another cache, or mend its rights"
+        ) from None
     if built:
         return _shared(path, markets)
     with folder.lock():
@@ -106,7 +117,11 @@ def build_market(
         if markets is not None and markets.fetch(path.parent.name, path.parent):
             return path
         with _drafted(settings, feed, path.parent, progress) as (draft, report):
-            record = {"settings": portable(settings), "inputs": inputs_of(settings, feed), "version": BUILD_VERSION}
+            record = {
+                "settings": portable(settings),
+                "inputs": inputs_of(settings, feed),
+                "version": BUILD_VERSION,
+            }
             folder.put(RECORD, seal(record | report, indent=2))
             draft.write(path)  # last: once it is there, everything is
         return _shared(path, markets)
@@ -122,7 +137,9 @@ def _shared(path: Path, markets: Markets | None) -> Path:
 
 def market_path(settings: DataSettings, feed: Feed, cache: Path) -> Path:
     """Where the market of these (effective) settings and bars lies, built or not."""
-    text = json.dumps([BUILD_VERSION, portable(settings), inputs_of(settings, feed)], sort_keys=True)
+    text = json.dumps(
+        [BUILD_VERSION, portable(settings), inputs_of(settings, feed)], sort_keys=True
+    )
     return Path(cache) / hashlib.sha256(text.encode()).hexdigest()[:16] / "market.safetensors"
 
 
@@ -134,7 +151,11 @@ def inputs_of(settings: DataSettings, feed: Feed) -> dict[str, Any]:
         ("benchmark", settings.benchmark.path, "data.benchmark.path"),
         ("actions", settings.adjust.path, "data.adjust.path"),
         ("membership", settings.universe.membership, "data.universe.membership"),
-        ("shares_outstanding", settings.universe.shares_outstanding, "data.universe.shares_outstanding"),
+        (
+            "shares_outstanding",
+            settings.universe.shares_outstanding,
+            "data.universe.shares_outstanding",
+        ),
         *((name, path, f"data.{name}") for name, path in daily),
     ):
         if path is not None:
@@ -159,7 +180,9 @@ def portable(settings: DataSettings) -> dict[str, Any]:
     return values
 
 
-def make_market(settings: DataSettings, *, progress: Progress | None = None) -> tuple[MarketTensors, dict[str, Any]]:
+def make_market(
+    settings: DataSettings, *, progress: Progress | None = None
+) -> tuple[MarketTensors, dict[str, Any]]:
     """Build in memory, without store or cache; also what was repaired and left out."""
     settings = settings.effective()
     return assemble(settings, open_feed(settings, None), progress=progress)
@@ -168,7 +191,8 @@ def make_market(settings: DataSettings, *, progress: Progress | None = None) -> 
 def assemble(
     settings: DataSettings, feed: Feed, *, progress: Progress | None = None
 ) -> tuple[MarketTensors, dict[str, Any]]:
-    """Bars to a market in memory; each symbol is read once. Equal inputs give equal tensors, to the bit."""
+    """Bars to a market in memory; each symbol is read once. Equal inputs give equal tensors, to the
+    bit."""
     with _drafted(settings, feed, None, progress) as (draft, report):
         return draft.tensors(), report
 
@@ -177,10 +201,13 @@ def assemble(
 def _drafted(
     settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress | None
 ) -> Iterator[tuple[Draft, dict[str, Any]]]:
-    """The market, and what was repaired and left out; its symbols' columns lie in a file of the `scratch` folder."""
+    """The market, and what was repaired and left out; its symbols' columns lie in a file of the
+    `scratch` folder."""
     feed.prepare(progress)
     inputs = inputs_of(settings, feed)
-    begin, end = exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
+    begin, end = (
+        exchange_days(settings.calendar, np.array(feed.span())).astype("datetime64[D]").tolist()
+    )
     span = settings.start or begin, settings.end or end
     grid = session_grid(settings.calendar, *span, settings.bar_minutes, settings.hours)
     reader = Reader(settings, feed, grid)
@@ -192,13 +219,17 @@ def _drafted(
     candidates, left_out = candidates_of(settings, feed, membership, grid)
     left_out |= dict.fromkeys(feed.missing, f"no bars from {feed.inputs['kind']}")
     with Columns(scratch, grid.num_bars, len(names)) as columns:
-        symbols, dropped = read_all(settings, reader, candidates, windows.train, names, columns, progress)
+        symbols, dropped = read_all(
+            settings, reader, candidates, windows.train, names, columns, progress
+        )
         reader.evidence.judge()
         passed = reader.gate.verdict(symbols)
         left_out |= dropped
         for line in reader.contradictions:
             log.warning("%s", line)
-        repairs = {kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS}
+        repairs = {
+            kind: sum(reader.repairs[symbol][kind] for symbol in symbols) for kind in REPAIRS
+        }
         for kind, count in repairs.items():
             if count:
                 log.warning("%s: %d %s", feed.inputs["kind"], count, REPAIRS[kind])
@@ -209,7 +240,9 @@ def _drafted(
             for bar, split, dividend in reader.events[name]
         )
         close, first = columns.adjusted("close"), grid.first_bar
-        day_close = np.column_stack([columns.adjusted_close(slot)[first[1:] - 1] for slot in columns.slots])
+        day_close = np.column_stack(
+            [columns.adjusted_close(slot)[first[1:] - 1] for slot in columns.slots]
+        )
         day_close = day_close.astype(np.float64)
         days = member_days(symbols, membership, grid.dates, aliases)
         benchmark, benchmark_name, foreign = _benchmark(settings, feed, close, grid, days)
@@ -225,17 +258,26 @@ def _drafted(
             index_name=benchmark_name,
             sessions_a_year=sessions_a_year(settings.calendar),
         )
-        report: dict[str, Any] = {"repairs": repairs, "left_out": left_out, "ended": ended, "survivorship": survivors}
+        report: dict[str, Any] = {
+            "repairs": repairs,
+            "left_out": left_out,
+            "ended": ended,
+            "survivorship": survivors,
+        }
         report |= passed
         if reader.contradictions:
             report["actions"] = reader.contradictions
         if words := describe(survivors):
             log.log(logging.WARNING if survivors["survivors_only"] else logging.INFO, "%s", words)
         chosen = settings.features
-        member = Sheet(close.shape, lambda start, stop: days[grid.session[start:stop]], columns.block(1))
+        member = Sheet(
+            close.shape, lambda start, stop: days[grid.session[start:stop]], columns.block(1)
+        )
         _market_features(columns, names, close, member)
         planted = planted_description(settings, len(symbols))
-        if isinstance(settings.source, PlantedInSettings):  # it correlates whole windows, so it needs them in memory
+        if isinstance(
+            settings.source, PlantedInSettings
+        ):  # it correlates whole windows, so it needs them in memory
             opens = columns.adjusted("open")[:]
             signal, planted = plant(settings.source, opens, member[:], windows, tuple(symbols))
             for slot, values in zip(columns.slots, signal.T, strict=True):
@@ -250,14 +292,22 @@ def _drafted(
             day_member=days,
             turbulence_days=chosen.turbulence_days,
         )
-        context = np.column_stack([table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())])
+        context = np.column_stack(
+            [table, *(daily_level(name, path, grid) for name, path in chosen.daily.items())]
+        )
         stored = None if chosen.normalisation is None else read_statistics(chosen.normalisation)
-        scaling = Scaling.of(chosen, columns.table(), names, np.isin(names, raw), windows.train, stored)
+        scaling = Scaling.of(
+            chosen, columns.table(), names, np.isin(names, raw), windows.train, stored
+        )
         common = np.full(len(context_names), chosen.standardise)
-        known = known_columns(stored, "context", context_names, common, (chosen.clip, chosen.cross_sectional))
+        known = known_columns(
+            stored, "context", context_names, common, (chosen.clip, chosen.cross_sectional)
+        )
         scales = {
             "features": statistics(names, scaling.mean, scaling.spread),
-            "context": standardise(context[:, None, :], context_names, windows.train, common, chosen.clip, known),
+            "context": standardise(
+                context[:, None, :], context_names, windows.train, common, chosen.clip, known
+            ),
             "clip": chosen.clip,
             "cross_sectional": chosen.cross_sectional,
         }
@@ -280,10 +330,17 @@ def _drafted(
                 **report,
             },
         }
-        whole = {"context": context.astype(np.float32), "session": grid.session, "minutes": grid.minutes}
+        whole = {
+            "context": context.astype(np.float32),
+            "session": grid.session,
+            "minutes": grid.minutes,
+        }
         whole["benchmark"] = benchmark
         by_day = None if shares is None else share_days(symbols, shares, grid.dates)
-        yield Draft(header, whole, events, columns, days, by_day, scaling), report | {"normalisation": scales}
+        yield (
+            Draft(header, whole, events, columns, days, by_day, scaling),
+            report | {"normalisation": scales},
+        )
 
 
 def _market_features(columns: Columns, names: Sequence[str], close: Sheet, member: Sheet) -> None:

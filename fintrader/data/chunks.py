@@ -1,15 +1,16 @@
-"""Content-addressed chunks of bars: one Parquet file per source, symbol and month, and a manifest that vouches for it.
+"""Content-addressed chunks of bars: one Parquet file per source, symbol and month, and a manifest
+that vouches for it.
 
     <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of what decides the bars: a file's name and how it is read, of files of days how they are read,
-or a vendor's request. A file has a manifest for each content that it had; all share the chunks, so that one which has
-grown adds only its new rows.
+The identity is a hash of what decides the bars: a file's name and how it is read, of files of days
+how they are read, or a vendor's request. A file has a manifest for each content that it had; all
+share the chunks, so that one which has grown adds only its new rows.
 
-The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it carries a hash of itself,
-and is written after the chunks that it names. Whatever is killed leaves a manifest that is true, and the next build
-adds what it lacks.
+The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it
+carries a hash of itself, and is written after the chunks that it names. Whatever is killed leaves a
+manifest that is true, and the next build adds what it lacks.
 """
 
 from __future__ import annotations
@@ -48,18 +49,23 @@ class Collection:
     through: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """symbol -> month -> [first, last] day that a vendor was asked for."""
     unconfirmed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """symbol -> month -> [day on which, last session for which] a vendor had no bars of a session."""
+    """symbol -> month -> [day on which, last session for which] a vendor had no bars of a
+    session."""
     complete: bool = False
     """Whether everything the identity names has been stored (a file's whole content)."""
     next_row: int | None = None
     """The number that a further row of the file would have, once it is complete."""
     files: list[list[Any]] = field(default_factory=list)
-    """Of several files as one: what each is called, the SHA-256 of its content, and what its rows are numbered from."""
+    """Of several files as one: what each is called, the SHA-256 of its content, and what its rows
+    are numbered from."""
     manifest: str = MANIFEST
 
     @classmethod
-    def open(cls, root: Objects, kind: str, identity: Mapping[str, Any], sha256: str | None = None) -> Collection:
-        """What the store holds of an identity; empty when nothing. Of a file, `sha256` is that of its content.
+    def open(
+        cls, root: Objects, kind: str, identity: Mapping[str, Any], sha256: str | None = None
+    ) -> Collection:
+        """What the store holds of an identity; empty when nothing. Of a file, `sha256` is that of
+        its content.
 
         Raises DataError when the manifest is damaged.
         """
@@ -68,17 +74,23 @@ class Collection:
         if sha256 is None:
             collection = cls(home, identity)
         else:
-            collection = cls(home, {**identity, "sha256": sha256}, manifest=f"manifest-{sha256[:16]}.json")
+            collection = cls(
+                home, {**identity, "sha256": sha256}, manifest=f"manifest-{sha256[:16]}.json"
+            )
         stored = collection.objects.get(collection.manifest)
         if stored is not None:
             manifest = _manifest(stored, home, collection.manifest)
             collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
-            collection.through, collection.unconfirmed = manifest["through"], manifest["unconfirmed"]
+            collection.through, collection.unconfirmed = (
+                manifest["through"],
+                manifest["unconfirmed"],
+            )
             collection.next_row, collection.files = manifest["next_row"], manifest.get("files", [])
         return collection
 
     def others(self) -> Iterator[Collection]:
-        """What the store holds of the same files with another content. Raises DataError when a manifest is damaged."""
+        """What the store holds of the same files with another content. Raises DataError when a
+        manifest is damaged."""
         for name in self.objects.names():
             match = _MANIFEST.fullmatch(name)
             if match is not None and not match["folder"] and name != self.manifest:
@@ -125,7 +137,8 @@ class Collection:
             pieces.append(piece)
 
     def keep(self, symbol: str, month: str, piece: Mapping[str, Any], row: int | None) -> None:
-        """Count a chunk that is there already as a piece of a month; its first row is now number `row`."""
+        """Count a chunk that is there already as a piece of a month; its first row is now number
+        `row`."""
         self.chunks.setdefault(symbol, {}).setdefault(month, []).append({**piece, "row": row})
 
     def save(self) -> None:
@@ -140,14 +153,18 @@ class Collection:
         self.objects.remove(self.manifest)
 
     def tidy(self) -> None:
-        """Remove what no manifest names. Call it while holding the lock. Raises DataError for a damaged manifest."""
+        """Remove what no manifest names. Call it while holding the lock. Raises DataError for a
+        damaged manifest."""
         self.objects.sweep()
         self.objects.remove(*unnamed(self.objects))
         if not self.objects.names():
             self.objects.clear()
 
-    def pieces(self, symbol: str | None = None, months: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """The chunks of a symbol (all by default) in these months (all by default), in order of symbol and month."""
+    def pieces(
+        self, symbol: str | None = None, months: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """The chunks of a symbol (all by default) in these months (all by default), in order of
+        symbol and month."""
         return [
             piece
             for name in (sorted(self.chunks) if symbol is None else [symbol])
@@ -157,25 +174,36 @@ class Collection:
         ]
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
-        """All bars of a symbol in the order in which they came. Raises DataError when a chunk is missing or damaged."""
+        """All bars of a symbol in the order in which they came. Raises DataError when a chunk is
+        missing or damaged."""
         pieces = self.pieces(symbol, months)
         if not pieces:
-            raise DataError(f"no bars of {symbol} in {self.objects}; check the symbol and the range")
+            raise DataError(
+                f"no bars of {symbol} in {self.objects}; check the symbol and the range"
+            )
         origin = str(self.identity.get("name", self.objects))
         parts = [decode(self.piece(piece), symbol, origin, piece["row"]) for piece in pieces]
         bars = concat(parts)
         if self.files:
-            bars = replace(bars, origin=f"{len(self.files)} files", files=tuple((one[2], one[0]) for one in self.files))
+            bars = replace(
+                bars,
+                origin=f"{len(self.files)} files",
+                files=tuple((one[2], one[0]) for one in self.files),
+            )
         if bars.row is None or bool((bars.row[1:] >= bars.row[:-1]).all()):
             return bars
-        return bars.take(np.argsort(bars.row, kind="stable"))  # as the source had them: disorder is seen and counted
+        return bars.take(
+            np.argsort(bars.row, kind="stable")
+        )  # as the source had them: disorder is seen and counted
 
     def piece(self, piece: Mapping[str, Any]) -> bytes:
         """The bytes of one chunk, checked."""
         data = self.objects.get(piece["file"])
         if data is None or hashlib.sha256(data).hexdigest() != piece["sha256"]:
             state = "is missing" if data is None else "is damaged"
-            raise DataError(f"{self.objects}/{piece['file']} {state}; delete {self.objects} and build again")
+            raise DataError(
+                f"{self.objects}/{piece['file']} {state}; delete {self.objects} and build again"
+            )
         return data
 
     def problems(self) -> list[str]:
@@ -216,30 +244,44 @@ def verify_store(root: Objects) -> list[str]:
 
 
 def unnamed(home: Objects, manifests: Container[str] | None = None) -> list[str]:
-    """The objects of a collection's folder that none of these manifests (all by default) names, other manifests too.
+    """The objects of a collection's folder that none of these manifests (all by default) names,
+    other manifests too.
 
     Raises DataError for a damaged one.
     """
     names = home.names()
-    named = {name for name in names if _MANIFEST.fullmatch(name) and (manifests is None or name in manifests)}
+    named = {
+        name
+        for name in names
+        if _MANIFEST.fullmatch(name) and (manifests is None or name in manifests)
+    }
     for name in sorted(named):
         chunks = _manifest(home.get(name) or b"", home, name)["chunks"]
-        named |= {piece["file"] for months in chunks.values() for pieces in months.values() for piece in pieces}
+        named |= {
+            piece["file"]
+            for months in chunks.values()
+            for pieces in months.values()
+            for piece in pieces
+        }
     return [name for name in names if name not in named]
 
 
 def _relative_rows(bars: Bars) -> Array | None:
-    """Rows counted from the first; None where each follows the one before, and where they are not known."""
+    """Rows counted from the first; None where each follows the one before, and where they are not
+    known."""
     if bars.row is None or bool((np.diff(bars.row) == 1).all()):
         return None
     return np.asarray(bars.row - bars.row[0])
 
 
 def encode(bars: Bars) -> bytes:
-    """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give equal bytes."""
+    """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give
+    equal bytes."""
     columns = {"ts": pa.array(bars.ts, pa.timestamp("ns", tz="UTC"))}
     columns |= {name: pa.array(_short(getattr(bars, name))) for name in COLUMNS}
-    columns |= {f"extra.{name}": pa.array(_short(values)) for name, values in sorted(bars.extras.items())}
+    columns |= {
+        f"extra.{name}": pa.array(_short(values)) for name, values in sorted(bars.extras.items())
+    }
     encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
     rows = _relative_rows(bars)
     if rows is not None:
@@ -277,5 +319,10 @@ def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bar
 
 def _folder(symbol: str) -> str:
     name = urllib.parse.quote(symbol, safe="")
-    # no folder up, no hidden one beside the locks, and no name that is a file of the collection's own
-    return "%2E" + name[1:] if name.startswith(".") else name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))
+    # no folder up, no hidden one beside the locks, and no name that is a file of the collection's
+    # own
+    return (
+        "%2E" + name[1:]
+        if name.startswith(".")
+        else name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))
+    )

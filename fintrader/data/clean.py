@@ -1,10 +1,12 @@
-"""From raw long bars to bars that stand on the exchange's grid: what is repaired and counted, and what is refused.
+"""From raw long bars to bars that stand on the exchange's grid: what is repaired and counted, and
+what is refused.
 
-Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while the exchange is
-closed (left out), a high or low that the bar's own open or close exceeds (widened to hold them).
-Refused with a BarError that names file, row, column and remedy: two different rows for one symbol and time, a price
-that is zero, negative or not finite, a negative volume, a bar from the future, and data most of which lies outside the
-hours in which the exchange trades. What else bars say against their declaration: `evidence`.
+Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while
+the exchange is closed (left out), a high or low that the bar's own open or close exceeds (widened
+to hold them). Refused with a BarError that names file, row, column and remedy: two different rows
+for one symbol and time, a price that is zero, negative or not finite, a negative volume, a bar from
+the future, and data most of which lies outside the hours in which the exchange trades. What else
+bars say against their declaration: `evidence`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ REPAIRS = {
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
     "outside_session": "rows while the exchange is closed were left out",
-    "extended_hours": "rows before the open or after the close were left out (data.hours: extended keeps them)",
+    "extended_hours": (
+        "rows before the open or after the close were left out (data.hours: extended keeps them)"
+    ),
     "opening_print": "opening prints were made part of the first bar",
     "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
 }
@@ -31,9 +35,11 @@ REPAIRS = {
 
 @dataclass(frozen=True, eq=False)
 class SymbolBars:
-    """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes on), `L` bars.
+    """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes
+    on), `L` bars.
 
-    Bars without a trade carry the last past close in all four prices, volume 0 and `tradable` False.
+    Bars without a trade carry the last past close in all four prices, volume 0 and `tradable`
+    False.
     """
 
     symbol: str
@@ -65,7 +71,8 @@ class SymbolBars:
 
 
 def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
-    """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see the module)."""
+    """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see
+    the module)."""
     counts = dict.fromkeys(REPAIRS, 0)
     refuse_bad_rows(bars)
     if not (bars.is_distinct() or bars.is_sorted()):
@@ -74,7 +81,11 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
             + np.count_nonzero(np.diff(bars.symbol) < 0)
         )
         bars = bars.sorted()
-    again = np.zeros(0, dtype=bool) if bars.is_distinct() else (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
+    again = (
+        np.zeros(0, dtype=bool)
+        if bars.is_distinct()
+        else (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
+    )
     if again.any():
         same = again.copy()
         for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
@@ -82,8 +93,9 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         conflict = np.flatnonzero(again & ~same)
         if len(conflict):
             raise BarError(
-                f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol and time "
-                f"({len(conflict)} such); keep one of them, or the first of all by data.waive: [conflicting_duplicate]"
+                f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol"
+                f" and time ({len(conflict)} such); keep one of them, or the first of all by"
+                " data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(same.sum())
         bars = bars.take(np.concatenate([[True], ~same]))
@@ -95,10 +107,12 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
 
 
 def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many rows were left out.
+    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many
+    rows were left out.
 
-    Open of the first row, highest high, lowest low, close of the last row, summed volume, last value of the extras.
-    Raises BarError when more than half of the rows lie outside the sessions and the exchange's extended hours.
+    Open of the first row, highest high, lowest low, close of the last row, summed volume, last
+    value of the extras. Raises BarError when more than half of the rows lie outside the sessions
+    and the exchange's extended hours.
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
@@ -107,8 +121,9 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     left_out = {"extended_hours": around, "outside_session": len(outside) - around}
     if len(bars) and left_out["outside_session"] * 2 > len(bars):
         raise BarError(
-            f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the sessions of "
-            f"{grid.calendar}; check data.source.timezone, data.source.label and data.calendar"
+            f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the"
+            f" sessions of {grid.calendar}; check data.source.timezone, data.source.label and"
+            " data.calendar"
         )
     if len(outside):
         bars, at = bars.take(inside), at[inside]
@@ -136,10 +151,12 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
 
 
 def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
-    """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried forward.
+    """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried
+    forward.
 
-    It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is how many sessions the
-    data reaches through (all of the grid by default): one that is still running proves nothing.
+    It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is
+    how many sessions the data reaches through (all of the grid by default): one that is still
+    running proves nothing.
     """
     from fintrader.data import kernels
 
@@ -171,14 +188,16 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
 
 
 _SMALLEST, _LARGEST = 1e-12, 1e15
-"""Prices below and above are mistakes, and so are volumes above; the market's float32 holds all between."""
+"""Prices below and above are mistakes, and so are volumes above; the market's float32 holds all
+between."""
 
 
 def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first price, volume, extra value or time that cannot be one."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
-            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or remove the row"
+            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
+            " remove the row"
         )
     refuse_bad_values(bars)
 
@@ -187,11 +206,16 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     """The same, whatever the times: not `zoned`, they are not placed in their zone yet."""
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
-        if len(values) == 0 or (values.min() >= lowest and values.max() <= highest):  # NaN is neither
+        if len(values) == 0 or (
+            values.min() >= lowest and values.max() <= highest
+        ):  # NaN is neither
             return
         bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
-        raise BarError(f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]} {why.format(int(bad.sum()))}")
+        raise BarError(
+            f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"
+            f" {why.format(int(bad.sum()))}"
+        )
 
     for name in PRICES:
         why = "is no price ({} such); correct the rows or remove them"

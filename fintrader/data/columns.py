@@ -1,8 +1,9 @@
-"""The market's big arrays while it is built: symbol after symbol on disk, read back for all of them in blocks of bars.
+"""The market's big arrays while it is built: symbol after symbol on disk, read back for all of them
+in blocks of bars.
 
-Bars come by symbol and a market is stored by bar. In between lie these scratch files, one for each stretch of bars,
-which have no names, so that a process that is killed leaves nothing. Whatever the market's size, memory holds one
-symbol and one block.
+Bars come by symbol and a market is stored by bar. In between lie these scratch files, one for each
+stretch of bars, which have no names, so that a process that is killed leaves nothing. Whatever the
+market's size, memory holds one symbol and one block.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ _PRICES = ("open", "close")
 
 
 class Sheet:
-    """An array `[T, ...]` that is read as its rows are asked for; a block is kept for the next slice."""
+    """An array `[T, ...]` that is read as its rows are asked for; a block is kept for the next
+    slice."""
 
-    def __init__(self, shape: tuple[int, ...], read: Callable[[int, int], Array], block: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], read: Callable[[int, int], Array], block: int
+    ) -> None:
         self.shape = shape
         self._read, self._block = read, block
         self._first, self._rows = 0, read(0, 0)
@@ -58,7 +62,10 @@ class Columns:
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {
             name: (np.dtype(np.float32), 1) for name in (*_PRICES, "volume")
         }
-        self._kinds |= {"tradable": (np.dtype(bool), 1), "features": (np.dtype(np.float32), features)}
+        self._kinds |= {
+            "tradable": (np.dtype(bool), 1),
+            "features": (np.dtype(np.float32), features),
+        }
         self._stretch = max(_STRETCH, -(-bars // _MOST_FILES))
         self._offset, self._size = {}, 0
         for name, (kind, width) in self._kinds.items():
@@ -87,7 +94,11 @@ class Columns:
             file.close()
 
     def fill(
-        self, slot: int, one: SymbolBars, features: Array, events: Sequence[tuple[int, float, float]] = ()
+        self,
+        slot: int,
+        one: SymbolBars,
+        features: Array,
+        events: Sequence[tuple[int, float, float]] = (),
     ) -> None:
         """Write a whole column, over whatever stood in it; NaN where the symbol has no price.
 
@@ -103,7 +114,9 @@ class Columns:
             ("features", features, np.nan),
         ):
             if name not in self._column:
-                self._column[name] = np.empty((self.bars, *values.shape[1:]), dtype=self._kinds[name][0])
+                self._column[name] = np.empty(
+                    (self.bars, *values.shape[1:]), dtype=self._kinds[name][0]
+                )
             column = self._column[name]
             column[: one.first], column[one.stop :] = absent, absent
             if name == "features":
@@ -124,9 +137,14 @@ class Columns:
         return self._adjusted(slot, "close", 0, self.bars)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns; good until the next call."""
+        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns; good
+        until the next call."""
         kind, width = self._kinds[name]
-        shape = (stop - start, len(self.slots), width) if name == "features" else (stop - start, len(self.slots))
+        shape = (
+            (stop - start, len(self.slots), width)
+            if name == "features"
+            else (stop - start, len(self.slots))
+        )
         room, size = self._rows.get(name), math.prod(shape)
         if room is None or room.size < size:
             room = self._rows[name] = np.empty(size, dtype=kind)
@@ -149,10 +167,15 @@ class Columns:
     def table(self) -> Sheet:
         """`[T, N, F]` float32: the features."""
         shape = (self.bars, len(self.slots), self.features)
-        return Sheet(shape, lambda start, stop: self.rows("features", start, stop), self.block(4 * self.features))
+        return Sheet(
+            shape,
+            lambda start, stop: self.rows("features", start, stop),
+            self.block(4 * self.features),
+        )
 
     def block(self, cell_bytes: int | None = None) -> int:
-        """How many bars to take at a time, by the bytes of a cell (those of all arrays by default)."""
+        """How many bars to take at a time, by the bytes of a cell (those of all arrays by
+        default)."""
         width = len(self.slots) * (16 + 4 * self.features if cell_bytes is None else cell_bytes)
         return min(max(BLOCK_BYTES // max(width, 1), 16), self.bars)
 
@@ -175,8 +198,9 @@ class Columns:
                     part, offset = part[done:], offset + done
         except OSError as error:
             raise MarketError(
-                f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to build the market "
-                f"({error.strerror or error}); free some space, or choose another cache"
+                f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to"
+                f" build the market ({error.strerror or error}); free some space, or choose another"
+                " cache"
             ) from None
 
     def _get(self, slot: int, name: str, start: int, stop: int) -> Array:
@@ -188,12 +212,15 @@ class Columns:
             part = values[low - start : high - start]
             offset = slot * self._size + self._offset[name] + (low - first) * width * kind.itemsize
             if os.preadv(self._files[number].fileno(), [part.data], offset) != part.nbytes:
-                raise MarketError("the build's scratch file was cut short; run the same command again")
+                raise MarketError(
+                    "the build's scratch file was cut short; run the same command again"
+                )
         return values
 
 
 def _growth(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
-    """Bars `[E]` from which on a share of the first bar has become something else, and what: `[E + 1]`, from 1 on."""
+    """Bars `[E]` from which on a share of the first bar has become something else, and what: `[E +
+    1]`, from 1 on."""
     bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
     steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
     return bars, np.cumprod([1.0, *steps])

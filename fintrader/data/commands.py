@@ -1,4 +1,5 @@
-"""Questions that can be asked about the bars of a configuration, and what is kept of them. Needs no torch."""
+"""Questions that can be asked about the bars of a configuration, and what is kept of them. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ from fintrader.progress import reporter
 
 
 def built_market(config: Placed) -> Path:
-    """The market file of a configuration, built unless it is there already, in the cache or in the run's store."""
+    """The market file of a configuration, built unless it is there already, in the cache or in the
+    run's store."""
     reproducible.require(config.reproducible)
     with reporter() as progress:
-        return build_market(data_of(config), cache=config.cache, progress=progress, markets=markets_of(config))
+        return build_market(
+            data_of(config), cache=config.cache, progress=progress, markets=markets_of(config)
+        )
 
 
 def build_data(config: Placed) -> Path:
@@ -32,14 +36,15 @@ def build_data(config: Placed) -> Path:
     minutes = stored_minutes(path)
     first, last = (str(minutes[at].astype("datetime64[ns]"))[:16] for at in (0, -1))
     print(
-        f"{path}: {len(header['symbols'])} symbols x {len(minutes)} bars x {len(header['feature_names'])} features, "
-        f"{first} to {last} UTC, content {content[:12]}"
+        f"{path}: {len(header['symbols'])} symbols x {len(minutes)} bars x"
+        f" {len(header['feature_names'])} features, {first} to {last} UTC, content {content[:12]}"
     )
     return path
 
 
 def report_quality(config: DataConfig) -> dict[str, Any]:
-    """Every fault and hole of a configuration's bars: JSON and a page beside the market file; prints a summary.
+    """Every fault and hole of a configuration's bars: JSON and a page beside the market file;
+    prints a summary.
 
     Bars too broken to make a market of are reported below `cache/quality/<name>`.
     """
@@ -54,9 +59,10 @@ def report_quality(config: DataConfig) -> dict[str, Any]:
     written = write_quality(report, home)
     cells = [share for row in report["coverage"] for share in row if share is not None]
     print(
-        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over {len(report['sessions'])} sessions "
-        f"({len(report['early_closes'])} early closes); {sum(cells) / max(len(cells), 1):.2%} of the bars of "
-        f"{report['bar_minutes']} minutes traded"
+        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over"
+        f" {len(report['sessions'])} sessions ({len(report['early_closes'])} early closes);"
+        f" {sum(cells) / max(len(cells), 1):.2%} of the bars of {report['bar_minutes']} minutes"
+        " traded"
     )
     for kind, count in report["kinds"].items():
         print(f"  {kind}: {count:,}")
@@ -73,24 +79,33 @@ def rehearse_data(config: DataConfig) -> dict[str, Any]:
 
 
 def verify_data(config: DataConfig) -> bool:
-    """Check every stored chunk of bars and every market against its hash; prints what differs; True: all is well."""
+    """Check every stored chunk of bars and every market against its hash; prints what differs;
+    True: all is well."""
     with reporter() as progress:
         problems = verify(data_of(config), cache=config.cache, progress=progress)
     for problem in problems:
         print(problem)
-    print("every stored byte is as it was written" if not problems else f"{len(problems)} damaged or missing files")
+    print(
+        "every stored byte is as it was written"
+        if not problems
+        else f"{len(problems)} damaged or missing files"
+    )
     return not problems
 
 
 def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:
-    """Find the markets and chunks that no configuration given and no run beside them refers to; prints them.
+    """Find the markets and chunks that no configuration given and no run beside them refers to;
+    prints them.
 
-    With `remove` they are removed. Raises ConfigError when the configurations do not share one cache, and DataError or
-    StorageError when one's bars cannot be found: what it refers to is then unknown.
+    With `remove` they are removed. Raises ConfigError when the configurations do not share one
+    cache, and DataError or StorageError when one's bars cannot be found: what it refers to is then
+    unknown.
     """
     cache = configs[0].cache
     if any(config.cache.resolve() != cache.resolve() for config in configs):
-        raise ConfigError("these configurations have caches of their own; collect the garbage of one at a time")
+        raise ConfigError(
+            "these configurations have caches of their own; collect the garbage of one at a time"
+        )
     settings, markets = [data_of(config) for config in configs], set[str]()
     for folder in sorted({config.runs_dir for config in configs}):
         for path in sorted(folder.glob("*/config.yaml")):
@@ -104,12 +119,16 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
         garbage.remove()
         print(f"removed, {garbage.size / 1e9:.2f} GB")
     else:
-        print(f"{garbage.size / 1e9:.2f} GB would be removed; the same command with --yes removes them")
+        print(
+            f"{garbage.size / 1e9:.2f} GB would be removed; the same command with --yes removes"
+            " them"
+        )
     return garbage
 
 
 def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSettings]:
-    """The data of a run, whose market's address is added to `markets`; none where its bars are gone."""
+    """The data of a run, whose market's address is added to `markets`; none where its bars are
+    gone."""
     manifest = home / "manifest.json"
     try:
         if manifest.is_file():

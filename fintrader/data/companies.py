@@ -1,12 +1,14 @@
-"""Companies, and the tickers under which they traded when: letters change hands, and companies change letters.
+"""Companies, and the tickers under which they traded when: letters change hands, and companies
+change letters.
 
-FB became META on 2022-06-09, and until January 2022 an index fund traded as META. Weight Watchers was WTW before
-Willis Towers Watson was. So members of an index are companies (one share class each) with tickers by date, and the bars
-of a source are put together by company before anything else is made of them (`sources.by_company`).
+FB became META on 2022-06-09, and until January 2022 an index fund traded as META. Weight Watchers
+was WTW before Willis Towers Watson was. So members of an index are companies (one share class each)
+with tickers by date, and the bars of a source are put together by company before anything else is
+made of them (`sources.by_company`).
 
-Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since 2007-02-01, and
-`tables/tickers.csv`, who traded under which letters when, where that is not one ticker for good (docs: Data). Other
-indices come from the package index-constitution, as they are.
+Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since
+2007-02-01, and `tables/tickers.csv`, who traded under which letters when, where that is not one
+ticker for good (docs: Data). Other indices come from the package index-constitution, as they are.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Company:
-    """One share class of one company. Two of the same letters in different years are two companies."""
+    """One share class of one company. Two of the same letters in different years are two
+    companies."""
 
     key: str
-    """Its last ticker; with the year in which it ended where others took over the letters (SNDK.2016)."""
+    """Its last ticker; with the year in which it ended where others took over the letters
+    (SNDK.2016)."""
     names: tuple[Name, ...]
     """In order of time."""
     member: tuple[Interval, ...]
@@ -60,14 +64,19 @@ def index_companies(index: str) -> tuple[Company, ...]:
     names = _names()
     member = _nasdaq100() if index == "nasdaq100" else _constitution(index, names)
     return tuple(
-        Company(key, tuple(names.get(key, [Name(key, EVER, NEVER)])), tuple(sorted(spans, key=lambda span: span[0])))
+        Company(
+            key,
+            tuple(names.get(key, [Name(key, EVER, NEVER)])),
+            tuple(sorted(spans, key=lambda span: span[0])),
+        )
         for key, spans in sorted(member.items())
     )
 
 
 @functools.cache
 def index_digest(index: str) -> str:
-    """Changes with what is known of an index: goes into the address of markets that are made with it."""
+    """Changes with what is known of an index: goes into the address of markets that are made with
+    it."""
     text = repr(index_companies(index))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -94,12 +103,15 @@ def _nasdaq100() -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {}
     for row in _table("nasdaq100.csv"):
         stop = _after(row["member_to"]) if row["member_to"] else None
-        found.setdefault(row["company"], []).append((dt.date.fromisoformat(row["member_from"]), stop))
+        found.setdefault(row["company"], []).append(
+            (dt.date.fromisoformat(row["member_from"]), stop)
+        )
     return found
 
 
 def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
-    """Members as index-constitution has them, and into `names` the changes of tickers that only it knows.
+    """Members as index-constitution has them, and into `names` the changes of tickers that only it
+    knows.
 
     It calls a company by its last ticker throughout.
     """
@@ -107,16 +119,28 @@ def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[In
 
     events = index_constitution.events(index)
     changed = events[events["event_type"] == "ticker_change"]
-    for day, old, new in zip(changed["event_date"], changed["old_symbol"], changed["new_symbol"], strict=True):
+    for day, old, new in zip(
+        changed["event_date"], changed["old_symbol"], changed["new_symbol"], strict=True
+    ):
         if not any(name.ticker in (old, new) for spans in names.values() for name in spans):
             names[new] = [Name(old, EVER, day.date()), Name(new, day.date(), NEVER)]
     history = index_constitution.history(index)
     found: dict[str, list[Interval]] = {}
-    for symbol, first, last in zip(history["symbol"], history["opt-in"], history["opt-out"], strict=True):
+    for symbol, first, last in zip(
+        history["symbol"], history["opt-in"], history["opt-out"], strict=True
+    ):
         stop = None if last != last else last.date()
         then = (stop or dt.date.today()) - dt.timedelta(days=1)
-        holders = [key for key, spans in names.items() if any(name.ticker == symbol for name in spans)]
-        now = [key for key in holders if any(n.ticker == symbol and n.start <= then < n.stop for n in names[key])]
-        key = next(iter(now or [key for key in holders if names[key][-1].ticker == symbol]), str(symbol))
+        holders = [
+            key for key, spans in names.items() if any(name.ticker == symbol for name in spans)
+        ]
+        now = [
+            key
+            for key in holders
+            if any(n.ticker == symbol and n.start <= then < n.stop for n in names[key])
+        ]
+        key = next(
+            iter(now or [key for key in holders if names[key][-1].ticker == symbol]), str(symbol)
+        )
         found.setdefault(key, []).append((first.date(), stop))
     return found

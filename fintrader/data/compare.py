@@ -1,11 +1,14 @@
-"""Two sets of bars laid over each other: what agrees, by how much the rest differs, and what would explain it.
+"""Two sets of bars laid over each other: what agrees, by how much the rest differs, and what would
+explain it.
 
-Both are put on the calendar's grid; where one has longer bars, those of the other are put together to them inside each
-session, so that minute bars are compared with days. A *bar* is a symbol's row of both, a *cell* one of its columns.
-Prices differ by `10^4 (b / a - 1)` bps, volumes by `10^4 (b - a) / max(a, b)`, which is bounded. A bar agrees when its
-prices do, within a tolerance; volumes of two vendors seldom do.
+Both are put on the calendar's grid; where one has longer bars, those of the other are put together
+to them inside each session, so that minute bars are compared with days. A *bar* is a symbol's row
+of both, a *cell* one of its columns. Prices differ by `10^4 (b / a - 1)` bps, volumes by `10^4 (b -
+a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance; volumes of
+two vendors seldom do.
 
-Explanations are looked for and named, never applied: a scale (a split, cents), a volume in lots, times that are moved.
+Explanations are looked for and named, never applied: a scale (a split, cents), a volume in lots,
+times that are moved.
 """
 
 from __future__ import annotations
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
     from fintrader.data.tensors import MarketTensors
 
 SCALED, SCALED_VOLUME = 0.01, 3.0
-"""From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a volume."""
+"""From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a
+volume."""
 EXPLAINS, BETTER, FEWEST = 0.5, 0.3, 10
-"""Times are moved where, at another lag, half of the cells agree, so many more than in place, and enough of them."""
+"""Times are moved where, at another lag, half of the cells agree, so many more than in place, and
+enough of them."""
 LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
 
 
@@ -73,11 +78,12 @@ class Suspicion:
     detail: str
 
 
-# --- reading ----------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, str]:
-    """The bars of a built market (`.safetensors`), of files, or of a configuration's source; and their calendar.
+    """The bars of a built market (`.safetensors`), of files, or of a configuration's source; and
+    their calendar.
 
     Raises ConfigError or DataError (BarError) where they cannot be read.
     """
@@ -86,7 +92,9 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
         from fintrader.data.tensors import MarketTensors  # needs torch
 
         market = MarketTensors.load(path)
-        return Side(path.parent.name, _market_bars(market)), str(market.meta.get("calendar", settings.calendar))
+        return Side(path.parent.name, _market_bars(market)), str(
+            market.meta.get("calendar", settings.calendar)
+        )
     if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
         zone = settings.timezone or timezone_of(settings.calendar)
         source = FilesSettings(path=what, columns=_columns_of(what), timezone=zone)
@@ -99,15 +107,23 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 def _columns_of(path: str) -> ColumnNames:
     """What the first file calls its columns; the usual names where it has none that is alike."""
     found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
-    names = {role: SPELLINGS.get(role, (role,)) for role in ColumnNames.model_fields if role != "date"}
-    known = {role: next((found[one] for one in words if one in found), None) for role, words in names.items()}
+    names = {
+        role: SPELLINGS.get(role, (role,)) for role in ColumnNames.model_fields if role != "date"
+    }
+    known = {
+        role: next((found[one] for one in words if one in found), None)
+        for role, words in names.items()
+    }
     return ColumnNames(**{role: name for role, name in known.items() if name is not None})
 
 
 def _market_bars(market: MarketTensors) -> Bars:
     """The bars in which a symbol traded."""
     at, symbol = np.nonzero(market.tradable.cpu().numpy())
-    cells = {name: getattr(market, name).cpu().numpy()[at, symbol].astype(np.float64) for name in ("open", "close")}
+    cells = {
+        name: getattr(market, name).cpu().numpy()[at, symbol].astype(np.float64)
+        for name in ("open", "close")
+    }
     none = np.full(len(at), np.nan)
     return Bars(
         ts=market.minutes.cpu().numpy()[at],
@@ -121,20 +137,25 @@ def _market_bars(market: MarketTensors) -> Bars:
     ).sorted()
 
 
-# --- comparing --------------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 
-def compare_bars(a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: float = 0.1) -> dict[str, Any]:
+def compare_bars(
+    a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: float = 0.1
+) -> dict[str, Any]:
     """Plain JSON: what agrees of the days that both sides span.
 
-    `days` holds tables `[symbols][sessions]`: `agree` (share of the bars of either that agree), `only_a`, `only_b`
-    (bars), and for each column the largest absolute difference in bps (None where there is nothing to compare).
-    Raises DataError when there is no day or no symbol that both have.
+    `days` holds tables `[symbols][sessions]`: `agree` (share of the bars of either that agree),
+    `only_a`, `only_b` (bars), and for each column the largest absolute difference in bps (None
+    where there is nothing to compare). Raises DataError when there is no day or no symbol that both
+    have.
     """
     grid = _common_grid(a, b, calendar)
     symbols = sorted(set(a.bars.symbols) & set(b.bars.symbols))
     if not symbols:
-        raise DataError(f"{a.name} and {b.name} have no symbol in common; rename those of one of them")
+        raise DataError(
+            f"{a.name} and {b.name} have no symbol in common; rename those of one of them"
+        )
     merged = [_merge(side, grid) for side in (a, b)]
     rows: list[dict[str, Any]] = []
     suspicions: list[Suspicion] = []
@@ -150,7 +171,9 @@ def compare_bars(a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: flo
             gathered[name].append(one.known(name).astype(np.float32))
         suspicions += one.suspicions()
     columns = {name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS}
-    totals = {name: sum(row[name] for row in rows) for name in ("both", "agree", "only_a", "only_b")}
+    totals = {
+        name: sum(row[name] for row in rows) for name in ("both", "agree", "only_a", "only_b")
+    }
     return {
         "a": _about(a, merged[0]),
         "b": _about(b, merged[1]),
@@ -172,21 +195,30 @@ def compare_bars(a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: flo
 def _about(side: Side, merged: Bars) -> dict[str, Any]:
     bars = side.bars
     again = int(np.count_nonzero((np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)))
-    return {"name": side.name, "rows": len(bars), "bars": len(merged), "symbols": len(bars.symbols), "repeated": again}
+    return {
+        "name": side.name,
+        "rows": len(bars),
+        "bars": len(merged),
+        "symbols": len(bars.symbols),
+        "repeated": again,
+    }
 
 
 def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
-    """The sessions that both span, in bars as long as those of the side that has the longer ones."""
+    """The sessions that both span, in bars as long as those of the side that has the longer
+    ones."""
     spans = []
     for side in (a, b):
         if len(side.bars) == 0:
             raise BarError(f"{side.name}: holds no bar; check its path and dates")
-        spans.append([session_date(calendar, int(ts)) for ts in (side.bars.ts.min(), side.bars.ts.max())])
+        spans.append(
+            [session_date(calendar, int(ts)) for ts in (side.bars.ts.min(), side.bars.ts.max())]
+        )
     first, last = max(span[0] for span in spans), min(span[1] for span in spans)
     if last < first:
         raise DataError(
-            f"{a.name} ({spans[0][0]} to {spans[0][1]}) and {b.name} ({spans[1][0]} to {spans[1][1]}) have no day in "
-            "common; choose others"
+            f"{a.name} ({spans[0][0]} to {spans[0][1]}) and {b.name} ({spans[1][0]} to"
+            f" {spans[1][1]}) have no day in common; choose others"
         )
     grid = session_grid(calendar, first, last)
     longest = int(grid.session_minutes.max())
@@ -195,7 +227,8 @@ def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
 
 
 def bar_length(bars: Bars, session_minutes: int) -> int:
-    """Minutes from most bars to their symbol's next one; a whole session where that is a day, or there is no next."""
+    """Minutes from most bars to their symbol's next one; a whole session where that is a day, or
+    there is no next."""
     bars = bars if bars.is_sorted() else bars.sorted()
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     values, counts = np.unique(steps[steps > 0], return_counts=True)
@@ -209,7 +242,9 @@ def _merge(side: Side, grid: SessionGrid) -> Bars:
     bars = side.bars if side.bars.is_sorted() else side.bars.sorted()
     bars = bars.take(grid.locate(bars.ts) >= 0)
     if len(bars) == 0:
-        raise BarError(f"{side.name}: no bar lies in the sessions of {grid.calendar}; check the time zone")
+        raise BarError(
+            f"{side.name}: no bar lies in the sessions of {grid.calendar}; check the time zone"
+        )
     return to_grid(bars, grid)[0]
 
 
@@ -218,7 +253,9 @@ def _dense(merged: Bars, symbol: str, num_bars: int) -> Array:
     code = merged.symbols.index(symbol)
     first, stop = np.searchsorted(merged.symbol, [code, code + 1])
     table = np.full((num_bars, len(COLUMNS)), np.nan)
-    table[merged.ts[first:stop]] = np.column_stack([getattr(merged, name)[first:stop] for name in COLUMNS])
+    table[merged.ts[first:stop]] = np.column_stack(
+        [getattr(merged, name)[first:stop] for name in COLUMNS]
+    )
     return table
 
 
@@ -234,7 +271,9 @@ def differences_bps(ours: Array, theirs: Array) -> Array:
 class _Symbol:
     """One symbol of both sides on the grid."""
 
-    def __init__(self, symbol: str, ours: Array, theirs: Array, grid: SessionGrid, tolerance_bps: float) -> None:
+    def __init__(
+        self, symbol: str, ours: Array, theirs: Array, grid: SessionGrid, tolerance_bps: float
+    ) -> None:
         self.symbol, self.ours, self.theirs, self.grid = symbol, ours, theirs, grid
         self.tolerance = tolerance_bps
         self.bps = differences_bps(ours, theirs)
@@ -252,13 +291,18 @@ class _Symbol:
         return values[np.isfinite(values)]
 
     def summary(self) -> dict[str, Any]:
-        counts = {name: int(getattr(self, name).sum()) for name in ("both", "agree", "only_a", "only_b")}
+        counts = {
+            name: int(getattr(self, name).sum()) for name in ("both", "agree", "only_a", "only_b")
+        }
         columns = {name: _column(self.known(name), self.tolerance) for name in COLUMNS}
         return {"symbol": self.symbol, **counts, "columns": columns}
 
     def by_session(self) -> dict[str, list[Any]]:
         """Of each session: the tables' rows (see `compare_bars`)."""
-        counted = {name: self._summed(getattr(self, name)) for name in ("both", "agree", "only_a", "only_b")}
+        counted = {
+            name: self._summed(getattr(self, name))
+            for name in ("both", "agree", "only_a", "only_b")
+        }
         bars = counted["both"] + counted["only_a"] + counted["only_b"]
         shares = zip(counted["agree"].tolist(), bars.tolist(), strict=True)
         agree = [round(number / of, 4) if of else None for number, of in shares]
@@ -266,7 +310,9 @@ class _Symbol:
         table |= {name: counted[name].tolist() for name in ("only_a", "only_b")}
         for column, name in enumerate(COLUMNS):
             largest = np.fmax.reduceat(np.abs(self.bps[:, column]), self.grid.first_bar[:-1])
-            table[name] = [round(value, 3) if np.isfinite(value) else None for value in largest.tolist()]
+            table[name] = [
+                round(value, 3) if np.isfinite(value) else None for value in largest.tolist()
+            ]
         return table
 
     def _summed(self, which: Array) -> Array:
@@ -278,8 +324,8 @@ class _Symbol:
         yield from moved
 
     def _scales(self, moved: list[Suspicion]) -> Iterator[Suspicion]:
-        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1; those that a shift in
-        time (`moved`) explains are left out."""
+        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1;
+        those that a shift in time (`moved`) explains are left out."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.log(self.theirs / self.ours)
         ratios[~np.isfinite(ratios)] = np.nan
@@ -288,19 +334,24 @@ class _Symbol:
             ("volume_scale", slice(4, 5), np.log(SCALED_VOLUME), 0.5),
         ):
             centre = np.full(self.grid.num_sessions, np.nan)
-            for day, (start, stop) in enumerate(zip(self.grid.first_bar[:-1], self.grid.first_bar[1:], strict=True)):
+            for day, (start, stop) in enumerate(
+                zip(self.grid.first_bar[:-1], self.grid.first_bar[1:], strict=True)
+            ):
                 found = ratios[start:stop, columns]
                 found = found[np.isfinite(found)]
                 if not len(found):
                     continue
                 middle = float(np.median(found))
                 # of another scale all cells are; a price that is merely wrong differs in some
-                if abs(middle) > least and np.quantile(np.abs(found - middle), 0.9) < spread * abs(middle):
+                if abs(middle) > least and np.quantile(np.abs(found - middle), 0.9) < spread * abs(
+                    middle
+                ):
                     centre[day] = middle
             for one in moved:
-                centre[(self.grid.dates >= np.datetime64(one.first)) & (self.grid.dates <= np.datetime64(one.last))] = (
-                    np.nan
-                )
+                centre[
+                    (self.grid.dates >= np.datetime64(one.first))
+                    & (self.grid.dates <= np.datetime64(one.last))
+                ] = np.nan
             for days in _runs(centre, 0.1 if kind == "scale" else 1.0):
                 ratio = float(np.exp(np.median(centre[days])))
                 what = "prices" if kind == "scale" else "volumes"
@@ -325,12 +376,15 @@ class _Symbol:
             lag = int(lags[days[0]])
             value = lag if daily else lag * self.grid.bar_minutes
             unit = "session" if daily else "minute"
-            how = f"{abs(value)} {unit}{'s' if abs(value) > 1 else ''} {'later' if value > 0 else 'earlier'} than"
+            how = (
+                f"{abs(value)} {unit}{'s' if abs(value) > 1 else ''}"
+                f" {'later' if value > 0 else 'earlier'} than"
+            )
             yield self._suspicion("shift", days, float(value), f"B's bars stand {how} A's")
 
     def _agreeing(self, lag: int) -> Array:
-        """`[S]`: share of the price cells that agree where B is read `lag` bars later; of daily bars, over FEWEST of
-        them around each. NaN where there are too few."""
+        """`[S]`: share of the price cells that agree where B is read `lag` bars later; of daily
+        bars, over FEWEST of them around each. NaN where there are too few."""
         moved = np.full_like(self.theirs, np.nan)
         count = len(moved)
         moved[max(0, -lag) : count - max(0, lag)] = self.theirs[max(0, lag) : count - max(0, -lag)]
@@ -348,7 +402,8 @@ class _Symbol:
 
 
 def _runs(values: Array, apart: float) -> list[Array]:
-    """Sessions with a value, cut where it leaves the run's first by more than `apart`; gaps do not cut."""
+    """Sessions with a value, cut where it leaves the run's first by more than `apart`; gaps do not
+    cut."""
     days = np.flatnonzero(np.isfinite(values))
     runs: list[list[int]] = []
     for day in days.tolist():
@@ -360,9 +415,17 @@ def _runs(values: Array, apart: float) -> list[Array]:
 
 
 def _column(bps: Array, tolerance_bps: float) -> dict[str, Any]:
-    """Cells, share that agrees, median and 99 % quantile of the absolute difference, its largest, the mean."""
+    """Cells, share that agrees, median and 99 % quantile of the absolute difference, its largest,
+    the mean."""
     if not len(bps):
-        return {"cells": 0, "agree": None, "median_bps": None, "p99_bps": None, "largest_bps": None, "mean_bps": None}
+        return {
+            "cells": 0,
+            "agree": None,
+            "median_bps": None,
+            "p99_bps": None,
+            "largest_bps": None,
+            "mean_bps": None,
+        }
     size = np.abs(bps)
     numbers = {
         "agree": float((size <= tolerance_bps).mean()),

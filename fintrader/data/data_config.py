@@ -1,4 +1,5 @@
-"""`DataConfig`: the part of a run's configuration that says which bars and where they are kept. Needs no torch."""
+"""`DataConfig`: the part of a run's configuration that says which bars and where they are kept.
+Needs no torch."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Placed(Protocol):
 
 
 class DataConfig(Settings):
-    """What the commands that only look at bars take from a run's configuration; its other parts are not read."""
+    """What the commands that only look at bars take from a run's configuration; its other parts are
+    not read."""
 
     name: str = "run"
     """Name of the run; a configuration file's own name unless set."""
@@ -64,7 +66,9 @@ class DataConfig(Settings):
 def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
     """Discriminator value -> settings model of a union."""
     models = [model for model in models_in(annotation) if issubclass(model, Settings)]
-    return {value: model for model in models for value in get_args(model.model_fields[key].annotation)}
+    return {
+        value: model for model in models for value in get_args(model.model_fields[key].annotation)
+    }
 
 
 Choices = Mapping[str, Mapping[str, type[Settings]]]
@@ -72,7 +76,8 @@ DATA_CHOICES: Choices = {
     "data.source.kind": union_choices(DataSettings.model_fields["source"].annotation, "kind"),
     "data.source.preset": dict.fromkeys(PRESETS, FilesSettings),
 }
-"""Options that choose which settings stand in a place. Switching one keeps the settings both models share."""
+"""Options that choose which settings stand in a place. Switching one keeps the settings both models
+share."""
 
 
 def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> DataConfig:
@@ -80,7 +85,11 @@ def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) 
     values = read_values(Path(path))
     for option, choice in (chosen or {}).items():
         choose(values, option, choice, DATA_CHOICES)
-    return validate(DataConfig, {name: values[name] for name in DataConfig.model_fields if name in values}, str(path))
+    return validate(
+        DataConfig,
+        {name: values[name] for name in DataConfig.model_fields if name in values},
+        str(path),
+    )
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -94,7 +103,9 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
     """Put another member of a union in its place. Raises ConfigError for one that is none."""
     models = choices[option]
     if choice not in models:
-        raise ConfigError(f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}")
+        raise ConfigError(
+            f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}"
+        )
     *path, key = option.split(".")
     for name in path:
         values = values.setdefault(name, {})
@@ -121,8 +132,13 @@ def markets_of(config: Placed) -> Markets | None:
 
 
 def data_of(config: Placed) -> DataSettings:
-    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's store."""
+    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's
+    store."""
     store = store_of(config)
-    if store is None or config.data.store is not None or not isinstance(config.data.source, VendorSettings):
+    if (
+        store is None
+        or config.data.store is not None
+        or not isinstance(config.data.source, VendorSettings)
+    ):
         return config.data
     return config.data.model_copy(update={"store": f"{store}/.bars"})

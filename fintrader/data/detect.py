@@ -1,7 +1,8 @@
-"""What a stranger's files of bars are: every setting that reads them, from the evidence, and how sure it is.
+"""What a stranger's files of bars are: every setting that reads them, from the evidence, and how
+sure it is.
 
-A part of the rows is read with the layout that their first lines show; the exchange's sessions then say in which zone
-their times are, whether a time is a bar's start or its end, and the rest.
+A part of the rows is read with the layout that their first lines show; the exchange's sessions then
+say in which zone their times are, whether a time is a bar's start or its end, and the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from fintrader.config import validate
 from fintrader.data.bars import MINUTE_NS, PRICES, Array, Bars, concat
 from fintrader.data.calendar import SessionGrid, day_starts, session_date, session_grid, timezone_of
 from fintrader.data.clean import clean, refuse_bad_values
-from fintrader.data.evidence import Days, Votes, days_of, has_opening_prints, label_votes, merge_opening_prints
+from fintrader.data.evidence import (
+    Days,
+    Votes,
+    days_of,
+    has_opening_prints,
+    label_votes,
+    merge_opening_prints,
+)
 from fintrader.data.faults.kinds import STOPPING
 from fintrader.data.gates import Gate, named, waivers_of
 from fintrader.data.sniff import name_pattern, sniff
@@ -34,7 +42,14 @@ _FILES = 24
 _ROWS = 1_500_000
 _SYMBOLS = 12
 _ZONES = (
-    *("UTC", "Etc/GMT+5", "America/Chicago", "America/Denver", "America/Los_Angeles", "Europe/London"),
+    *(
+        "UTC",
+        "Etc/GMT+5",
+        "America/Chicago",
+        "America/Denver",
+        "America/Los_Angeles",
+        "Europe/London",
+    ),
     *("Europe/Berlin", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
 )
 _SPLITS = (2, 3, 4, 5, 7, 8, 10, 15, 20)
@@ -132,24 +147,36 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
         found.source["columns"] = columns
     if layout.single:
         found.source["symbol_from"] = "name"
-        pattern = name_pattern(files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned)
+        pattern = name_pattern(
+            files, dated and found.source.get("time_format") in ("s", "ms") and not layout.zoned
+        )
         if pattern is not None:
             found.source["name_pattern"] = pattern
             found.note("name_pattern", pattern, "likely", f"files are called like {files[0].stem}")
         else:
             found.note(
-                "symbol_from", "name", "likely", f"no column holds symbols, files are called like {files[0].stem}"
+                "symbol_from",
+                "name",
+                "likely",
+                f"no column holds symbols, files are called like {files[0].stem}",
             )
     found.source["_zoned"], found.source["_days"] = layout.zoned, layout.whole_days
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
-        found.note(setting, value, "assumed" if why.startswith("guess: ") else "sure", why.removeprefix("guess: "))
+        found.note(
+            setting,
+            value,
+            "assumed" if why.startswith("guess: ") else "sure",
+            why.removeprefix("guess: "),
+        )
 
 
 def _spread(files: list[BarFile]) -> list[BarFile]:
     if len(files) <= _FILES:
         return files
-    return [files[at] for at in np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int))]
+    return [
+        files[at] for at in np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int))
+    ]
 
 
 def _plain(found: Detection) -> dict[str, Any]:
@@ -157,10 +184,13 @@ def _plain(found: Detection) -> dict[str, Any]:
 
 
 def _sample(found: Detection, files: list[BarFile]) -> Bars:
-    """Rows as they are, times without a zone taken for UTC; the span and all symbols of what was read."""
+    """Rows as they are, times without a zone taken for UTC; the span and all symbols of what was
+    read."""
     found.source = {**found.source}
     reading = validate(
-        FilesSettings, {"path": found.path, **_plain(found), "timezone": "UTC", "label": "start"}, "detected"
+        FilesSettings,
+        {"path": found.path, **_plain(found), "timezone": "UTC", "label": "start"},
+        "detected",
     )
     chosen = _spread(files)
     parts: list[Bars] = []
@@ -177,10 +207,14 @@ def _sample(found: Detection, files: list[BarFile]) -> Bars:
             rows += len(batch)
         else:
             found.whole = False
-    if any(name.islower() for name in symbols) and not any(name != name.lower() for name in symbols):
+    if any(name.islower() for name in symbols) and not any(
+        name != name.lower() for name in symbols
+    ):
         found.source["uppercase"] = True
         symbols = {name.upper() for name in symbols}
-        parts = [replace(part, symbols=tuple(name.upper() for name in part.symbols)) for part in parts]
+        parts = [
+            replace(part, symbols=tuple(name.upper() for name in part.symbols)) for part in parts
+        ]
         found.note("uppercase", True, "likely", "symbols are written small")
     found.symbols = tuple(sorted(symbols))
     found.source["_span"] = (min(edges), max(edges))
@@ -204,19 +238,30 @@ def _each(bars: Bars) -> Iterator[Bars]:
 
 
 def _price_unit(found: Detection, bars: Bars) -> Bars:
-    """Whole numbers of 1/10,000 USD or of a billionth: too large for dollars, and most of them full cents."""
+    """Whole numbers of 1/10,000 USD or of a billionth: too large for dollars, and most of them full
+    cents."""
     close = bars.close
     whole = bool((close == np.round(close)).all())
     for divisor, tick in ((1_000_000_000, 10_000_000), (10_000, 100)):
         if whole and float(np.median(close)) > divisor / 2:
             cents = float(np.mean(close % tick == 0)) > 0.4
             found.source["price_divisor"] = divisor
-            said = f"prices are whole numbers like {close[0]:.0f}{', most full cents' if cents else ''}"
-            found.note("price_divisor", divisor, "sure" if cents or divisor > 10_000 else "likely", said)
+            said = (
+                "prices are whole numbers like"
+                f" {close[0]:.0f}{', most full cents' if cents else ''}"
+            )
+            found.note(
+                "price_divisor", divisor, "sure" if cents or divisor > 10_000 else "likely", said
+            )
             prices = {name: getattr(bars, name) / divisor for name in PRICES}
             return replace(bars, **prices)
     if whole and float(np.median(close)) > 1000:
-        found.note("price_divisor", 1, "assumed", f"prices are whole numbers like {close[0]:.0f}: cents, perhaps")
+        found.note(
+            "price_divisor",
+            1,
+            "assumed",
+            f"prices are whole numbers like {close[0]:.0f}: cents, perhaps",
+        )
     exact = np.float32(close[:5000]).astype(np.float64) == close[:5000]
     if not whole and exact.all():
         found.source["decimals"] = 4
@@ -226,7 +271,8 @@ def _price_unit(found: Detection, bars: Bars) -> Bars:
 
 
 def _moved(ts: Array, zone: str) -> Array:
-    """Times that were read as UTC, as those of a zone; what does not exist there or twice stays where it was."""
+    """Times that were read as UTC, as those of a zone; what does not exist there or twice stays
+    where it was."""
     wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"))
     placed = wall.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     utc = placed.tz_convert("UTC").tz_localize(None)
@@ -242,7 +288,8 @@ def _grid(found: Detection, bars: Bars) -> SessionGrid:
 
 
 def _share_inside(bars: Bars, grid: SessionGrid) -> float:
-    """Share of the volume (of the rows, where there is none) inside of the sessions, mean over the symbols."""
+    """Share of the volume (of the rows, where there is none) inside of the sessions, mean over the
+    symbols."""
     shares = []
     for one in _each(bars):
         weight = one.volume if one.volume.sum() > 0 else np.ones(len(one))
@@ -265,7 +312,12 @@ def _zone(found: Detection, bars: Bars) -> Bars:
     if zoned:
         share = _share_inside(bars, _grid(found, bars))
         sure: Sure = "sure" if share > 0.7 else "assumed"
-        found.note("timezone", "UTC", sure, f"times say it themselves; {share:.0%} of the volume lies in the sessions")
+        found.note(
+            "timezone",
+            "UTC",
+            sure,
+            f"times say it themselves; {share:.0%} of the volume lies in the sessions",
+        )
         if found.source.get("time_format"):
             found.source["timezone"] = "UTC"
         else:
@@ -288,8 +340,13 @@ def _zone(found: Detection, bars: Bars) -> Bars:
     zone = max(scores, key=lambda name: scores[name])
     next_best = max((score for name, score in scores.items() if name != zone), default=0.0)
     clear = scores[zone] - next_best
-    certain: Sure = "assumed" if scores[zone] < 0.5 or clear < 0.005 else "likely" if same[zone] else "sure"
-    why = f"{scores[zone]:.0%} of the volume lies in the sessions, {next_best:.0%} in the next best zone"
+    certain: Sure = (
+        "assumed" if scores[zone] < 0.5 or clear < 0.005 else "likely" if same[zone] else "sure"
+    )
+    why = (
+        f"{scores[zone]:.0%} of the volume lies in the sessions, {next_best:.0%} in the next best"
+        " zone"
+    )
     if same[zone]:
         why += f"; no change of clocks tells it from {', '.join(same[zone][:3])}"
     if zone != home:
@@ -330,7 +387,12 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
         first, last = (session_date(found.calendar, ts) for ts in (low, high))
         found.extended = wide > len(looked) / 2
         held = "are there; data.hours: extended keeps them" if found.extended else "are not there"
-        found.note("extended hours", found.extended, "sure", f"bars before the open and after the close {held}")
+        found.note(
+            "extended hours",
+            found.extended,
+            "sure",
+            f"bars before the open and after the close {held}",
+        )
     found.first, found.last = first, last
     dates = session_grid(found.calendar, first, last).dates
     found.sessions = tuple(day.item() for day in dates)
@@ -340,7 +402,9 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
 
 def _length(found: Detection, looked: list[Days], lengths: Counter[int]) -> None:
     usual = (
-        lengths.most_common(1)[0][0] if lengths else max((days.step // MINUTE_NS for days in looked), default=1) or 1
+        lengths.most_common(1)[0][0]
+        if lengths
+        else max((days.step // MINUTE_NS for days in looked), default=1) or 1
     )
     found.bar_minutes = int(usual)
     if usual > 1:
@@ -355,18 +419,29 @@ def _label(found: Detection, votes: Votes, looked: list[Days]) -> None:
     displaced = votes.displaced()
     if displaced == "end":
         found.source["label"] = "end"
-        found.note("label", "end", "sure", f"{votes.end} of {votes.days} days begin and end one bar late")
+        found.note(
+            "label", "end", "sure", f"{votes.end} of {votes.days} days begin and end one bar late"
+        )
         step = found.bar_minutes * MINUTE_NS
-        moved = [replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step) for days in looked]
+        moved = [
+            replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)
+            for days in looked
+        ]
         if sum(map(has_opening_prints, moved)) * 2 > len(moved):
-            found.note("opening_print", "auto", "sure", "a print at the open; it becomes part of the first bar")
+            found.note(
+                "opening_print",
+                "auto",
+                "sure",
+                "a print at the open; it becomes part of the first bar",
+            )
     else:
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")
 
 
 def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
-    """Nights in which a price falls to a half, a third, a quarter ...: splits that are not in the prices."""
+    """Nights in which a price falls to a half, a third, a quarter ...: splits that are not in the
+    prices."""
     jumps = []
     for one in _each(bars):
         at = grid.locate(one.ts)
@@ -379,13 +454,21 @@ def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
                 day = grid.dates[grid.session[at[row]]]
                 jumps.append(f"{one.symbols[one.symbol[row]]} {near} to 1 on {day}")
     if jumps:
-        found.note("adjustment", "none", "likely", f"splits stand in the prices: {', '.join(jumps[:3])} (data.adjust)")
+        found.note(
+            "adjustment",
+            "none",
+            "likely",
+            f"splits stand in the prices: {', '.join(jumps[:3])} (data.adjust)",
+        )
         return
     sample = bars.close[:20000]
     cents = float(np.mean(np.isclose(sample * 100, np.round(sample * 100), atol=1e-6)))
     said = "as traded" if cents > 0.9 else "unknown"
     found.note(
-        "adjustment", said, "likely" if cents > 0.9 else "assumed", f"no split; {cents:.0%} of prices are full cents"
+        "adjustment",
+        said,
+        "likely" if cents > 0.9 else "assumed",
+        f"no split; {cents:.0%} of prices are full cents",
     )
 
 
@@ -396,7 +479,9 @@ def _faults(found: Detection, bars: Bars) -> None:
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
     for code in range(len(bars.symbols)):
         one = bars.take(bars.symbol == code).without_unused()
-        one = clean(gate.settle(replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))))[0]
+        one = clean(gate.settle(replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))))[
+            0
+        ]
         days = days_of(one, grid)
         if late and has_opening_prints(days):
             one, _ = merge_opening_prints(one, days)
@@ -404,7 +489,12 @@ def _faults(found: Detection, bars: Bars) -> None:
     stopping = [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
     if stopping:
         found.waivers = waivers_of(stopping)
-        found.note("faults", len(stopping), "sure", f"a build stops at {named(stopping)} (data.waive, data.adjust)")
+        found.note(
+            "faults",
+            len(stopping),
+            "sure",
+            f"a build stops at {named(stopping)} (data.waive, data.adjust)",
+        )
 
 
 def describe_detection(found: Detection) -> str:
@@ -412,5 +502,6 @@ def describe_detection(found: Detection) -> str:
     width = max(len(one.setting) for one in found.findings)
     broad = min(40, max(len(one.value) for one in found.findings))
     return "\n".join(
-        f"{one.setting:<{width}}  {one.value:<{broad}}  {one.sure:<7}  {one.why}" for one in found.findings
+        f"{one.setting:<{width}}  {one.value:<{broad}}  {one.sure:<7}  {one.why}"
+        for one in found.findings
     )

@@ -1,4 +1,5 @@
-"""A market all of which is known but its big arrays: those come in blocks of bars, into a file or into memory."""
+"""A market all of which is known but its big arrays: those come in blocks of bars, into a file or
+into memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import numpy as np
 
 from fintrader.data.bars import Array
 from fintrader.data.columns import Columns, Sheet
-from fintrader.data.market_file import ARRAYS, EVENT, EVENTS, Entry, header_text, refuse_bad_cells, write_market
+from fintrader.data.market_file import (
+    ARRAYS,
+    EVENT,
+    EVENTS,
+    Entry,
+    header_text,
+    refuse_bad_cells,
+    write_market,
+)
 from fintrader.data.scaling import apply_scale, cross_section, known_arrays, known_columns, scale
 
 if TYPE_CHECKING:
@@ -27,7 +36,8 @@ class Scaling:
     relative: int
     """So many of the first features are made relative to the members, where the settings say so."""
     scaled: Array
-    """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 of the others."""
+    """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 of the
+    others."""
     mean: Array
     spread: Array
 
@@ -41,8 +51,9 @@ class Scaling:
         train: tuple[int, int],
         stored: Mapping[str, Any] | None,
     ) -> Scaling:
-        """With the statistics of the training window, or with `stored` ones; `raw` `[F]` bool are features that stay as
-        they are, the last. Raises DataError where the stored ones do not fit."""
+        """With the statistics of the training window, or with `stored` ones; `raw` `[F]` bool are
+        features that stay as they are, the last. Raises DataError where the stored ones do not
+        fit."""
         relative = 0 if settings.cross_sectional == "none" else int(np.count_nonzero(~raw))
         scaled = ~raw & settings.standardise & (relative == 0)
         rules = settings.clip, settings.cross_sectional
@@ -91,8 +102,12 @@ class Draft:
             shapes["shares_outstanding"] = bars, assets
         shapes |= {name: one.shape for name, one in (*self.whole.items(), *events.items())}
         kinds = {**ARRAYS, **{EVENT + name: kind for name, kind in EVENTS.items()}}
-        entries = [Entry(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes]
-        return write_market(path, header_text(self.header), entries, {**self.whole, **events}, self.blocks())
+        entries = [
+            Entry(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes
+        ]
+        return write_market(
+            path, header_text(self.header), entries, {**self.whole, **events}, self.blocks()
+        )
 
     def tensors(self) -> MarketTensors:
         """The same in memory. Raises MarketError."""
@@ -107,11 +122,14 @@ class Draft:
                 if name not in arrays:
                     arrays[name] = np.empty((bars, *values.shape[1:]), dtype=values.dtype)
                 arrays[name][first : first + len(values)] = values
-        tensors: dict[str, Any] = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        tensors: dict[str, Any] = {
+            name: torch.from_numpy(values) for name, values in arrays.items()
+        }
         return MarketTensors(**tensors, **self.header, events=Events.of(self.events))
 
     def blocks(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the rows from there on.
+        """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the
+        rows from there on.
 
         To be asked for once: what was handed out is forgotten.
         """

@@ -1,7 +1,7 @@
 """The features of a market: names like `return_30`, a kind and its window in bars.
 
-Every value at bar t is made of bars up to t, and bit-equal on every prefix. Most kinds read one symbol's bars, adjusted
-forward; `beta` reads all closes at once.
+Every value at bar t is made of bars up to t, and bit-equal on every prefix. Most kinds read one
+symbol's bars, adjusted forward; `beta` reads all closes at once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,24 @@ from fintrader.data.columns import Sheet
 from fintrader.data.moving import moving_deviation, moving_mean, moving_moments, moving_sum
 from fintrader.errors import ConfigError, DataError
 
-PAPER_FEATURES = ("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30", "sma_60")
-"""The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma, close_60_sma)."""
+PAPER_FEATURES = (
+    "macd",
+    "bollinger_upper",
+    "bollinger_lower",
+    "rsi_30",
+    "cci_30",
+    "dx_30",
+    "sma_30",
+    "sma_60",
+)
+"""The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma,
+close_60_sma)."""
 SLOW_FEATURES = (
     *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
     *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
 )
-"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, horizons that can pay a trade."""
+"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, horizons that
+can pay a trade."""
 DAILY_FEATURES = (
     *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
     *("volatility_21", "beta_63", "relative_volume_1"),
@@ -40,25 +51,39 @@ class FeatureSettings(Settings):
     """Which features a market carries, and how they are scaled."""
 
     names: tuple[str, ...] = (
-        "return_1", "return_5", "return_30", "volatility_30", "volume_30", "rsi_30", "macd", "bollinger_upper",
-        "bollinger_lower", "sma_60",
-    )  # fmt: skip
-    """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta, volume,
-    relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
+        "return_1",
+        "return_5",
+        "return_30",
+        "volatility_30",
+        "volume_30",
+        "rsi_30",
+        "macd",
+        "bollinger_upper",
+        "bollinger_lower",
+        "sma_60",
+    )
+    """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
+    volume, relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
     cross_sectional: Literal["none", "zscore", "rank"] = "none"
-    """How `names` and `extra` are put on one scale at each bar, across the members of that bar: `zscore` (standard
-    deviations from their mean), `rank` (ranks with mean 0 and deviation 1). Instead of `standardise`, so that nothing
-    of the training window is needed for these columns."""
+    """How `names` and `extra` are put on one scale at each bar, across the members of that bar:
+    `zscore` (standard deviations from their mean), `rank` (ranks with mean 0 and deviation 1).
+    Instead of `standardise`, so that nothing of the training window is needed for these columns."""
     extra: tuple[str, ...] = ()
     """Extra columns of the bars that become features, scaled like `names`."""
     extra_raw: tuple[str, ...] = ()
     """Extra columns of the bars that become features just as they are."""
-    context: tuple[str, ...] = ("time_of_day", "time_to_close", "turbulence", "index_return_1", "index_return_30")
-    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence, index_return_K,
-    index_volatility_K."""
+    context: tuple[str, ...] = (
+        "time_of_day",
+        "time_to_close",
+        "turbulence",
+        "index_return_1",
+        "index_return_30",
+    )
+    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence,
+    index_return_K, index_volatility_K."""
     daily: Mapping[str, PathText] = Field(default_factory=dict)
-    """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix: vix.csv}: each bar
-    sees the close of the last finished day, as its logarithm."""
+    """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
+    vix.csv}: each bar sees the close of the last finished day, as its logarithm."""
     turbulence_days: int = Field(60, ge=5)
     """Finished days from which mean and covariance of a day's returns are taken."""
     clip: float = Field(10.0, gt=0)
@@ -66,8 +91,9 @@ class FeatureSettings(Settings):
     standardise: bool = True
     """Whether to subtract the mean and divide by the standard deviation of the training window."""
     normalisation: PathText | None = None
-    """Scale by the statistics of an earlier market instead of the training window's: its file, its build.json, or JSON
-    of them. So a policy trained there trades later bars, and sees them as it saw its own."""
+    """Scale by the statistics of an earlier market instead of the training window's: its file, its
+    build.json, or JSON of them. So a policy trained there trades later bars, and sees them as it
+    saw its own."""
 
     @field_validator("names")
     @classmethod
@@ -81,10 +107,12 @@ class FeatureSettings(Settings):
     @classmethod
     def _known_context(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name not in ("time_of_day", "time_to_close", "turbulence") and not _INDEX.fullmatch(name):
+            if name not in ("time_of_day", "time_to_close", "turbulence") and not _INDEX.fullmatch(
+                name
+            ):
                 raise ValueError(
-                    f"{name!r} is no context; known: time_of_day, time_to_close, turbulence, index_return_K, "
-                    "index_volatility_K"
+                    f"{name!r} is no context; known: time_of_day, time_to_close, turbulence,"
+                    " index_return_K, index_volatility_K"
                 )
         return value
 
@@ -97,20 +125,22 @@ def log_return(bars: SymbolBars, window: int) -> Array:
 
 
 def gap(bars: SymbolBars, window: int) -> Array:
-    """ln(open / close before) of a session's night, summed over the last `window` sessions. The open is that of the
-    session's first trade, known once that bar has closed; 0 before it."""
+    """ln(open / close before) of a session's night, summed over the last `window` sessions. The
+    open is that of the session's first trade, known once that bar has closed; 0 before it."""
     sessions = _Sessions(bars)
     return sessions.summed(sessions.night, window)
 
 
 def intraday(bars: SymbolBars, window: int) -> Array:
-    """ln(close[t] / open of the session), and what the `window - 1` sessions before it made from open to close."""
+    """ln(close[t] / open of the session), and what the `window - 1` sessions before it made from
+    open to close."""
     sessions = _Sessions(bars)
     return sessions.summed(np.log(bars.close / sessions.opened), window)
 
 
 class _Sessions:
-    """Where the sessions of one symbol begin, and at what price each had opened as far as known at each bar."""
+    """Where the sessions of one symbol begin, and at what price each had opened as far as known at
+    each bar."""
 
     def __init__(self, bars: SymbolBars) -> None:
         rows = np.arange(len(bars))
@@ -126,7 +156,8 @@ class _Sessions:
         self.night = np.log(self.opened / before)
 
     def summed(self, values: Array, window: int) -> Array:
-        """`values` at each bar and at the ends of the `window - 1` sessions before; NaN with fewer of them."""
+        """`values` at each bar and at the ends of the `window - 1` sessions before; NaN with fewer
+        of them."""
         if window == 1:
             return values
         before = np.full(len(self._last), np.nan)
@@ -147,11 +178,14 @@ def volume(bars: SymbolBars, window: int) -> Array:
 
 def relative_volume(bars: SymbolBars, window: int) -> Array:
     """ln((1 + mean volume of the last `window` bars) / (1 + that of the last 20 times as many))."""
-    return np.asarray(np.log1p(moving_mean(bars.volume, window)) - np.log1p(moving_mean(bars.volume, 20 * window)))
+    return np.asarray(
+        np.log1p(moving_mean(bars.volume, window)) - np.log1p(moving_mean(bars.volume, 20 * window))
+    )
 
 
 def rsi(bars: SymbolBars, window: int) -> Array:
-    """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls (50 if no move)."""
+    """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls
+    (50 if no move)."""
     from fintrader.data import kernels
 
     result = np.asarray(kernels.rsi(np.ascontiguousarray(bars.close), 1.0 / window))
@@ -160,17 +194,24 @@ def rsi(bars: SymbolBars, window: int) -> Array:
 
 
 def cci(bars: SymbolBars, window: int) -> Array:
-    """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical = (high+low+close)/3."""
+    """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical =
+    (high+low+close)/3."""
     typical = (bars.high + bars.low + bars.close) / 3.0
     mean = moving_mean(typical, window)
     spread, distance = moving_deviation(typical, mean, window), typical - mean
-    flat = spread <= 1e-12 * typical  # a silent window: rounding noise over rounding noise means nothing
-    return np.where(np.isnan(spread), np.nan, np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat))
+    flat = (
+        spread <= 1e-12 * typical
+    )  # a silent window: rounding noise over rounding noise means nothing
+    return np.where(
+        np.isnan(spread),
+        np.nan,
+        np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat),
+    )
 
 
 def dx(bars: SymbolBars, window: int) -> Array:
-    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the movements (the true
-    range divides both and cancels)."""
+    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the
+    movements (the true range divides both and cancels)."""
     from fintrader.data import kernels
 
     high, low = np.ascontiguousarray(bars.high), np.ascontiguousarray(bars.low)
@@ -180,7 +221,8 @@ def dx(bars: SymbolBars, window: int) -> Array:
 
 
 def macd(bars: SymbolBars, window: int) -> Array:
-    """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and 52)."""
+    """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and
+    52)."""
     from fintrader.data import kernels
 
     alphas = (2.0 / (span * window + 1) for span in (12, 26))
@@ -219,7 +261,8 @@ def age(bars: SymbolBars, window: int) -> Array:
 
 
 def beta(close: Array, market: Array, window: int) -> Array:
-    """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last `window` bars."""
+    """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last
+    `window` bars."""
     result = np.full(len(close), np.nan, dtype=np.float32)
     listed = np.flatnonzero(np.isfinite(close))
     if len(listed) <= window:
@@ -264,8 +307,11 @@ _FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
     "sma": (sma, 30),
     "age": (age, 60),
 }
-_MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {"beta": (beta, 390)}
-"""Kinds that read all symbols at once: of a symbol's close and what the members earn on average, both `[T]`."""
+_MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {
+    "beta": (beta, 390)
+}
+"""Kinds that read all symbols at once: of a symbol's close and what the members earn on average,
+both `[T]`."""
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
@@ -274,7 +320,10 @@ def _parse(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
     known = {**_FEATURES, **_MARKET_FEATURES}
     if not match or match.group(1) not in known:
-        raise ValueError(f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or module:function")
+        raise ValueError(
+            f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or"
+            " module:function"
+        )
     return match.group(1), int(match.group(2) or known[match.group(1)][1])
 
 
@@ -286,14 +335,15 @@ _REACH: dict[str, float] = {
     "relative_volume": 20.0,
     "macd": 520.0,
 }
-"""Bars that a kind's value depends on, in windows: of exponential means until what came before is lost to rounding."""
+"""Bars that a kind's value depends on, in windows: of exponential means until what came before is
+lost to rounding."""
 _SESSIONS = frozenset({"gap", "intraday"})
 """Kinds whose windows are sessions."""
 
 
 def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
-    """Bars and whole sessions before a bar that features and context look back on, the daily series and turbulence
-    apart. Raises ConfigError for a function of one's own, of which nobody knows."""
+    """Bars and whole sessions before a bar that features and context look back on, the daily series
+    and turbulence apart. Raises ConfigError for a function of one's own, of which nobody knows."""
     bars, sessions = 1, 0
     for name in names:
         if ":" in name:
@@ -315,8 +365,8 @@ def market_wide(names: Sequence[str]) -> list[str]:
 
 
 def market_feature(name: str, close: Array, market: Array) -> Array:
-    """`[T]` float32 of one symbol's closes adjusted forward (NaN where unlisted) and `member_return`, NaN while
-    undefined."""
+    """`[T]` float32 of one symbol's closes adjusted forward (NaN where unlisted) and
+    `member_return`, NaN while undefined."""
     kind, window = _parse(name)
     return _MARKET_FEATURES[kind][0](close, market, window)
 
@@ -324,18 +374,23 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
 def symbol_features(
     bars: SymbolBars, names: Sequence[str], later: Collection[str] = (), dtype: type = np.float64
 ) -> Array:
-    """`[L, F]` of `dtype`, NaN while undefined, and throughout the columns of `later`, which need all symbols.
+    """`[L, F]` of `dtype`, NaN while undefined, and throughout the columns of `later`, which need
+    all symbols.
 
     Raises DataError when a function of your own returns another shape.
     """
-    table: Array = np.empty((len(bars), len(names)), dtype=dtype, order="F")  # written column by column
+    table: Array = np.empty(
+        (len(bars), len(names)), dtype=dtype, order="F"
+    )  # written column by column
     for column, name in enumerate(names):
         if name in later:
             values = np.full(len(bars), np.nan)
         elif ":" in name:
             values = np.asarray(load_object(name)(bars), dtype=np.float64)
             if values.shape != (len(bars),):
-                raise DataError(f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)")
+                raise DataError(
+                    f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)"
+                )
         elif name in bars.extras:
             values = bars.extras[name]
         else:
@@ -359,11 +414,14 @@ def context_features(
 ) -> Array:
     """`[T, M]` float64, NaN while undefined.
 
-    benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of each session (NaN
-    where unlisted), of which bar t only sees sessions before its own; day_member `[S, N]` bool, members of the day.
+    benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of
+    each session (NaN where unlisted), of which bar t only sees sessions before its own; day_member
+    `[S, N]` bool, members of the day.
     """
     length = np.bincount(session)
-    inside = np.arange(len(session)) - (np.cumsum(length) - length)[session]  # the bar's number in its session
+    inside = (
+        np.arange(len(session)) - (np.cumsum(length) - length)[session]
+    )  # the bar's number in its session
     table = np.empty((len(session), len(names)))
     for column, name in enumerate(names):
         match = _INDEX.fullmatch(name)
@@ -372,7 +430,9 @@ def context_features(
         elif name == "time_to_close":
             table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
         elif name == "turbulence":
-            before = np.concatenate([[np.nan], turbulence(day_close, day_member, turbulence_days)[:-1]])
+            before = np.concatenate(
+                [[np.nan], turbulence(day_close, day_member, turbulence_days)[:-1]]
+            )
             table[:, column] = np.log1p(before)[session]
         elif match:
             window = int(match.group(2))
@@ -385,17 +445,21 @@ def context_features(
 
 
 def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float = 0.5) -> Array:
-    """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their number.
+    """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their
+    number.
 
-    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, of which each day counts its own.
-    d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li 2010, doi:
-    10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often more symbols than days. Only
-    members with a price on all these days count. NaN while fewer than `days` are finished.
+    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, of which each day counts its
+    own. d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li
+    2010, doi: 10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often
+    more symbols than days. Only members with a price on all these days count. NaN while fewer than
+    `days` are finished.
     """
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
-    with threadpool_limits(1, user_api="blas"):  # on a busy machine a second thread costs a hundred times what it saves
+    with threadpool_limits(
+        1, user_api="blas"
+    ):  # on a busy machine a second thread costs a hundred times what it saves
         for today in range(days + 1, len(day_close)):
             past, now = returns[today - days : today], returns[today]
             listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]

@@ -34,7 +34,8 @@ class Garbage:
 
     @property
     def size(self) -> int:
-        """Bytes that a removal gives back (of objects that are no local files they are not known, and not counted)."""
+        """Bytes that a removal gives back (of objects that are no local files they are not known,
+        and not counted)."""
         return sum(self.markets.values()) + self.bytes_of_objects
 
     def lines(self) -> Iterator[str]:
@@ -57,14 +58,19 @@ class Garbage:
 
 
 def feed_of(settings: DataSettings, cache: Path) -> Feed:
-    """The source of these settings; reads and asks for no bar. Raises DataError when it is not there."""
+    """The source of these settings; reads and asks for no bar. Raises DataError when it is not
+    there."""
     return open_feed(settings.effective(), cache)
 
 
-def find_garbage(settings: Iterable[DataSettings], markets: Iterable[str], *, cache: Path) -> Garbage:
-    """What neither these settings refer to nor, of markets, these addresses; in the cache and in the settings' stores.
+def find_garbage(
+    settings: Iterable[DataSettings], markets: Iterable[str], *, cache: Path
+) -> Garbage:
+    """What neither these settings refer to nor, of markets, these addresses; in the cache and in
+    the settings' stores.
 
-    Raises DataError when the bars of one of the settings cannot be found, StorageError when a store cannot be reached.
+    Raises DataError when the bars of one of the settings cannot be found, StorageError when a store
+    cannot be reached.
     """
     live_markets, live_bars = set(markets), dict[str, set[str]]()
     stores: dict[str, Objects] = {}
@@ -82,9 +88,13 @@ def find_garbage(settings: Iterable[DataSettings], markets: Iterable[str], *, ca
     garbage = Garbage()
     for path in sorted(cache.glob("*")):
         if path.is_dir() and _ADDRESS.fullmatch(path.name) and path.name not in live_markets:
-            garbage.markets[path] = _size(path, [str(file.relative_to(path)) for file in path.rglob("*")])
+            garbage.markets[path] = _size(
+                path, [str(file.relative_to(path)) for file in path.rglob("*")]
+            )
     for store in stores.values():
-        for name in sorted({"/".join(name.split("/")[:2]) for name in store.names() if name.count("/") >= 2}):
+        for name in sorted(
+            {"/".join(name.split("/")[:2]) for name in store.names() if name.count("/") >= 2}
+        ):
             home = store.below(name)
             keep = live_bars.get(home.url, set())
             names = unnamed(home, keep) if keep else home.names()
@@ -97,7 +107,9 @@ def find_garbage(settings: Iterable[DataSettings], markets: Iterable[str], *, ca
 def _made_from(path: Path, settings: DataSettings) -> bool:
     """Whether a market was built of these settings, whatever the bars were then."""
     data = Objects(path).get(RECORD)
-    return data is not None and unseal(data, DataError(f"{path / RECORD} is damaged"))["settings"] == portable(settings)
+    return data is not None and unseal(data, DataError(f"{path / RECORD} is damaged"))[
+        "settings"
+    ] == portable(settings)
 
 
 def _size(folder: Path, names: Iterable[str]) -> int:

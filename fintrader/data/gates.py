@@ -1,6 +1,8 @@
-"""The gate of a build: bars that no market can have made stop it, unless `data.waive` lets them pass by name.
+"""The gate of a build: bars that no market can have made stop it, unless `data.waive` lets them
+pass by name.
 
-It looks at each symbol while the build reads it anyway, keeps the symbol's days in short, and judges when all are read.
+It looks at each symbol while the build reads it anyway, keeps the symbol's days in short, and
+judges when all are read.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Waiver:
 
 
 def read_waiver(text: str) -> Waiver:
-    """`kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that stops no build."""
+    """`kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that stops no
+    build."""
     kind, _, rest = text.partition(":")
     if kind not in STOPPING:
         near = difflib.get_close_matches(kind, STOPPING, n=1)
@@ -51,18 +54,27 @@ def read_waiver(text: str) -> Waiver:
         raise ValueError(f"{kind!r} is no kind of fault that stops a build; {hint}")
     symbol, _, day = rest.rpartition(":")
     try:
-        return Waiver(kind, symbol, str(dt.date.fromisoformat(day))) if symbol else Waiver(kind, rest)
+        return (
+            Waiver(kind, symbol, str(dt.date.fromisoformat(day))) if symbol else Waiver(kind, rest)
+        )
     except ValueError:
         return Waiver(kind, rest)  # a symbol with a colon in it
 
 
 class Gate:
-    """Sees the bars of every symbol of a build, one after the other, and says in the end whether it may go on."""
+    """Sees the bars of every symbol of a build, one after the other, and says in the end whether it
+    may go on."""
 
     def __init__(
-        self, grid: SessionGrid, waive: Sequence[str], actions: Sequence[Action] = (), *, closed: bool = True
+        self,
+        grid: SessionGrid,
+        waive: Sequence[str],
+        actions: Sequence[Action] = (),
+        *,
+        closed: bool = True,
     ) -> None:
-        """actions: splits and dividends that are declared; closed: False lets everything pass, of a made-up market."""
+        """actions: splits and dividends that are declared; closed: False lets everything pass, of a
+        made-up market."""
         self.grid, self.actions, self.closed = grid, actions, closed
         self.waivers = [read_waiver(text) for text in waive]
         self._sessions = Sessions(grid)
@@ -70,7 +82,8 @@ class Gate:
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """One symbol's rows without those that contradict an earlier one of the same time, where that is waived."""
+        """One symbol's rows without those that contradict an earlier one of the same time, where
+        that is waived."""
         waived = [waiver for waiver in self.waivers if waiver.kind == "conflicting_duplicate"]
         if not waived or len(raw) == 0:
             return raw
@@ -86,14 +99,16 @@ class Gate:
         drop = [any(waiver.covers(waiver.kind, symbol, day) for waiver in waived) for day in days]
         counts = Counter(day for day, dropped in zip(days, drop, strict=True) if dropped)
         self._faults.setdefault(symbol, []).extend(
-            Fault("conflicting_duplicate", symbol, day, count) for day, count in sorted(counts.items())
+            Fault("conflicting_duplicate", symbol, day, count)
+            for day, count in sorted(counts.items())
         )
         keep = np.ones(len(ts), dtype=bool)
         keep[rows[np.array(drop, dtype=bool)]] = False
         return raw if keep.all() else raw.take(keep)
 
     def see(self, bars: Bars) -> None:
-        """One symbol's bars as traded, valid and sorted, those outside of the sessions among them."""
+        """One symbol's bars as traded, valid and sorted, those outside of the sessions among
+        them."""
         if not self.closed or len(bars) == 0:
             return
         days, faults = look_at(bars, self._sessions)
@@ -115,9 +130,11 @@ class Gate:
         return sorted(found + look_across(days, self.grid.dates, declared))
 
     def verdict(self, symbols: Sequence[str]) -> dict[str, Any]:
-        """For the report of a market of these symbols: faults `waived`, and `doubtful` ones, which stop nothing.
+        """For the report of a market of these symbols: faults `waived`, and `doubtful` ones, which
+        stop nothing.
 
-        Raises BarError naming the faults that stop the build: what they are, where, and how to let them pass.
+        Raises BarError naming the faults that stop the build: what they are, where, and how to let
+        them pass.
         """
         found = self.faults(symbols)
         stopping = [fault for fault in found if fault.kind in STOPPING]
@@ -130,7 +147,10 @@ class Gate:
             log.warning("kept, but doubtful: %s; see `fintrader data quality`", named(doubtful))
         if waived:
             log.warning("waived: %s", named(waived))
-        return {"waived": [asdict(fault) for fault in waived], "doubtful": [asdict(fault) for fault in doubtful]}
+        return {
+            "waived": [asdict(fault) for fault in waived],
+            "doubtful": [asdict(fault) for fault in doubtful],
+        }
 
     def _may_pass(self, fault: Fault) -> bool:
         return any(waiver.covers(fault.kind, fault.symbol, fault.day) for waiver in self.waivers)
@@ -144,7 +164,8 @@ class Gate:
 def named(faults: Sequence[Fault]) -> str:
     """The first of them in words, and how many more there are."""
     told = [
-        f"{fault.kind} of {fault.symbol} on {fault.day}" + (f" ({fault.detail})" if fault.detail else "")
+        f"{fault.kind} of {fault.symbol} on {fault.day}"
+        + (f" ({fault.detail})" if fault.detail else "")
         for fault in faults[:_NAMED]
     ]
     return ", ".join(told) + (f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else "")
@@ -159,7 +180,12 @@ def waivers_of(faults: Sequence[Fault]) -> list[str]:
 def _refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
     return (
-        f"bars that cannot be right: {named(faults)}; {faults[0].kind} means that {meaning}. Correct the bars"
-        + (", declare the action under data.adjust" if any(fault.kind == "split" for fault in faults) else "")
+        f"bars that cannot be right: {named(faults)}; {faults[0].kind} means that {meaning}."
+        " Correct the bars"
+        + (
+            ", declare the action under data.adjust"
+            if any(fault.kind == "split" for fault in faults)
+            else ""
+        )
         + f", or let them pass: data.waive: [{', '.join(waivers_of(faults))}]"
     )

@@ -1,6 +1,8 @@
-"""Bars and stored files looked at without building anything: a dry run, verification, and the quality report.
+"""Bars and stored files looked at without building anything: a dry run, verification, and the
+quality report.
 
-The report says what is wrong, missing or odd in a set of bars, by symbol and day, as JSON and as a page.
+The report says what is wrong, missing or odd in a set of bars, by symbol and day, as JSON and as a
+page.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from fintrader.data.bars import Bars, bar_length, concat
 from fintrader.data.build import RECORD, market_path
 from fintrader.data.calendar import SessionGrid, day_starts, session_date, session_grid
 from fintrader.data.chunks import verify_store
-from fintrader.data.corporate_actions import Action, as_traded, bars_of_actions, load_actions, with_announced
+from fintrader.data.corporate_actions import (
+    Action,
+    as_traded,
+    bars_of_actions,
+    load_actions,
+    with_announced,
+)
 from fintrader.data.faults import KINDS, Fault, find_faults
 from fintrader.data.settings import DataSettings, bar_store, open_source
 from fintrader.data.sources.files import read_columns, read_files
@@ -35,11 +43,12 @@ from fintrader.storage.objects import Objects
 
 
 def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
-    """Plain JSON: the source, where bars and market would be kept, and what would be read or asked for.
+    """Plain JSON: the source, where bars and market would be kept, and what would be read or asked
+    for.
 
-    Files: name, kind, columns, rows where the format tells them, and what is wrong with the columns, if anything
-    (`problem`). Vendors: the requests that the store does not answer. Nothing is built, cut or downloaded. Raises
-    DataError when there is no file at all.
+    Files: name, kind, columns, rows where the format tells them, and what is wrong with the
+    columns, if anything (`problem`). Vendors: the requests that the store does not answer. Nothing
+    is built, cut or downloaded. Raises DataError when there is no file at all.
     """
     settings = settings.effective()
     source = settings.source
@@ -47,13 +56,16 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
     if isinstance(source, FilesSettings):
         files = [_describe(file, source) for file in files_of(source)]
         report["files"] = files
-        report["problems"] = [f"{file['name']}: {file['problem']}" for file in files if file["problem"]]
+        report["problems"] = [
+            f"{file['name']}: {file['problem']}" for file in files if file["problem"]
+        ]
         if report["problems"]:
             return report
     feed = open_source(settings, cache)
     if isinstance(feed, VendorFeed):
         report["requests"] = [
-            {"symbols": symbols, "first": str(first), "last": str(last)} for symbols, first, last in feed.planned()
+            {"symbols": symbols, "first": str(first), "last": str(last)}
+            for symbols, first, last in feed.planned()
         ]
         return report
     path = market_path(settings, feed, cache)
@@ -61,7 +73,13 @@ def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
 
 
 def _describe(file: BarFile, settings: FilesSettings) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": file.name, "kind": file.kind, "rows": None, "columns": [], "problem": None}
+    described: dict[str, Any] = {
+        "name": file.name,
+        "kind": file.kind,
+        "rows": None,
+        "columns": [],
+        "problem": None,
+    }
     try:
         described["columns"] = read_columns(file, settings)
         if file.kind == "parquet":
@@ -84,16 +102,22 @@ def describe(report: dict[str, Any]) -> str:
         names = f"{symbols[0]} and {len(symbols) - 1} more" if len(symbols) > 1 else symbols[0]
         lines.append(f"  ask for {names}, {request['first']} to {request['last']}")
     if "market" in report:
-        lines.append(f"market {report['market']} {'is there already' if report['built'] else 'would be built'}")
+        lines.append(
+            f"market {report['market']}"
+            f" {'is there already' if report['built'] else 'would be built'}"
+        )
     return "\n".join(lines)
 
 
 def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> list[str]:
-    """One line for each stored file of the store and the cache that is missing or differs by as little as a bit.
+    """One line for each stored file of the store and the cache that is missing or differs by as
+    little as a bit.
 
     An empty list means that all is well. Raises StorageError when the store cannot be reached.
     """
-    from fintrader.data.tensors import MarketTensors  # here: nothing else that looks at bars needs torch
+    from fintrader.data.tensors import (
+        MarketTensors,
+    )  # here: nothing else that looks at bars needs torch
 
     markets = sorted(Path(cache).glob("*/market.safetensors"))
     with (progress or SILENT).task("verify", total=1 + len(markets), unit="files") as task:
@@ -110,7 +134,8 @@ def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = N
 
 
 def _check_record(market: Path) -> None:
-    """Raise DataError when the record of a market is missing, or is not what was written, to the bit."""
+    """Raise DataError when the record of a market is missing, or is not what was written, to the
+    bit."""
     again = f"delete {market.parent} and build it again"
     data = Objects(market.parent).get(RECORD)
     if data is None:
@@ -121,14 +146,16 @@ def _check_record(market: Path) -> None:
 def quality_report(
     settings: DataSettings, *, cache: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Faults and coverage of the bars that these settings name, as plain JSON; the bars are only looked at.
+    """Faults and coverage of the bars that these settings name, as plain JSON; the bars are only
+    looked at.
 
-    Files are read whole, as they are. A vendor's bars are those of the store, so they need the `cache` of a build.
+    Files are read whole, as they are. A vendor's bars are those of the store, so they need the
+    `cache` of a build.
 
-    `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them, `bar_minutes` is how long
-    most bars are, `coverage` the share of a session's bars in which each symbol traded, `[symbols][sessions]` (None
-    where it has not begun or has ended), `early_closes` the calendar's half days. Raises DataError when the bars cannot
-    be read at all.
+    `faults` lists every fault (kind, symbol, day, count, detail), `kinds` counts them,
+    `bar_minutes` is how long most bars are, `coverage` the share of a session's bars in which each
+    symbol traded, `[symbols][sessions]` (None where it has not begun or has ended), `early_closes`
+    the calendar's half days. Raises DataError when the bars cannot be read at all.
     """
     settings = settings.effective()
     with (progress or SILENT).task("quality", total=2) as task:
@@ -139,25 +166,38 @@ def quality_report(
     return report
 
 
-def read_source(settings: DataSettings, cache: Path | None = None, progress: Progress | None = None) -> Bars:
-    """All bars that the source has, in memory; those of files as they are, in their order. Raises DataError."""
+def read_source(
+    settings: DataSettings, cache: Path | None = None, progress: Progress | None = None
+) -> Bars:
+    """All bars that the source has, in memory; those of files as they are, in their order. Raises
+    DataError."""
     return _source(settings, cache, progress)[0]
 
 
-def _source(settings: DataSettings, cache: Path | None, progress: Progress | None) -> tuple[Bars, tuple[Action, ...]]:
+def _source(
+    settings: DataSettings, cache: Path | None, progress: Progress | None
+) -> tuple[Bars, tuple[Action, ...]]:
     """All bars, and the actions that the source announces."""
     if isinstance(settings.source, FilesSettings):
         bars = read_files(settings.source, settings.universe.symbols)
-        return replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts)), ()
+        return (
+            replace(bars, ts=day_starts(settings.calendar, settings.source.timezone, bars.ts)),
+            (),
+        )
     feed = open_source(settings, cache)
     feed.prepare(progress)
     return concat([feed.bars(symbol) for symbol in feed.symbols]), feed.actions
 
 
 def examine(
-    bars: Bars, settings: DataSettings, announced: Sequence[Action] = (), *, now: float | None = None
+    bars: Bars,
+    settings: DataSettings,
+    announced: Sequence[Action] = (),
+    *,
+    now: float | None = None,
 ) -> dict[str, Any]:
-    """The report of bars that were read already. Splits are compared with those declared and those `announced`."""
+    """The report of bars that were read already. Splits are compared with those declared and those
+    `announced`."""
     if len(bars) == 0:
         raise DataError(f"{bars.origin}: no bars to examine")
     grid = _spanning_grid(bars, settings, now)
@@ -172,7 +212,9 @@ def examine(
         "sessions": dates,
         "bar_minutes": grid.bar_minutes,
         "minutes": minutes.tolist(),
-        "early_closes": [day for day, count in zip(dates, minutes, strict=True) if count < minutes.max()],
+        "early_closes": [
+            day for day, count in zip(dates, minutes, strict=True) if count < minutes.max()
+        ],
         "coverage": _coverage(bars, grid),
         "kinds": dict(sorted(Counter(fault.kind for fault in faults).items())),
         "faults": [asdict(fault) for fault in faults],
@@ -180,7 +222,8 @@ def examine(
 
 
 def write_quality(report: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage); returns both paths."""
+    """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage);
+    returns both paths."""
     folder = Path(folder)
     write_json(folder / "quality.json", report)
     write_text(folder / "quality.html", quality_page(report))
@@ -190,9 +233,17 @@ def write_quality(report: dict[str, Any], folder: Path) -> tuple[Path, Path]:
 def quality_page(report: dict[str, Any]) -> str:
     """The report as one HTML page that needs nothing else."""
     meaning = "meaning, and what the build does"
-    kinds = _table(("kind", "symbol-days", meaning), [(*item, KINDS[item[0]]) for item in report["kinds"].items()])
-    faults = _table(("kind", "symbol", "day", "bars", "detail"), [astuple(Fault(**one)) for one in report["faults"]])
-    figure = coverage_figure(report).to_html(full_html=False, include_plotlyjs=True, div_id="coverage")
+    kinds = _table(
+        ("kind", "symbol-days", meaning),
+        [(*item, KINDS[item[0]]) for item in report["kinds"].items()],
+    )
+    faults = _table(
+        ("kind", "symbol", "day", "bars", "detail"),
+        [astuple(Fault(**one)) for one in report["faults"]],
+    )
+    figure = coverage_figure(report).to_html(
+        full_html=False, include_plotlyjs=True, div_id="coverage"
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Quality of the bars</title>
 <style>body{{font:14px system-ui;margin:2rem}}td,th{{padding:.2rem .7rem;text-align:left}}
@@ -229,25 +280,30 @@ def coverage_figure(report: dict[str, Any]) -> Any:
     )
     figure = go.Figure(heat)
     figure.update_layout(
-        height=max(300, 14 * len(report["symbols"]) + 120), margin={"l": 80, "r": 20, "t": 20, "b": 40}
+        height=max(300, 14 * len(report["symbols"]) + 120),
+        margin={"l": 80, "r": 20, "t": 20, "b": 40},
     )
     figure.update_yaxes(autorange="reversed", type="category")
     return figure
 
 
 def _spanning_grid(bars: Bars, settings: DataSettings, now: float | None) -> SessionGrid:
-    """All sessions from the first bar to the last that is not of the future, in bars as long as these."""
+    """All sessions from the first bar to the last that is not of the future, in bars as long as
+    these."""
     latest = (time.time() if now is None else now) * 1e9
     past = bars.ts[bars.ts <= latest]
     if len(past) == 0:
-        raise DataError(f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone")
+        raise DataError(
+            f"{bars.origin}: every bar lies in the future; check the times and data.source.timezone"
+        )
     first = settings.start or session_date(settings.calendar, int(past.min()))
     last = settings.end or session_date(settings.calendar, int(past.max()))
     return session_grid(settings.calendar, first, last, _own_length(bars), settings.hours)
 
 
 def _own_length(bars: Bars) -> int:
-    """Minutes of the bars themselves, whatever the market's are to be: as the symbol with most rows has them."""
+    """Minutes of the bars themselves, whatever the market's are to be: as the symbol with most rows
+    has them."""
     most = np.bincount(bars.symbol).argmax()
     return bar_length(bars.take(bars.symbol == most).sorted())
 
@@ -255,10 +311,14 @@ def _own_length(bars: Bars) -> int:
 def _declared(
     bars: Bars, settings: DataSettings, announced: Sequence[Action], grid: SessionGrid
 ) -> dict[str, dict[int, tuple[float, float]]]:
-    """Symbol -> session -> split and dividend, as far as the settings name them or the source announces them."""
+    """Symbol -> session -> split and dividend, as far as the settings name them or the source
+    announces them."""
     actions, _ = with_announced(load_actions(settings.adjust), announced)
     return {
-        name: {int(grid.session[bar]): event for bar, event in bars_of_actions(actions, name, grid).items()}
+        name: {
+            int(grid.session[bar]): event
+            for bar, event in bars_of_actions(actions, name, grid).items()
+        }
         for name in bars.symbols
     }
 

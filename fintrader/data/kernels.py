@@ -1,7 +1,9 @@
-"""Passes over long columns, compiled: what numpy would do in a dozen passes through memory goes in one.
+"""Passes over long columns, compiled: what numpy would do in a dozen passes through memory goes in
+one.
 
-Each is causal and does the additions of the plain formula in their order, so that a value is the same to the bit
-whatever comes after it. Imported late: numba takes half a second, which most commands never need.
+Each is causal and does the additions of the plain formula in their order, so that a value is the
+same to the bit whatever comes after it. Imported late: numba takes half a second, which most
+commands never need.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ _LANES = 256
 def moving_sum(values: Any, window: int) -> Any:
     """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
 
-    Van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a running total from the
-    block's start and one from the end of the block before.
+    Van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a
+    running total from the block's start and one from the end of the block before.
     """
     length = len(values)
     result = np.full(length, np.nan)
@@ -72,10 +74,11 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
 
 @njit(error_model="numpy", cache=True)
 def rsi(close: Any, alpha: float) -> Any:
-    """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move, `[L]`.
+    """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move,
+    `[L]`.
 
-    The means have the weights' sum as divisor (pandas `ewm(adjust=True)`), so no bar is invented before the first:
-    y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k.
+    The means have the weights' sum as divisor (pandas `ewm(adjust=True)`), so no bar is invented
+    before the first: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k.
     """
     decay = 1.0 - alpha
     result = np.empty(len(close))
@@ -95,7 +98,8 @@ def rsi(close: Any, alpha: float) -> Any:
 
 @njit(error_model="numpy", cache=True)
 def dx(high: Any, low: Any, alpha: float) -> Any:
-    """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is none, `[L]`."""
+    """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is
+    none, `[L]`."""
     decay = 1.0 - alpha
     result = np.empty(len(high))
     ups = downs = weight = 0.0
@@ -129,8 +133,9 @@ def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
 
 @njit(error_model="numpy", cache=True)
 def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
-    """`[length]` each: open, high, low, close, volume and whether there is a row, of rows at bars `at[0]`, ... of the
-    grid, from that of the first row on. Where there is none, prices are the last close and the volume is 0."""
+    """`[length]` each: open, high, low, close, volume and whether there is a row, of rows at bars
+    `at[0]`, ... of the grid, from that of the first row on. Where there is none, prices are the
+    last close and the volume is 0."""
     opens, highs, lows = np.empty(length), np.empty(length), np.empty(length)
     closes, volumes, traded = np.empty(length), np.empty(length), np.empty(length, dtype=np.bool_)
     row = 0
@@ -159,8 +164,8 @@ def largest_step(open_: Any, close: Any) -> Any:
 
 @njit(error_model="numpy", cache=True)
 def backward_votes(open_: Any, close: Any, first: Any) -> Any:
-    """`[D]` each, of days that begin at rows `first` `[D]`: by how many bars more closes meet the open of the bar
-    before than opens its close, and how many bars tell."""
+    """`[D]` each, of days that begin at rows `first` `[D]`: by how many bars more closes meet the
+    open of the bar before than opens its close, and how many bars tell."""
     votes, told = np.zeros(len(first), dtype=np.int64), np.zeros(len(first), dtype=np.int64)
     for day in range(len(first)):
         stop = first[day + 1] if day + 1 < len(first) else len(close)
@@ -173,7 +178,8 @@ def backward_votes(open_: Any, close: Any, first: Any) -> Any:
 
 @njit(error_model="numpy", cache=True)
 def add_rows(values: Any, total: Any, count: Any) -> None:
-    """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to `count` `[F]`."""
+    """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to
+    `count` `[F]`."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             value = np.float64(values[row, f])
@@ -184,7 +190,8 @@ def add_rows(values: Any, total: Any, count: Any) -> None:
 
 @njit(error_model="numpy", cache=True)
 def add_squares(values: Any, mean: Any, total: Any) -> None:
-    """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total` `[F]`, row after row."""
+    """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total`
+    `[F]`, row after row."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             distance = np.float64(values[row, f]) - mean[f]
@@ -193,8 +200,8 @@ def add_squares(values: Any, mean: Any, total: Any) -> None:
 
 @njit(error_model="numpy", cache=True)
 def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: float) -> None:
-    """In place: (x − mean) / spread of `[R, F]`, between `low` and `high` `[F]`; 0 where undefined, ±clip where still
-    infinite."""
+    """In place: (x − mean) / spread of `[R, F]`, between `low` and `high` `[F]`; 0 where undefined,
+    ±clip where still infinite."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             value = (np.float64(values[row, f]) - mean[f]) / spread[f]

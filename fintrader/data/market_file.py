@@ -1,9 +1,11 @@
-"""The market file, written piece by piece: one safetensors file, laid out before its values are known.
+"""The market file, written piece by piece: one safetensors file, laid out before its values are
+known.
 
-    8 bytes length | JSON header (names, kinds, shapes, offsets, metadata) | arrays, those of the longest values first
+    8 bytes length | JSON header (names, kinds, shapes, offsets, metadata) | arrays, those of the
+    longest values first
 
-By hand (https://github.com/huggingface/safetensors#format) because the library would hold all of it in memory. Needs no
-torch; `MarketTensors.load` reads it.
+By hand (https://github.com/huggingface/safetensors#format) because the library would hold all of it
+in memory. Needs no torch; `MarketTensors.load` reads it.
 """
 
 from __future__ import annotations
@@ -24,18 +26,35 @@ from fintrader.files import atomic_file
 
 FORMAT = "fintrader-market-2"
 ARRAYS = {
-    "open": "float32", "close": "float32", "volume": "float32", "features": "float32", "context": "float32",
-    "tradable": "bool", "member": "bool", "session": "int64", "minutes": "int64", "benchmark": "float64",
+    "open": "float32",
+    "close": "float32",
+    "volume": "float32",
+    "features": "float32",
+    "context": "float32",
+    "tradable": "bool",
+    "member": "bool",
+    "session": "int64",
+    "minutes": "int64",
+    "benchmark": "float64",
     "shares_outstanding": "float32",
-}  # fmt: skip
-"""Kind of each array with a row for each bar, in the order in which the content hash takes them in."""
+}
+"""Kind of each array with a row for each bar, in the order in which the content hash takes them
+in."""
 EVENTS = {"bar": "int64", "asset": "int64", "split": "float64", "dividend_usd": "float64"}
 EVENT = "event_"
 """Begins the names under which a market file holds its events."""
 _SAFETENSORS = {
-    "float64": ("F64", 8), "float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2), "int64": ("I64", 8),
-    "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1), "uint8": ("U8", 1), "bool": ("BOOL", 1),
-}  # fmt: skip
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
 _PIECE = 4 << 20
 _LONGEST_HEADER = 100_000_000
 """As safetensors has it."""
@@ -72,7 +91,11 @@ def preamble(order: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
     for entry in order:
         stop = offset + entry.nbytes
         kind = _SAFETENSORS[entry.kind][0]
-        header[entry.name] = {"dtype": kind, "shape": list(entry.shape), "data_offsets": [offset, stop]}
+        header[entry.name] = {
+            "dtype": kind,
+            "shape": list(entry.shape),
+            "data_offsets": [offset, stop],
+        }
         offset = stop
     text = json.dumps(header, sort_keys=True).encode()
     text += b" " * (-len(text) % 8)
@@ -80,7 +103,8 @@ def preamble(order: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 
 def header_text(fields: Mapping[str, Any]) -> str:
-    """Everything of a market but its arrays, as the JSON text that its file and content hash hold."""
+    """Everything of a market but its arrays, as the JSON text that its file and content hash
+    hold."""
     return json.dumps({**fields, "format": FORMAT}, sort_keys=True, allow_nan=False)
 
 
@@ -93,8 +117,9 @@ def write_market(
 ) -> str:
     """Write a market file atomically; returns its content hash.
 
-    `entries` are all arrays in the order of the content hash. Each comes at once (`whole`: bytes by name) or in blocks
-    of rows (the first row and, by name, the rows from there on). Raises MarketError when it cannot be written.
+    `entries` are all arrays in the order of the content hash. Each comes at once (`whole`: bytes by
+    name) or in blocks of rows (the first row and, by name, the rows from there on). Raises
+    MarketError when it cannot be written.
     """
     order = stored_order(entries)
     at, offset = {}, len(preamble(order, {"header": header, "content_hash": "0" * 64}))
@@ -119,13 +144,15 @@ def write_market(
             _put(handle, preamble(order, {"header": header, "content_hash": content}), 0)
     except OSError as error:
         raise MarketError(
-            f"{path} cannot be written ({error.strerror or error}); free some space, or choose another cache"
+            f"{path} cannot be written ({error.strerror or error}); free some space, or choose"
+            " another cache"
         ) from None
     return content
 
 
 def stored_header(path: Path | str) -> tuple[dict[str, Any], str]:
-    """Everything of a market but its arrays, and the content hash that its file claims. Raises MarketError."""
+    """Everything of a market but its arrays, and the content hash that its file claims. Raises
+    MarketError."""
     try:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -142,12 +169,14 @@ def stored_header(path: Path | str) -> tuple[dict[str, Any], str]:
 
 
 def stored_hash(path: Path | str) -> str:
-    """The content hash that a market file claims, without reading its arrays. Raises MarketError."""
+    """The content hash that a market file claims, without reading its arrays. Raises
+    MarketError."""
     return stored_header(path)[1]
 
 
 def stored_minutes(path: Path | str) -> Array:
-    """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises MarketError."""
+    """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises
+    MarketError."""
     try:
         with Path(path).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -166,7 +195,8 @@ def _put(handle: int, values: Any, offset: int) -> None:
 
 
 def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
-    """What was written, read back: the hash is that of the file, and its order of arrays is another than the file's."""
+    """What was written, read back: the hash is that of the file, and its order of arrays is another
+    than the file's."""
     while size:
         piece = os.pread(handle, min(size, _PIECE), offset)
         if not piece:
@@ -181,12 +211,13 @@ def refuse_bad_cells(rows: Mapping[str, Array]) -> None:
     checks = {
         "features must be finite": np.isfinite(rows["features"]).all(),
         "prices must be positive, or NaN where not listed": all(
-            ((prices > 0) | np.isnan(prices)).all() and not np.isinf(prices).any() for prices in (open_, close)
+            ((prices > 0) | np.isnan(prices)).all() and not np.isinf(prices).any()
+            for prices in (open_, close)
         ),
         "volume must be finite and not negative": ((volume >= 0) & np.isfinite(volume)).all(),
         "a tradable cell needs an open and a close": (
-            ~rows["tradable"] | (np.isfinite(open_) & np.isfinite(close))
-        ).all(),
+            (~rows["tradable"] | (np.isfinite(open_) & np.isfinite(close))).all()
+        ),
     }
     for message, holds in checks.items():
         if not holds:

@@ -1,7 +1,7 @@
 """Moving sums, averages and deviations along one column: causal, and bit-equal on every prefix.
 
-The sums are van Herk's (`kernels.moving_sum`): constant work a bar, no drift over long series, and the value at bar t
-is made of bars <= t only.
+The sums are van Herk's (`kernels.moving_sum`): constant work a bar, no drift over long series, and
+the value at bar t is made of bars <= t only.
 """
 
 from __future__ import annotations
@@ -39,4 +39,6 @@ def moving_deviation(values: Array, mean: Array, window: int) -> Array:
     """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
     from fintrader.data import kernels
 
-    return np.asarray(kernels.moving_deviation(np.ascontiguousarray(values, dtype=np.float64), mean, window))
+    return np.asarray(
+        kernels.moving_deviation(np.ascontiguousarray(values, dtype=np.float64), mean, window)
+    )

@@ -1,4 +1,5 @@
-"""Bars symbol by symbol onto the grid: which symbols a market may hold, and each one's bars, read once."""
+"""Bars symbol by symbol onto the grid: which symbols a market may hold, and each one's bars, read
+once."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from fintrader.data.calendar import SessionGrid, session_grid
 from fintrader.data.clean import clean, symbol_bars, to_grid
 from fintrader.data.columns import Columns
 from fintrader.data.companies import Interval
-from fintrader.data.corporate_actions import as_traded, bars_of_actions, hold_through, load_actions, with_announced
+from fintrader.data.corporate_actions import (
+    as_traded,
+    bars_of_actions,
+    hold_through,
+    load_actions,
+    with_announced,
+)
 from fintrader.data.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
 from fintrader.data.gates import Gate
 from fintrader.data.settings import DataSettings
@@ -26,13 +33,20 @@ from fintrader.progress import SILENT, Progress
 
 
 def candidates_of(
-    settings: DataSettings, feed: Feed, membership: dict[str, list[Interval]] | None, grid: SessionGrid
+    settings: DataSettings,
+    feed: Feed,
+    membership: dict[str, list[Interval]] | None,
+    grid: SessionGrid,
 ) -> tuple[list[str], dict[str, str]]:
-    """The symbols that may be in the market, sorted, as far as this is known without their bars; why others may not."""
+    """The symbols that may be in the market, sorted, as far as this is known without their bars;
+    why others may not."""
     universe, available = settings.universe, feed.symbols
     missing = [name for name in universe.symbols if name not in available]
     if missing:
-        raise DataError(f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their bars")
+        raise DataError(
+            f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their"
+            " bars"
+        )
     candidates = sorted(universe.symbols or available)
     days = member_days(candidates, membership, grid.dates, {**universe.aliases, **feed.companies})
     ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
@@ -41,7 +55,9 @@ def candidates_of(
             f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
             "data.universe.index, tickers_as_of and aliases"
         )
-    kept = [name for name in candidates if ever[name] or name in universe.symbols]  # what was named is there
+    kept = [
+        name for name in candidates if ever[name] or name in universe.symbols
+    ]  # what was named is there
     return kept, {name: "never a member in the range" for name in candidates if name not in kept}
 
 
@@ -56,8 +72,9 @@ def read_all(
 ) -> tuple[list[str], dict[str, str]]:
     """Fill the columns; the chosen symbols, and why other candidates were left out.
 
-    The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is read once: what has too
-    few bars gets no column, and what a later symbol surpasses in turnover cedes its own to it.
+    The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is
+    read once: what has too few bars gets no column, and what a later symbol surpasses in turnover
+    cedes its own to it.
     """
     universe, grid, coverage = settings.universe, reader.grid, Coverage(train)
     room = min(len(candidates), universe.max_symbols or len(candidates))
@@ -83,9 +100,13 @@ def read_all(
                 column = column_of.pop(last)
             column_of[symbol] = column
             happened = bars_of_actions(reader.actions, symbol, grid)
-            one, adjusted, events = hold_through(symbol_bars(merged, grid, reader.sessions_over), happened)
+            one, adjusted, events = hold_through(
+                symbol_bars(merged, grid, reader.sessions_over), happened
+            )
             reader.events[symbol] = events
-            columns.fill(column, one, ft.symbol_features(adjusted, names, later, np.float32), events)
+            columns.fill(
+                column, one, ft.symbol_features(adjusted, names, later, np.float32), events
+            )
             reader.ended |= {symbol} if one.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
@@ -95,7 +116,8 @@ def read_all(
 
 
 class Reader:
-    """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was repaired."""
+    """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was
+    repaired."""
 
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings, self.feed, self.grid = settings, feed, grid
@@ -117,12 +139,16 @@ class Reader:
         made_up = isinstance(settings.source, SyntheticSettings)
         dates, regular = grid.dates, grid
         if settings.hours == "extended":  # what is rare in a session is usual before and after it
-            regular = session_grid(settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes)
+            regular = session_grid(
+                settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
+            )
         self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
         self.repairs: dict[str, dict[str, int]] = {}
         """How many rows of each symbol were repaired, by kind."""
         self._ahead: dict[str, Bars] = {}
-        first = feed.symbols[0]  # a wrong zone or label shows in any symbol: say so before anything else
+        first = feed.symbols[
+            0
+        ]  # a wrong zone or label shows in any symbol: say so before anything else
         self._ahead[first] = self.read(first)
 
     def read(self, symbol: str) -> Bars:
@@ -138,7 +164,9 @@ class Reader:
         days = self.evidence.look(bars)
         if self.prints == "merge" or (self.prints == "auto" and has_opening_prints(days)):
             bars, counts["opening_print"] = merge_opening_prints(bars, days)
-        around = days.wide.mean() > 0.5 if len(days.session) else False  # then it is no fault of a day
+        around = (
+            days.wide.mean() > 0.5 if len(days.session) else False
+        )  # then it is no fault of a day
         self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if around else bars)
         merged, left_out = to_grid(bars, self.grid)
         counts |= left_out

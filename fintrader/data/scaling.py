@@ -1,6 +1,8 @@
-"""Columns on one scale: across the members at each bar, or by mean and deviation of the training window.
+"""Columns on one scale: across the members at each bar, or by mean and deviation of the training
+window.
 
-A market notes by which statistics it was scaled (`meta["normalisation"]`); a later one can be scaled by the same.
+A market notes by which statistics it was scaled (`meta["normalisation"]`); a later one can be
+scaled by the same.
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ FEWEST = 3
 
 
 def cross_section(
-    values: Array, member: Array, columns: Sequence[int], how: Literal["zscore", "rank"], clip: float
+    values: Array,
+    member: Array,
+    columns: Sequence[int],
+    how: Literal["zscore", "rank"],
+    clip: float,
 ) -> None:
-    """In place: `columns` of `[T, N, F]` relative to the members (`[T, N]` bool) whose value is known at that bar.
+    """In place: `columns` of `[T, N, F]` relative to the members (`[T, N]` bool) whose value is
+    known at that bar.
 
-    `zscore` is (x - mean) / std, cut off at ±clip. `rank` is (r - (n + 1) / 2) / sqrt((n² - 1) / 12), where r is the
-    rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever n is. 0 for everybody else, where all
-    values are equal, and with fewer than three members.
+    `zscore` is (x - mean) / std, cut off at ±clip. `rank` is (r - (n + 1) / 2) / sqrt((n² - 1) /
+    12), where r is the rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever
+    n is. 0 for everybody else, where all values are equal, and with fewer than three members.
     """
     for start in range(0, len(values), _BLOCK):
         rows = slice(start, start + _BLOCK)
@@ -43,12 +50,15 @@ def cross_section(
 
 
 def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Array:
-    """`[T, N]` float64: `values` relative to those `known` `[T, N]` in their row, 0 elsewhere; see `cross_section`."""
+    """`[T, N]` float64: `values` relative to those `known` `[T, N]` in their row, 0 elsewhere; see
+    `cross_section`."""
     count = known.sum(axis=1, keepdims=True)
     if how == "rank":
         from scipy.stats import rankdata  # a second of start-up that most commands never need
 
-        ranks = rankdata(np.where(known, values, np.inf), axis=1)  # what is unknown comes after everything known
+        ranks = rankdata(
+            np.where(known, values, np.inf), axis=1
+        )  # what is unknown comes after everything known
         centred = np.where(known, ranks - (count + 1) / 2, 0.0)
         spread = np.sqrt(np.maximum(count**2 - 1, 1) / 12)
     else:
@@ -60,7 +70,8 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
 
 
 def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of finite values only.
+    """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of
+    finite values only.
 
     0 and 1 for columns that are not `scaled` (`[F]` bool), hold nothing finite, or do not vary.
     """
@@ -79,14 +90,16 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
 
 
 def _blocks(values: Array | Sheet, train: tuple[int, int]) -> Iterator[Array]:
-    """`[R, F]`: the rows of the training window, in blocks of so many bars that each block's sum is one of its own."""
+    """`[R, F]`: the rows of the training window, in blocks of so many bars that each block's sum is
+    one of its own."""
     for start in range(*train, _BLOCK):
         block = values[start : min(start + _BLOCK, train[1])]
         yield block.reshape(len(block) * block.shape[1], block.shape[2])
 
 
 def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
-    """`[F]`: the sum of the finite values of `[R, F]`, which are counted, or of their squared distances from `mean`.
+    """`[F]`: the sum of the finite values of `[R, F]`, which are counted, or of their squared
+    distances from `mean`.
 
     As numpy adds them: several columns row by row, a single one in pairs.
     """
@@ -109,7 +122,8 @@ def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
 
 
 def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
-    """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where undefined."""
+    """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where
+    undefined."""
     from fintrader.data import kernels
 
     low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
@@ -120,7 +134,10 @@ def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: 
 
 def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:
     """Mean and deviation by name, as a market's `meta["normalisation"]` has them."""
-    return {name: {"mean": float(m), "std": float(s)} for name, m, s in zip(names, mean, spread, strict=True)}
+    return {
+        name: {"mean": float(m), "std": float(s)}
+        for name, m, s in zip(names, mean, spread, strict=True)
+    }
 
 
 def standardise(
@@ -131,8 +148,8 @@ def standardise(
     clip: float,
     known: Known | None = None,
 ) -> dict[str, dict[str, float]]:
-    """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones; they are returned by
-    name."""
+    """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones;
+    they are returned by name."""
     mean, spread = scale(values, train, scaled) if known is None else known_arrays(known, names)
     apply_scale(values, mean, spread, scaled, clip)
     return statistics(names, mean, spread)
@@ -145,7 +162,8 @@ def known_arrays(known: Known, names: Sequence[str]) -> tuple[Array, Array]:
 
 
 def statistics_hash(normalisation: Mapping[str, Any] | None) -> str | None:
-    """A short name for statistics, equal for equal ones: 16 hex digits; None where there are none."""
+    """A short name for statistics, equal for equal ones: 16 hex digits; None where there are
+    none."""
     if normalisation is None:
         return None
     return hashlib.sha256(json.dumps(normalisation, sort_keys=True).encode()).hexdigest()[:16]
@@ -154,8 +172,9 @@ def statistics_hash(normalisation: Mapping[str, Any] | None) -> str | None:
 def read_statistics(path: str) -> dict[str, Any]:
     """By what a market was scaled, as its `meta["normalisation"]` says it.
 
-    path: the market's file, the `build.json` beside it, or a JSON file of `features` and `context` (column -> mean and
-    std), `clip` and `cross_sectional`. Raises DataError when it is no such thing.
+    path: the market's file, the `build.json` beside it, or a JSON file of `features` and `context`
+    (column -> mean and std), `clip` and `cross_sectional`. Raises DataError when it is no such
+    thing.
     """
     setting = "data.features.normalisation"
     found: Any
@@ -174,36 +193,51 @@ def read_statistics(path: str) -> dict[str, Any]:
             raise DataError(f"{path}: no JSON of statistics; see {setting}") from None
     try:
         columns = [one for part in ("features", "context") for one in found[part].values()]
-        good = all(np.isfinite(float(one["mean"])) and 0 < float(one["std"]) < np.inf for one in columns)
+        good = all(
+            np.isfinite(float(one["mean"])) and 0 < float(one["std"]) < np.inf for one in columns
+        )
         good &= float(found["clip"]) > 0 and isinstance(found["cross_sectional"], str)
     except (KeyError, TypeError, ValueError, AttributeError):
         good = False
     if not good:
         raise DataError(
-            f"{path} does not say how a market was scaled: give a market file, its build.json, or JSON of features and "
-            f"context (column -> mean and std), clip and cross_sectional; see {setting}"
+            f"{path} does not say how a market was scaled: give a market file, its build.json, or"
+            " JSON of features and context (column -> mean and std), clip and cross_sectional; see"
+            f" {setting}"
         )
     return dict(found)
 
 
 def known_columns(
-    statistics: Mapping[str, Any] | None, part: str, names: Sequence[str], scaled: Array, settings: tuple[float, str]
+    statistics: Mapping[str, Any] | None,
+    part: str,
+    names: Sequence[str],
+    scaled: Array,
+    settings: tuple[float, str],
 ) -> Known | None:
-    """The stored statistics of these columns of `part` (features or context); None where none are stored.
+    """The stored statistics of these columns of `part` (features or context); None where none are
+    stored.
 
-    settings: clip and cross_sectional of the market that is built. Raises DataError where the stored statistics are of
-    other columns, or of columns scaled by other rules.
+    settings: clip and cross_sectional of the market that is built. Raises DataError where the
+    stored statistics are of other columns, or of columns scaled by other rules.
     """
     if statistics is None:
         return None
     remedy = "build with the same data.features as the market of data.features.normalisation"
     lacking = [name for name in names if name not in statistics[part]]
     if lacking:
-        raise DataError(f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}")
+        raise DataError(
+            f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}"
+        )
     for name, own in zip(("clip", "cross_sectional"), settings, strict=True):
         if statistics[name] != own:
-            raise DataError(f"the stored statistics are for {name} {statistics[name]}, not {own}; {remedy}")
+            raise DataError(
+                f"the stored statistics are for {name} {statistics[name]}, not {own}; {remedy}"
+            )
     for name, own in zip(names, scaled, strict=True):
         if not own and statistics[part][name] != {"mean": 0.0, "std": 1.0}:
-            raise DataError(f"{name} was standardised in the market of the stored statistics and is not here; {remedy}")
+            raise DataError(
+                f"{name} was standardised in the market of the stored statistics and is not here;"
+                f" {remedy}"
+            )
     return {name: statistics[part][name] for name in names}

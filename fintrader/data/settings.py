@@ -32,7 +32,12 @@ from fintrader.errors import ConfigError, DataError
 from fintrader.storage.objects import Objects
 
 SourceSettings = Annotated[
-    FilesSettings | PlantedInSettings | SyntheticSettings | YahooSettings | AlpacaSettings | CcxtSettings,
+    FilesSettings
+    | PlantedInSettings
+    | SyntheticSettings
+    | YahooSettings
+    | AlpacaSettings
+    | CcxtSettings,
     Field(discriminator="kind"),
 ]
 
@@ -42,15 +47,18 @@ class DataSettings(Settings):
 
     source: SourceSettings = SyntheticSettings()
     path: PathText | None = None
-    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay in force)."""
+    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay
+    in force)."""
     start: dt.date | None = None
     """First day; the first one with bars by default."""
     end: dt.date | None = None
     """Last day, included; the last one with bars by default."""
     calendar: str = "XNAS"
-    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what never rests)."""
+    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what
+    never rests)."""
     hours: Hours = "regular"
-    """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to 17:00 on a half day."""
+    """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to
+    17:00 on a half day."""
     bar_minutes: int = Field(1, ge=1, le=1440)
     """Length of the market's bars; minute bars are put together inside each session."""
     universe: UniverseSettings = UniverseSettings()
@@ -59,10 +67,12 @@ class DataSettings(Settings):
     windows: WindowSettings = WindowSettings()
     adjust: AdjustSettings = AdjustSettings()
     waive: tuple[str, ...] = ()
-    """Faults that stop the build (see `data quality`) and may pass: a kind everywhere (`excursion_day`), of a symbol
-    (`excursion_day:AAPL`) or of one day (`excursion_day:AAPL:2016-01-04`). What passed stands in the report."""
+    """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
+    (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day
+    (`excursion_day:AAPL:2016-01-04`). What passed stands in the report."""
     store: PathText | None = None
-    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by default."""
+    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
+    default."""
 
     @field_validator("waive")
     @classmethod
@@ -76,14 +86,17 @@ class DataSettings(Settings):
         source = self.source
         taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
         if isinstance(source, PlantedInSettings) and source.column in taken:
-            raise ValueError(f"a feature is called {source.column} already; set source.column to another name")
+            raise ValueError(
+                f"a feature is called {source.column} already; set source.column to another name"
+            )
         return self
 
     @model_validator(mode="after")
     def _hours(self) -> Self:
         if isinstance(self.source, CcxtSettings) and "calendar" not in self.model_fields_set:
             raise ValueError(
-                "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep its hours"
+                "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep"
+                " its hours"
             )
         return self
 
@@ -94,7 +107,8 @@ class DataSettings(Settings):
         return self
 
     def effective(self) -> DataSettings:
-        """The same settings with `path` put into the source, and extra columns that features need requested there."""
+        """The same settings with `path` put into the source, and extra columns that features need
+        requested there."""
         source = self.source
         if self.path is not None:
             keep = source if isinstance(source, FilesSettings) else FilesSettings()
@@ -109,7 +123,8 @@ class DataSettings(Settings):
 def read_settings(
     what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
 ) -> DataSettings:
-    """The data settings of a configuration (a name, a YAML file, settings or plain values) with `changes` over them.
+    """The data settings of a configuration (a name, a YAML file, settings or plain values) with
+    `changes` over them.
 
     Raises ConfigError naming the field that is wrong.
     """
@@ -117,12 +132,16 @@ def read_settings(
         values, where = read_yaml(Path(what)), str(what)
         values = values.get("data", values)
     elif isinstance(what, Mapping):
-        values, where = dict(what.get("data", what)), "settings"  # as in a file, alone or in a whole configuration
+        values, where = (
+            dict(what.get("data", what)),
+            "settings",
+        )  # as in a file, alone or in a whole configuration
     else:
         settings = getattr(what, "data", what)  # of a whole run's configuration
         if not isinstance(settings, DataSettings):
             raise ConfigError(
-                f"{type(what).__name__} holds no data settings; give DataSettings or a run's configuration"
+                f"{type(what).__name__} holds no data settings; give DataSettings or a run's"
+                " configuration"
             )
         if not changes:
             return settings
@@ -131,7 +150,8 @@ def read_settings(
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
-    """Features that stay as they are: extra columns, and the planted signal, which is always one of them."""
+    """Features that stay as they are: extra columns, and the planted signal, which is always one of
+    them."""
     source, names = settings.source, settings.features.extra_raw
     if isinstance(source, PlantedInSettings):
         return (*names, source.column)
@@ -159,7 +179,8 @@ def planted_description(settings: DataSettings, num_assets: int) -> dict[str, An
 
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or cut yet.
+    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or
+    cut yet.
 
     Without a cache, bars are read into memory.
     """
@@ -179,7 +200,9 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
     source = settings.source
     if isinstance(source, SyntheticSettings):
         if cache is not None:
-            bar_store(settings, cache)  # nothing goes there, but a store that cannot be one is an error now
+            bar_store(
+                settings, cache
+            )  # nothing goes there, but a store that cannot be one is an error now
         return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
     if isinstance(source, VendorSettings):
         if cache is None:
@@ -210,15 +233,18 @@ def _vendor(source: VendorSettings) -> Vendor:
 
 
 def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
-    """What to ask a vendor for, and whether each of them must have bars: its own list, else the universe's, else all
-    members in the range, of which those without bars are reported."""
+    """What to ask a vendor for, and whether each of them must have bars: its own list, else the
+    universe's, else all members in the range, of which those without bars are reported."""
     explicit, universe = source.symbols or settings.universe.symbols, settings.universe
     if explicit:
         return list(explicit), True
     today = dt.datetime.now(dt.UTC).date()
     end = source.end or today
     if universe.membership is None and universe.index is not None:
-        return index_tickers(universe.index, source.start, end, universe.tickers_as_of or today), False
+        return (
+            index_tickers(universe.index, source.start, end, universe.tickers_as_of or today),
+            False,
+        )
     members = load_membership(universe) or {}
     inside = {
         name
@@ -229,7 +255,8 @@ def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str],
 
 
 def bar_store(settings: DataSettings, cache: Path) -> Objects:
-    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of markets."""
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of
+    markets."""
     if settings.store is not None:
         return Objects(settings.store)
     cache = Path(cache)

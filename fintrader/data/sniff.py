@@ -1,4 +1,5 @@
-"""The layout of a file of bars from its first lines: delimiter, header, which column is what, how times are written."""
+"""The layout of a file of bars from its first lines: delimiter, header, which column is what, how
+times are written."""
 
 from __future__ import annotations
 
@@ -22,7 +23,17 @@ from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
-_DATES = ("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d", "%m/%d/%y", "%d-%b-%Y")
+_DATES = (
+    "%Y-%m-%d",
+    "%m/%d/%Y",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%Y%m%d",
+    "%Y.%m.%d",
+    "%Y/%m/%d",
+    "%m/%d/%y",
+    "%d-%b-%Y",
+)
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%H%M", "%H%M%S", "%I:%M %p", "%I:%M:%S %p")
 _ZONED = r"(?:Z|[+-]\d\d:?\d\d)$"
 _FIELDS = tuple(itertools.chain.from_iterable(SPELLINGS[name] for name in COLUMNS))
@@ -45,7 +56,8 @@ class Layout:
 
 
 def sniff(file: BarFile, date_in_name: bool) -> Layout:
-    """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it cannot be read."""
+    """The layout of one file. `date_in_name`: the file's name says a date. Raises BarError when it
+    cannot be read."""
     layout = Layout()
     table = _parquet_head(file) if file.kind == "parquet" else _csv_head(file, layout)
     if table.empty:
@@ -53,7 +65,9 @@ def sniff(file: BarFile, date_in_name: bool) -> Layout:
     columns = _wide_roles(table, layout) or _roles(table, layout, file.name)
     if "header" in layout.values:
         named = {column: role for role, column in columns.items()}
-        layout.values["header"] = [named.get(column, f"column_{number}") for number, column in enumerate(table.columns)]
+        layout.values["header"] = [
+            named.get(column, f"column_{number}") for number, column in enumerate(table.columns)
+        ]
         columns = {role: role for role in columns}
         table = table.set_axis(layout.values["header"], axis=1)
     layout.single = "symbol" not in columns and "wide" not in layout.values
@@ -67,12 +81,15 @@ def _parquet_head(file: BarFile) -> pd.DataFrame:
         with pq.ParquetFile(file.open()) as parquet:
             batch = next(parquet.iter_batches(_ROWS), None)
     except (pa.ArrowInvalid, OSError) as error:
-        raise BarError(f"{file.name}: cannot be read ({str(error).splitlines()[0]}); it may be truncated") from None
+        raise BarError(
+            f"{file.name}: cannot be read ({str(error).splitlines()[0]}); it may be truncated"
+        ) from None
     return pd.DataFrame() if batch is None else pa.Table.from_batches([batch]).to_pandas()
 
 
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
-    """The first rows as text, under the names of the columns, or numbers where no line names them."""
+    """The first rows as text, under the names of the columns, or numbers where no line names
+    them."""
     lines = [line for line in csv_head(file, _HEAD_BYTES).splitlines() if line.strip()][: _ROWS + 3]
     if not lines:
         return pd.DataFrame()
@@ -82,11 +99,19 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.notes["delimiter"] = "stands as often in every line"
     rows = list(csv.reader(lines, delimiter=delimiter))
     body = [cell for row in rows[1:50] for cell in row]
-    if delimiter != "," and sum(bool(re.fullmatch(r"-?\d+,\d+", cell)) for cell in body) > len(body) / 4:
+    if (
+        delimiter != ","
+        and sum(bool(re.fullmatch(r"-?\d+,\d+", cell)) for cell in body) > len(body) / 4
+    ):
         layout.values["decimal"] = ","
         layout.notes["decimal"] = "numbers are written like 12,5"
-    if len(rows) > 3 and rows[0][0].strip() == "Price" and rows[1][0].strip() == "Ticker":  # yfinance's three lines
-        header = [rows[2][0], *(f"{one}_{ticker}" for one, ticker in zip(rows[0][1:], rows[1][1:], strict=True))]
+    if (
+        len(rows) > 3 and rows[0][0].strip() == "Price" and rows[1][0].strip() == "Ticker"
+    ):  # yfinance's three lines
+        header = [
+            rows[2][0],
+            *(f"{one}_{ticker}" for one, ticker in zip(rows[0][1:], rows[1][1:], strict=True)),
+        ]
         layout.values |= {"header": header, "skip_rows": 3}
         layout.notes["header"] = "three lines of names, as yfinance writes them"
         return pd.DataFrame(rows[3:], columns=header)
@@ -116,12 +141,16 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> dict[str, Any]:
         for column in map(str, table.columns):
             left, _, right = column.partition(mark) if first else column.rpartition(mark)
             symbol, word = (right, left) if first else (left, right)
-            role = next((name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None)
+            role = next(
+                (name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None
+            )
             if role:
                 found.setdefault(symbol, {})[role] = word
         whole = [words for words in found.values() if len(words) == len(COLUMNS)]
         if whole and all(words == whole[0] for words in whole):
-            layout.values["wide"] = f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
+            layout.values["wide"] = (
+                f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
+            )
             layout.notes["wide"] = f"five columns for each of {len(whole)} symbols"
             if "header" in layout.values:  # its names are used as they are
                 layout.values["header"] = list(map(str, table.columns))
@@ -158,11 +187,14 @@ def _roles(table: pd.DataFrame, layout: Layout, name: str) -> dict[str, Any]:
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[str, Any]:
-    """Roles of columns without names: the four prices hold each other, times and dates look like such."""
+    """Roles of columns without names: the four prices hold each other, times and dates look like
+    such."""
     comma = layout.values.get("decimal") == ","
     text = {column: table[column].astype(str).str.strip() for column in table.columns}
     numbers = {
-        column: pd.to_numeric(cells.str.replace(",", ".", regex=False) if comma else cells, errors="coerce")
+        column: pd.to_numeric(
+            cells.str.replace(",", ".", regex=False) if comma else cells, errors="coerce"
+        )
         for column, cells in text.items()
     }
     numeric = [column for column in table.columns if numbers[column].notna().all()]
@@ -173,8 +205,13 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
             prices = tuple(numeric[start : start + 4])
             break
     if prices is None:
-        raise BarError(f"{name}: no four columns next to each other look like prices; name the columns (source.header)")
-    found: dict[str, Any] = _prices(prices, np.stack([numbers[column].to_numpy() for column in prices]), layout)
+        raise BarError(
+            f"{name}: no four columns next to each other look like prices; name the columns"
+            " (source.header)"
+        )
+    found: dict[str, Any] = _prices(
+        prices, np.stack([numbers[column].to_numpy() for column in prices]), layout
+    )
     after = [column for column in numeric if column not in prices and column > prices[-1]]
     if not after:
         raise BarError(f"{name}: no column of numbers after the prices could be the volume")
@@ -191,8 +228,16 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
             found.setdefault("symbol", column)
     clock, day = found.pop("clock", None), found.pop("day", None)
     if day is None and clock is None:
-        raise BarError(f"{name}: no column looks like a time; name the columns (data.source.header)")
-    found |= {"ts": day} if clock is None else {"ts": clock} if day is None else {"date": day, "ts": clock}
+        raise BarError(
+            f"{name}: no column looks like a time; name the columns (data.source.header)"
+        )
+    found |= (
+        {"ts": day}
+        if clock is None
+        else {"ts": clock}
+        if day is None
+        else {"date": day, "ts": clock}
+    )
     layout.notes["columns"] = "by what stands in them"
     return found
 
@@ -216,7 +261,9 @@ def _prices(columns: tuple[Any, ...], values: Any, layout: Layout) -> dict[str, 
     return {name: columns[row] for name, row in zip(PRICES, order, strict=True)}
 
 
-def _times(table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool) -> None:
+def _times(
+    table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: str, date_in_name: bool
+) -> None:
     """Set `time_format`, and say whether times carry a zone or are dates."""
     column = table[columns["ts"]]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
@@ -227,7 +274,9 @@ def _times(table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: s
         return
     cells = column.astype(str).str.strip()
     cells = cells[~cells.isin(["", "nan", "None"])]
-    days = table[columns["date"]].astype(str).str.strip()[cells.index] if "date" in columns else None
+    days = (
+        table[columns["date"]].astype(str).str.strip()[cells.index] if "date" in columns else None
+    )
     if days is None and cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
         return
@@ -242,28 +291,41 @@ def _times(table: pd.DataFrame, columns: dict[str, Any], layout: Layout, name: s
     clock_format = None if second is None else _fitting(second, _CLOCKS)[0]
     if date_format is None or (second is not None and clock_format is None):
         raise BarError(
-            f"{name}: times like {cells.iloc[0]!r} are unknown; say how they are written (source.time_format)"
+            f"{name}: times like {cells.iloc[0]!r} are unknown; say how they are written"
+            " (source.time_format)"
         )
     layout.whole_days = second is None
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
     if not iso:
         joint = "T" if days is None and "T" in cells.iloc[0] else " "
-        layout.values["time_format"] = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
-        layout.notes["time_format"] = f"{'' if sure else 'guess: month before day, '}like {cells.iloc[0]}"
+        layout.values["time_format"] = (
+            date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
+        )
+        layout.notes["time_format"] = (
+            f"{'' if sure else 'guess: month before day, '}like {cells.iloc[0]}"
+        )
 
 
 def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None, bool]:
-    """The first format that all cells have, and whether no other one does; of two, the one with fewer weekends."""
+    """The first format that all cells have, and whether no other one does; of two, the one with
+    fewer weekends."""
     found = []
     distinct = pd.Series(cells.unique())
     for written in formats:
         parsed = pd.to_datetime(distinct, format=written, errors="coerce")
-        if parsed.notna().all() and (written in _CLOCKS or parsed.dt.year.between(1970, 2100).all()):
-            found.append((int((parsed.dt.day_of_week >= 5).sum()) if written in _DATES else 0, written))
+        if parsed.notna().all() and (
+            written in _CLOCKS or parsed.dt.year.between(1970, 2100).all()
+        ):
+            found.append(
+                (int((parsed.dt.day_of_week >= 5).sum()) if written in _DATES else 0, written)
+            )
     if not found:
         return None, True
     weekends = [count for count, _ in found]
-    return min(found, key=lambda one: one[0])[1], len(found) == 1 or weekends.count(min(weekends)) == 1
+    return (
+        min(found, key=lambda one: one[0])[1],
+        len(found) == 1 or weekends.count(min(weekends)) == 1,
+    )
 
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
@@ -274,22 +336,46 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         layout.notes["time_format"] = "counts from midnight; the date stands in the file's name"
         return
     dated = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
-    if len(digits) == 1 and (written := dated.get(*digits)) and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all():
+    if (
+        len(digits) == 1
+        and (written := dated.get(*digits))
+        and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all()
+    ):
         layout.values["time_format"], layout.whole_days = written, digits == {8}
         layout.notes["time_format"] = f"like {cells.iloc[0]}"
         return
-    unit = next((unit for unit, limit in (("s", 10**11), ("ms", 10**14), ("us", 10**17)) if most < limit), "ns")
+    unit = next(
+        (unit for unit, limit in (("s", 10**11), ("ms", 10**14), ("us", 10**17)) if most < limit),
+        "ns",
+    )
     layout.values["time_format"], layout.zoned = unit, True
     layout.notes["time_format"] = "counts from 1970 in UTC"
 
 
-_WORDS = {"minute", "min", "1min", "5min", "trade", "trades", "full", "daily", "day", "unadj", "adj", "bars", "ohlcv"}
+_WORDS = {
+    "minute",
+    "min",
+    "1min",
+    "5min",
+    "trade",
+    "trades",
+    "full",
+    "daily",
+    "day",
+    "unadj",
+    "adj",
+    "bars",
+    "ohlcv",
+}
 
 
 def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str | None:
-    """Where in files' names the symbol stands, and the date where times are those of a day; None where they are it."""
+    """Where in files' names the symbol stands, and the date where times are those of a day; None
+    where they are it."""
     stems = [file.stem for file in files]
-    tokens = [re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems]
+    tokens = [
+        re.split(r"[_\s-]", re.sub(r"(\d{4})-(\d\d)-(\d\d)", r"\1\2\3", stem)) for stem in stems
+    ]
     pattern: str | None = None
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         pattern = "{symbol}/{date}"
@@ -307,7 +393,9 @@ def _token(place: int, tokens: list[list[str]], needs_date: bool) -> str:
     words = {one[place] for one in tokens}
     if all(re.fullmatch(r"(19|20)\d\d[01]\d[0-3]\d", word) for word in words):
         return "{date}" if needs_date else "*"
-    plain = {word.lower() for word in words} & _WORDS or any(re.fullmatch(r"\d+\w*", word) for word in words)
+    plain = {word.lower() for word in words} & _WORDS or any(
+        re.fullmatch(r"\d+\w*", word) for word in words
+    )
     earlier = any(
         not ({one[before].lower() for one in tokens} & _WORDS)
         for before in range(place)

@@ -1,4 +1,5 @@
-"""A configuration to begin with, for files of bars whose layout was detected: commented YAML that runs as it is."""
+"""A configuration to begin with, for files of bars whose layout was detected: commented YAML that
+runs as it is."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from fintrader.files import write_text
 
 _FEWEST = 3
 _CROSS_SECTION, _JUDGED = 5, 120
-"""From so many symbols on, and sessions that are not for the test, agents are judged where they were not trained."""
+"""From so many symbols on, and sessions that are not for the test, agents are judged where they
+were not trained."""
 _FOLDS, _UPDATES = 3, 40
 _CAREFUL: dict[str, list[str]] = {
     "features": [
@@ -34,34 +36,51 @@ _CAREFUL: dict[str, list[str]] = {
     ],
     "tournament": [
         "  metric: information_ratio    # against the benchmark",
-        "  validation: kfold            # judged where it was not trained, over training and validation window",
+        (
+            "  validation: kfold            # judged where it was not trained, over training and"
+            " validation window"
+        ),
         f"  validation_folds: {_FOLDS}",
-        "  ensemble_shrinkage: james_stein  # towards the benchmark, as far as the evidence does not reach",
+        (
+            "  ensemble_shrinkage: james_stein  # towards the benchmark, as far as the evidence"
+            " does not reach"
+        ),
     ],
 }
-"""What the configurations for real bars have (`configs/walkforward_daily.yaml`, `configs/walkforward_us14.yaml`)."""
+"""What the configurations for real bars have (`configs/walkforward_daily.yaml`,
+`configs/walkforward_us14.yaml`)."""
 
 
 def config_path(bars: str, out: Path | None = None) -> Path:
-    """Where the configuration for these bars goes: `my.yaml` here for `somewhere/my.csv`, unless `out` says it."""
+    """Where the configuration for these bars goes: `my.yaml` here for `somewhere/my.csv`, unless
+    `out` says it."""
     if out is not None:
         refuse_url(out, "out")
         return out
-    name = re.sub(r"(\.(csv|txt|gz|parquet|pq|zip))+$", "", bars.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
+    name = re.sub(
+        r"(\.(csv|txt|gz|parquet|pq|zip))+$",
+        "",
+        bars.rstrip("/").rpartition("/")[2],
+        flags=re.IGNORECASE,
+    )
     plain = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+|\.\.+", "-", name).strip("-.")
     return Path(f"{plain or 'bars'}.yaml")
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration. Raises ConfigError when there is one, unless forced, and BarError for too few days."""
+    """Write the configuration. Raises ConfigError when there is one, unless forced, and BarError
+    for too few days."""
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; choose another --out, or write over it with --force")
+        raise ConfigError(
+            f"{path} is there already; choose another --out, or write over it with --force"
+        )
     write_text(path, yaml_of(found, path))
     return path
 
 
 def yaml_of(found: Detection, path: Path) -> str:
-    """The configuration as text. Raises BarError when there are too few sessions for three windows."""
+    """The configuration as text. Raises BarError when there are too few sessions for three
+    windows."""
     length, whole = found.bar_minutes, found.session_minutes
     market = 5 if length < 5 and 5 % length == 0 and len(found.sessions) >= 10 else length
     daily = market >= whole
@@ -69,10 +88,19 @@ def yaml_of(found: Detection, path: Path) -> str:
     train = sum(windows[0][0] <= day <= windows[0][1] for day in found.sessions)
     bars = 1 if daily else -(-whole // market)  # of a session
     if daily:
-        names = ["return_1", "return_5", "gap", "intraday", "volatility_21"] + (["return_21"] if train > 60 else [])
+        names = ["return_1", "return_5", "gap", "intraday", "volatility_21"] + (
+            ["return_21"] if train > 60 else []
+        )
     else:
         hour = max(1, bars // 7)
-        names = ["return_1", f"return_{hour}", f"return_{bars}", f"volatility_{bars}", "intraday", "gap"]
+        names = [
+            "return_1",
+            f"return_{hour}",
+            f"return_{bars}",
+            f"volatility_{bars}",
+            "intraday",
+            "gap",
+        ]
     judged = sum(windows[0][0] <= day <= windows[1][1] for day in found.sessions)
     careful = len(found.symbols) >= _CROSS_SECTION and judged >= _JUDGED
     if careful:
@@ -83,7 +111,10 @@ def yaml_of(found: Detection, path: Path) -> str:
         episode = max(2, min(21 if daily else 5 * bars, train * bars // 2))
         decide = 1 if daily else max(1, min(bars // 13, episode // 2))
     lines = [
-        f"# Made by `fintrader init` from {len(found.symbols)} symbols, {found.first} to {found.last}.",
+        (
+            f"# Made by `fintrader init` from {len(found.symbols)} symbols, {found.first} to"
+            f" {found.last}."
+        ),
         f"#   fintrader run {path}",
         "# What was found, and how sure it is:",
         *(f"#   {one.setting}: {one.value} ({one.sure}: {one.why})" for one in found.findings),
@@ -91,22 +122,38 @@ def yaml_of(found: Detection, path: Path) -> str:
         "device: auto",
         "",
         "data:",
-        f"  bar_minutes: {market:<16} # " + ("a session a bar" if daily else "bars of the market, put together"),
-        "  hours: regular               # extended keeps the bars before the open and after the close",
+        f"  bar_minutes: {market:<16} # "
+        + ("a session a bar" if daily else "bars of the market, put together"),
+        (
+            "  hours: regular               # extended keeps the bars before the open and after the"
+            " close"
+        ),
         f"  calendar: {found.calendar}",
         "  source:",
         "    kind: files",
         f"    path: {_plain(found.path)}",
         *(f"    {name}: {_plain(value)}" for name, value in found.source.items()),
         *_waivers(found),
-        "  benchmark: {}                # all symbols in equal weights; path: FILE with date and close for an index",
-        "  adjust: {}                   # path: FILE with splits and dividends, where prices are as traded",
+        (
+            "  benchmark: {}                # all symbols in equal weights; path: FILE with date"
+            " and close for an index"
+        ),
+        (
+            "  adjust: {}                   # path: FILE with splits and dividends, where prices"
+            " are as traded"
+        ),
         "  features:",
         f"    names: [{', '.join(names)}]",
         *(_CAREFUL["features"] if careful else ()),
         "  windows:                     # 60, 20 and 20 % of the sessions",
-        *(f"    {name}: [{first}, {last}]" for name, (first, last) in zip(_NAMES, windows, strict=True)),
-        f"    embargo_sessions: {embargo}        # that belong to no window, before validation and test",
+        *(
+            f"    {name}: [{first}, {last}]"
+            for name, (first, last) in zip(_NAMES, windows, strict=True)
+        ),
+        (
+            f"    embargo_sessions: {embargo}        # that belong to no window, before validation"
+            " and test"
+        ),
         "",
         "env:",
         f"  num_envs: {32 if careful else 64}",
@@ -119,12 +166,21 @@ def yaml_of(found: Detection, path: Path) -> str:
         *(_agent(episode // decide) if careful else ["  algo: ppo"]),
         "",
         "tournament:",
-        f"  pods: {2 if careful else 4}                      # independent seeds; more pods and steps search longer",
-        "  fresh: 1.0                   # none inherits: on one machine a tournament finds nothing better",
+        (
+            f"  pods: {2 if careful else 4}                      # independent seeds; more pods and"
+            " steps search longer"
+        ),
+        (
+            "  fresh: 1.0                   # none inherits: on one machine a tournament finds"
+            " nothing better"
+        ),
         "  search: {}                   # none is varied",
         "  pool_size: 2",
         "  workers: 2",
-        f"  budget: {{env_steps: {32 * (episode // decide) * _UPDATES * (_FOLDS + 1) if careful else 60_000}}}",
+        (
+            "  budget: {env_steps:"
+            f" {32 * (episode // decide) * _UPDATES * (_FOLDS + 1) if careful else 60_000}}}"
+        ),
         "  order: submission            # same seed, same leaderboard, whatever finishes first",
         f"  leaderboard_size: {2 if careful else 4}",
         "  ensemble_size: 2",
@@ -137,7 +193,8 @@ def yaml_of(found: Detection, path: Path) -> str:
 
 
 def _careful_names(bars: int, daily: bool, train: int) -> list[str]:
-    """Features over horizons that can pay a trade's costs, as far as the training window holds them several times."""
+    """Features over horizons that can pay a trade's costs, as far as the training window holds them
+    several times."""
     day, week, month = (horizon * bars for horizon in (1, 5, 21))
     names = ["intraday", "gap", f"return_{day}", f"return_{week}", f"relative_volume_{day}"]
     names += [f"return_{month}", f"volatility_{month}"] if train >= 4 * 21 else []
@@ -147,7 +204,10 @@ def _careful_names(bars: int, daily: bool, train: int) -> list[str]:
 def _agent(decisions: int) -> list[str]:
     """An agent that tilts away from the benchmark, regularised."""
     return [
-        "  algo: apg                    # climbs the gradient of what it earns, through the account",
+        (
+            "  algo: apg                    # climbs the gradient of what it earns, through the"
+            " account"
+        ),
         f"  num_steps: {decisions:<17} # decisions it looks ahead: a whole episode",
         "  learning_rate: 2.0e-2",
         "  gamma: 1.0",
@@ -166,7 +226,10 @@ def _waivers(found: Detection) -> list[str]:
     if not found.waivers:
         return []
     lines = [
-        "  # a build stops at these; correct the bars, declare splits under adjust, or let them pass:",
+        (
+            "  # a build stops at these; correct the bars, declare splits under adjust, or let them"
+            " pass:"
+        ),
         "  # waive:",
     ]
     return lines + [f"  #   - {_plain(one)}" for one in found.waivers]
@@ -179,7 +242,10 @@ def _windows(sessions: Sequence[dt.date]) -> tuple[list[tuple[dt.date, dt.date]]
     """The three windows as dates, and the sessions between them."""
     count = len(sessions)
     if count < _FEWEST:
-        raise BarError(f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or more")
+        raise BarError(
+            f"the bars reach over {count} sessions; training, validation and test need {_FEWEST} or"
+            " more"
+        )
     embargo = 1 if count >= 15 else 0
     one, two = max(1, round(0.6 * count)), max(2, round(0.8 * count))
     one, two = min(one, count - 2), min(max(two, one + 1), count - 1)
@@ -189,7 +255,9 @@ def _windows(sessions: Sequence[dt.date]) -> tuple[list[tuple[dt.date, dt.date]]
 
 def _plain(value: Any) -> str:
     """A value as YAML in one line: a JSON text is one."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_./-]*[A-Za-z_/][A-Za-z0-9_./-]*", value):
+    if isinstance(value, str) and re.fullmatch(
+        r"[A-Za-z0-9_./-]*[A-Za-z_/][A-Za-z0-9_./-]*", value
+    ):
         return json.dumps(value) if value.lower() in _WORDS else value
     return json.dumps(value, ensure_ascii=False)
 

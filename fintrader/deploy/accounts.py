@@ -1,4 +1,5 @@
-"""The account that a deployment decides for: the embedded broker's own, or what broker and journal agree upon."""
+"""The account that a deployment decides for: the embedded broker's own, or what broker and journal
+agree upon."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Accounts:
         adopt: bool,
         cap_usd: float | None,
     ) -> None:
-        """cap_usd: what the account holds beyond it is left alone; replays: whether the later bars are known."""
+        """cap_usd: what the account holds beyond it is left alone; replays: whether the later bars
+        are known."""
         self.bundle, self.broker, self.journal, self.recorder = bundle, broker, journal, recorder
         self.env, self._halt = bundle.env, halt
         self.replays, self.adopt, self.cap_usd = replays, adopt, cap_usd
@@ -57,12 +59,21 @@ class Accounts:
             if self.cap_usd is not None:
                 cash = min(cash, max(self.cap_usd - self._worth(held), 0.0))
             shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
-            equity = cash + float(shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64)))
+            equity = cash + float(
+                shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64))
+            )
             first, peak = self._first_usd or equity, max(self._peak_usd, equity)
             self._first_usd, self._peak_usd = first, peak
         shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
         return BacktestAccount.standing(
-            market, self.env, bar=row, cash=cash, equity=equity, peak=peak, first=first, shares=shares
+            market,
+            self.env,
+            bar=row,
+            cash=cash,
+            equity=equity,
+            peak=peak,
+            first=first,
+            shares=shares,
         )
 
     def between(self, now: int) -> float:
@@ -75,17 +86,26 @@ class Accounts:
     def agreed(self, now: int, *, start: bool = False) -> tuple[float, Mapping[str, float]]:
         """Cash and shares on which broker and journal agree.
 
-        Dividends reach an account weeks after the day that they are known of, so cash may be off by as much. At the
-        `start` a difference raises DeployError.
+        Dividends reach an account weeks after the day that they are known of, so cash may be off by
+        as much. At the `start` a difference raises DeployError.
         """
         held = expected(self.journal).shares
         newest = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
-        recent = (action for action in self.recorder.rows.actions if (newest - action.day).days <= _PAID_AFTER_DAYS)
+        recent = (
+            action
+            for action in self.recorder.rows.actions
+            if (newest - action.day).days <= _PAID_AFTER_DAYS
+        )
         due = sum(action.dividend_usd * held.get(action.symbol, 0.0) for action in recent)
         wrong = reconcile(
-            self.journal, self.broker, bundle=self.bundle.id, at=now, start=start, adopt=self.adopt,
+            self.journal,
+            self.broker,
+            bundle=self.bundle.id,
+            at=now,
+            start=start,
+            adopt=self.adopt,
             tolerance_usd=5.0 + due,
-        )  # fmt: skip
+        )
         if wrong:
             self._halt("; ".join(finding.text for finding in wrong), now)
         known = expected(self.journal)
@@ -93,38 +113,57 @@ class Accounts:
 
     def split(self, action: Action, now: int) -> None:
         """What a split makes of the shares is expected of the broker, too."""
-        held = 0.0 if self.simulated is not None else expected(self.journal).shares.get(action.symbol, 0.0)
+        held = (
+            0.0
+            if self.simulated is not None
+            else expected(self.journal).shares.get(action.symbol, 0.0)
+        )
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
         told = any(entry.body["reason"] == reason for entry in self.journal.entries("adjust"))
         if action.split != 1 and held and not told:
-            adjust(self.journal, at=now, reason=reason, shares={action.symbol: held * (action.split - 1)})
+            adjust(
+                self.journal,
+                at=now,
+                reason=reason,
+                shares={action.symbol: held * (action.split - 1)},
+            )
 
     def remember(self, decision: Mapping[str, Any]) -> None:
         """Take up what an earlier decision says of the account."""
         self._first_usd, self._peak_usd = float(decision["first"]), float(decision["peak"])
 
     def restore(self, simulated: SimulatedBroker) -> None:
-        """Stand where the first decision was taken whose orders' end nobody wrote down, and give it all since."""
+        """Stand where the first decision was taken whose orders' end nobody wrote down, and give it
+        all since."""
         decisions = self.journal.entries("decision")
         if not decisions:
             return
         standing = {name for name, report in self.journal.orders().items() if not report.is_over}
         orders = [self._orders_of(entry) for entry in decisions]
-        begun = (number for number, own in enumerate(orders) if any(order.id in standing for order in own))
+        begun = (
+            number
+            for number, own in enumerate(orders)
+            if any(order.id in standing for order in own)
+        )
         number = next(begun, len(decisions) - 1)
         body, symbols = decisions[number].body, self.bundle.symbols
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].body["bar"]))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]
         shares = np.array([body["shares"].get(symbol, 0.0) for symbol in symbols])
-        cash, equity, peak, first = (float(body[name]) for name in ("cash", "equity", "peak", "first"))
+        cash, equity, peak, first = (
+            float(body[name]) for name in ("cash", "equity", "peak", "first")
+        )
         later = [order for own in orders[number:] for order in own]
         simulated.restore(int(body["bar"]), cash, equity, peak, first, shares, later)
 
     def _orders_of(self, entry: Entry) -> list[Order]:
         closed = int(entry.body["bar"]) + self.recorder.length
         wanted = entry.body["orders"].items()
-        return [Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed) for symbol, shares in wanted]
+        return [
+            Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed)
+            for symbol, shares in wanted
+        ]
 
     def _worth(self, held: Mapping[str, float]) -> float:
         return sum(n * self.recorder.rows.history.last_close(symbol) for symbol, n in held.items())

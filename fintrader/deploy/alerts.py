@@ -1,4 +1,5 @@
-"""News that need a person: to the log, and to a webhook or a program, at most once a minute for each kind."""
+"""News that need a person: to the log, and to a webhook or a program, at most once a minute for
+each kind."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Alerts:
         self._told: dict[str, float] = {}
 
     def tell(self, kind: str, text: str) -> bool:
-        """Whether it was passed on: news of a kind that was told within a minute is left to the journal."""
+        """Whether it was passed on: news of a kind that was told within a minute is left to the
+        journal."""
         now = time.monotonic()
         if now - self._told.get(kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
             return False
@@ -40,7 +42,9 @@ class Alerts:
         log.warning("%s: %s", self.deployment, text)
         body = json.dumps({"deployment": self.deployment, "kind": kind, "text": text}).encode()
         if self.webhook or self.command:  # whoever is slow to listen must not hold up an order
-            threading.Thread(target=_deliver, args=(self.webhook, self.command, body), daemon=True).start()
+            threading.Thread(
+                target=_deliver, args=(self.webhook, self.command, body), daemon=True
+            ).start()
         return True
 
 
@@ -53,6 +57,8 @@ def _deliver(webhook: str | None, command: Sequence[str], body: bytes) -> None:
             log.warning("the alert's webhook did not take it (%s)", type(error).__name__)
     if command:
         try:
-            subprocess.run(command, input=body, timeout=PATIENCE_SECONDS, check=True, capture_output=True)
+            subprocess.run(
+                command, input=body, timeout=PATIENCE_SECONDS, check=True, capture_output=True
+            )
         except (OSError, subprocess.SubprocessError) as error:
             log.warning("the alert's program failed (%s)", type(error).__name__)

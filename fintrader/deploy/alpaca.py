@@ -1,12 +1,13 @@
-"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless another endpoint is given.
+"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless another endpoint
+is given.
 
-alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order without an id of
-its own then stands as often. Here it repeats nothing, a request ends after 10 seconds, and an order whose fate nobody
-knows raises BrokerUnsureError. What it says of errors is read by `status_code`: its `code` parses the body and fails on
-HTML.
+alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order
+without an id of its own then stands as often. Here it repeats nothing, a request ends after 10
+seconds, and an order whose fate nobody knows raises BrokerUnsureError. What it says of errors is
+read by `status_code`: its `code` parses the body and fails on HTML.
 
-Keys come from the environment and from nowhere else; they are in no message, no journal and no log, also not where a
-server sends them back.
+Keys come from the environment and from nowhere else; they are in no message, no journal and no log,
+also not where a server sends them back.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ _STATES: Mapping[str, State] = {
     "expired": "expired",
     "rejected": "rejected",
 }
-"""Statuses that nothing follows. All others stand: new, accepted, pending_new, accepted_for_bidding, pending_review,
-held, stopped, suspended, calculated, done_for_day, pending_cancel, pending_replace, partially_filled, and any that
-Alpaca adds."""
+"""Statuses that nothing follows. All others stand: new, accepted, pending_new,
+accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
+pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came back: a body, or a status and what was said; status 0 where nothing came that can be read."""
+    """What came back: a body, or a status and what was said; status 0 where nothing came that can
+    be read."""
 
     status: int
     body: Any = None
@@ -62,10 +64,11 @@ class _Answer:
 class AlpacaBroker:
     """An account at Alpaca; see `Broker` for what each call does.
 
-    `endpoint` is https, or a server on this machine; that for real money must be asked for by `real_money`. Shares are
-    whole unless `fractional`. `limit_s` ends a request, `patience_s` the waiting and repeating of one call, and no more
-    than `per_minute` requests leave in any minute (Alpaca allows 200). `variables` name the environment's key and
-    secret. Raises DeployError for an endpoint that is not allowed, a missing package or missing keys.
+    `endpoint` is https, or a server on this machine; that for real money must be asked for by
+    `real_money`. Shares are whole unless `fractional`. `limit_s` ends a request, `patience_s` the
+    waiting and repeating of one call, and no more than `per_minute` requests leave in any minute
+    (Alpaca allows 200). `variables` name the environment's key and secret. Raises DeployError for
+    an endpoint that is not allowed, a missing package or missing keys.
     """
 
     kind = "alpaca"
@@ -101,7 +104,10 @@ class AlpacaBroker:
 
         shares = abs(order.shares)
         if not self._fractional and shares != math.floor(shares):
-            return _rejected(order, f"{order.shares:g} are no whole shares, and fractional ones were not asked for")
+            return _rejected(
+                order,
+                f"{order.shares:g} are no whole shares, and fractional ones were not asked for",
+            )
         request = MarketOrderRequest(
             symbol=order.symbol,
             qty=shares,
@@ -111,12 +117,20 @@ class AlpacaBroker:
         )
         answer = self._call(self._client.submit_order, request)
         if isinstance(answer, _Answer):
-            if answer.status == 422 and "client_order_id" in answer.message and "unique" in answer.message:
+            if (
+                answer.status == 422
+                and "client_order_id" in answer.message
+                and "unique" in answer.message
+            ):
                 report = self.order(order.id)
                 if report is None:
-                    raise BrokerUnsureError(f"alpaca has taken {order.id} and does not find it yet; it is asked again")
+                    raise BrokerUnsureError(
+                        f"alpaca has taken {order.id} and does not find it yet; it is asked again"
+                    )
                 return report
-            if answer.status in (400, 422) or (answer.status == 403 and 40310000 <= answer.code < 40320000):
+            if answer.status in (400, 422) or (
+                answer.status == 403 and 40310000 <= answer.code < 40320000
+            ):
                 return _rejected(order, answer.message or f"status {answer.status}")
             raise self._refused(answer)
         return self._read(lambda: _report(answer, order.id))
@@ -158,8 +172,8 @@ class AlpacaBroker:
         return self._read(lambda: _ns(clock["timestamp"]))
 
     def _pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
-        """Orders of a kind with the times they were sent at. The last millisecond of a page is asked for twice: `after`
-        leaves out its own moment, and two orders may have one."""
+        """Orders of a kind with the times they were sent at. The last millisecond of a page is
+        asked for twice: `after` leaves out its own moment, and two orders may have one."""
         from alpaca.common.enums import Sort
         from alpaca.trading.requests import GetOrdersRequest
 
@@ -171,7 +185,9 @@ class AlpacaBroker:
             rows = self._ask(self._client.get_orders, request)
             page = self._read(functools.partial(_page, rows))
             if len(page) >= _PAGE and page.keys() <= found.keys():
-                raise BrokerUnsureError("alpaca's pages of orders do not go on; they are asked for again")
+                raise BrokerUnsureError(
+                    "alpaca's pages of orders do not go on; they are asked for again"
+                )
             found.update(page)
             if len(page) < _PAGE:
                 return found
@@ -184,8 +200,9 @@ class AlpacaBroker:
         return answer
 
     def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> Any:
-        """A body, or the _Answer of a server that refused. What was told to wait has not arrived, so it is sent again;
-        what may have arrived only where it `repeats`. Raises BrokerUnsureError when patience ends."""
+        """A body, or the _Answer of a server that refused. What was told to wait has not arrived,
+        so it is sent again; what may have arrived only where it `repeats`. Raises BrokerUnsureError
+        when patience ends."""
         patient_until, wait_s = self._monotonic() + self._patience_s, 0.25
         for tried in range(1, _TRIES + 1):
             self._wait(patient_until)
@@ -193,7 +210,9 @@ class AlpacaBroker:
             if answer.status == 200:
                 return answer.body
             if answer.status == 429:
-                self._closed_until = self._monotonic() + (wait_s if answer.wait_s is None else answer.wait_s)
+                self._closed_until = self._monotonic() + (
+                    wait_s if answer.wait_s is None else answer.wait_s
+                )
             elif not (answer.status < 400 or answer.status == 408 or answer.status >= 500):
                 return answer
             elif not repeats or tried == _TRIES or self._monotonic() + wait_s > patient_until:
@@ -201,7 +220,9 @@ class AlpacaBroker:
             else:
                 self._sleep(wait_s)
             wait_s *= 2.0
-        raise BrokerUnsureError(f"alpaca gives no answer ({answer.message or f'status {answer.status}'})")
+        raise BrokerUnsureError(
+            f"alpaca gives no answer ({answer.message or f'status {answer.status}'})"
+        )
 
     def _once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
         """Errors end here, with all that they hold: a request has the keys in its head."""
@@ -213,8 +234,13 @@ class AlpacaBroker:
             status, response = error.status_code or 0, error.response
             code, message = _told(getattr(response, "text", ""))
             heads = getattr(response, "headers", {})
-            return _Answer(status, None, code, self._clean(message), _seconds(heads.get("Retry-After")))
-        except (OSError, ValueError) as error:  # those of requests are OSErrors; unreadable JSON is a ValueError
+            return _Answer(
+                status, None, code, self._clean(message), _seconds(heads.get("Retry-After"))
+            )
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # those of requests are OSErrors; unreadable JSON is a ValueError
             return _Answer(0, message=type(error).__name__)
 
     def _wait(self, patient_until: float) -> None:
@@ -231,9 +257,14 @@ class AlpacaBroker:
 
     def _refused(self, answer: _Answer) -> BrokerError:
         if answer.status in (401, 403):
-            text = f"alpaca refuses the keys (status {answer.status}); check {' and '.join(self._variables)}"
+            text = (
+                f"alpaca refuses the keys (status {answer.status}); check"
+                f" {' and '.join(self._variables)}"
+            )
             return BrokerError(f"{text}, and whether they are of this kind of account")
-        return BrokerError(f"alpaca refuses what was asked of it (status {answer.status}: {answer.message})")
+        return BrokerError(
+            f"alpaca refuses what was asked of it (status {answer.status}: {answer.message})"
+        )
 
     def _read(self, parse: Callable[[], T]) -> T:
         try:
@@ -251,10 +282,14 @@ class AlpacaBroker:
         try:
             found = importlib.import_module("alpaca.trading.client").TradingClient
         except ImportError:
-            raise DeployError(f"the broker alpaca needs alpaca-py: {install_command('alpaca')}") from None
+            raise DeployError(
+                f"the broker alpaca needs alpaca-py: {install_command('alpaca')}"
+            ) from None
         key, secret = (os.environ.get(variable) for variable in self._variables)
         if not key or not secret:
-            raise DeployError(f"alpaca needs keys; set {' and '.join(self._variables)} in the environment")
+            raise DeployError(
+                f"alpaca needs keys; set {' and '.join(self._variables)} in the environment"
+            )
         client = found(key, secret, raw_data=True, url_override=self.endpoint)
         client._retry = 0
         limit(client._session, limit_s)
@@ -264,8 +299,16 @@ class AlpacaBroker:
 def _checked(endpoint: str, real_money: bool) -> str:
     parts = urlsplit(endpoint)
     plain = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if not parts.hostname or parts.username or parts.password or not (plain or parts.scheme == "https"):
-        raise DeployError("the broker's endpoint must be https://HOST, or http:// on this machine, without a password")
+    if (
+        not parts.hostname
+        or parts.username
+        or parts.password
+        or not (plain or parts.scheme == "https")
+    ):
+        raise DeployError(
+            "the broker's endpoint must be https://HOST, or http:// on this machine, without a"
+            " password"
+        )
     if parts.hostname == _REAL_MONEY and not real_money:
         raise DeployError(f"{parts.hostname} trades real money; paper is {PAPER}")
     return endpoint.rstrip("/").removesuffix("/v2")
@@ -312,7 +355,8 @@ def _rejected(order: Order, reason: str) -> OrderReport:
 
 
 def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
-    """An order as Alpaca tells it. Raises ValueError for another one than was asked for, among others."""
+    """An order as Alpaca tells it. Raises ValueError for another one than was asked for, among
+    others."""
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
@@ -343,7 +387,9 @@ def _account(told: Mapping[str, Any], held: Any) -> BrokerAccount:
     if str(told["status"]) != "ACTIVE":
         blocked.append(f"status {told['status']}")
     signs = {"long": 1.0, "short": -1.0}
-    shares = {str(row["symbol"]): abs(_number(row["qty"])) * signs[row["side"]] for row in _rows(held)}
+    shares = {
+        str(row["symbol"]): abs(_number(row["qty"])) * signs[row["side"]] for row in _rows(held)
+    }
     return BrokerAccount(
         number=str(told["account_number"]),
         cash_usd=_number(told["cash"]),

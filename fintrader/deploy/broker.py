@@ -1,4 +1,5 @@
-"""What a runner asks of a broker, and what it says of orders: the embedded one and Alpaca's alike."""
+"""What a runner asks of a broker, and what it says of orders: the embedded one and Alpaca's
+alike."""
 
 from __future__ import annotations
 
@@ -6,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-State = Literal["intended", "sent", "unknown", "accepted", "partial", "filled", "cancelled", "rejected", "expired"]
-"""An order's life. `intended` stands in the journal and nowhere else; `sent` was about to leave; `unknown` left, and
-nobody said what became of it, which is not the same as nothing."""
+State = Literal[
+    "intended",
+    "sent",
+    "unknown",
+    "accepted",
+    "partial",
+    "filled",
+    "cancelled",
+    "rejected",
+    "expired",
+]
+"""An order's life. `intended` stands in the journal and nowhere else; `sent` was about to leave;
+`unknown` left, and nobody said what became of it, which is not the same as nothing."""
 TERMINAL: frozenset[State] = frozenset({"filled", "cancelled", "rejected", "expired"})
 """States that nothing follows."""
 
@@ -66,28 +77,33 @@ class BrokerAccount:
 
 
 class Broker(Protocol):
-    """Where orders go. Every call may raise BrokerError (refused for good) and BrokerUnsureError (nobody knows).
+    """Where orders go. Every call may raise BrokerError (refused for good) and BrokerUnsureError
+    (nobody knows).
 
-    Calls that only ask may be repeated by the broker itself within its time limit; `submit` and `cancel` are sent once.
+    Calls that only ask may be repeated by the broker itself within its time limit; `submit` and
+    `cancel` are sent once.
     """
 
     kind: str
     """`simulated` or `alpaca`."""
     takes_baskets: bool
-    """Whether the orders of a decision fill together, purchases fitted to the cash by the broker itself; otherwise
-    sales go first, and purchases wait for them."""
+    """Whether the orders of a decision fill together, purchases fitted to the cash by the broker
+    itself; otherwise sales go first, and purchases wait for them."""
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one order. Raises BrokerUnsureError when nobody can say whether it arrived: then ask `order`."""
+        """Send one order. Raises BrokerUnsureError when nobody can say whether it arrived: then ask
+        `order`."""
 
     def cancel(self, report: OrderReport) -> None:
         """Ask for an order's end; what filled before stays filled."""
 
     def order(self, order_id: str) -> OrderReport | None:
-        """What became of an order, by its `client_order_id`; None where the broker never had one."""
+        """What became of an order, by its `client_order_id`; None where the broker never had
+        one."""
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """All orders since then (nanoseconds), whoever sent them, oldest first; pages are followed to the end."""
+        """All orders since then (nanoseconds), whoever sent them, oldest first; pages are followed
+        to the end."""
 
     def account(self) -> BrokerAccount:
         """Cash and positions now."""

@@ -8,7 +8,8 @@
       policy.onnx           the same policy for programs without PyTorch, where onnx is installed
       files/                membership, splits and whatever else the data settings name
 
-Nothing in it is a pickle. Whoever changes a byte of it changes its name: `Bundle.id` begins with its hash.
+Nothing in it is a pickle. Whoever changes a byte of it changes its name: `Bundle.id` begins with
+its hash.
 """
 
 from __future__ import annotations
@@ -65,14 +66,20 @@ class Bundle:
         try:
             data = path.read_bytes()
         except OSError:
-            raise DeployError(f"{folder} holds no bundle; make one with `fintrader freeze RUN`") from None
+            raise DeployError(
+                f"{folder} holds no bundle; make one with `fintrader freeze RUN`"
+            ) from None
         body = unseal(data, DeployError(f"{path} was changed or is damaged; freeze the run again"))
         if body.get("format") != FORMAT:
-            raise DeployError(f"{path} is of another version ({body.get('format')}); freeze the run again")
+            raise DeployError(
+                f"{path} is of another version ({body.get('format')}); freeze the run again"
+            )
         for name, digest in body["files"].items():
             file = Path(folder) / name
             if not file.is_file() or file_sha256(file) != digest:
-                raise DeployError(f"{file} is missing or was changed since it was frozen; freeze the run again")
+                raise DeployError(
+                    f"{file} is missing or was changed since it was frozen; freeze the run again"
+                )
         return cls(Path(folder), body)
 
     @property
@@ -83,7 +90,9 @@ class Bundle:
     @property
     def id(self) -> str:
         """Eight hexadecimal digits of its content: in every order's id."""
-        return hashlib.sha256(dump_json({key: self.body[key] for key in _IDENTITY}).encode()).hexdigest()[:8]
+        return hashlib.sha256(
+            dump_json({key: self.body[key] for key in _IDENTITY}).encode()
+        ).hexdigest()[:8]
 
     @cached_property
     def data(self) -> DataSettings:
@@ -119,8 +128,8 @@ class Bundle:
             worst = float((policy(obs) - action).abs().max())
         if not worst <= TOLERANCE:
             raise DeployError(
-                f"the policy's actions differ by {worst:.1e} from those it was frozen with; use the versions of torch "
-                f"and numpy that the bundle names ({self.body['versions']})"
+                f"the policy's actions differ by {worst:.1e} from those it was frozen with; use the"
+                f" versions of torch and numpy that the bundle names ({self.body['versions']})"
             )
         return policy
 
@@ -130,7 +139,9 @@ class Bundle:
         try:
             stored = load_tensors((self.folder / PARITY).read_bytes())
         except (OSError, SafetensorError):
-            raise DeployError(f"{self.folder / PARITY} cannot be read; freeze the run again") from None
+            raise DeployError(
+                f"{self.folder / PARITY} cannot be read; freeze the run again"
+            ) from None
         return stored["obs"], stored["action"], stored["minutes"].numpy()
 
 
@@ -151,11 +162,12 @@ def freeze(
 ) -> Bundle:
     """Write the bundle of a policy; an equal one that is there already is left as it is.
 
-    market: the window it was tested on, whose bars a replay plays again. about: plain JSON on where it comes from (run,
-    verdict, versions ...). onnx: also for programs without PyTorch, where the extra `onnx` is installed.
+    market: the window it was tested on, whose bars a replay plays again. about: plain JSON on where
+    it comes from (run, verdict, versions ...). onnx: also for programs without PyTorch, where the
+    extra `onnx` is installed.
 
-    Raises DeployError for a policy that cannot trade live: one that reads how much of a window is left, rows that hold
-    what nobody knows at the time, a benchmark that live rows cannot show.
+    Raises DeployError for a policy that cannot trade live: one that reads how much of a window is
+    left, rows that hold what nobody knows at the time, a benchmark that live rows cannot show.
     """
     module = _loaded(policy, market)
     data = data.effective()
@@ -163,8 +175,8 @@ def freeze(
     parity = parity_vectors(module, market, env)
     if env.clock == "episode" and _reads_the_clock(module, parity["obs"]):
         raise DeployError(
-            "the policy reads how much of its window is left (time_left), which nobody knows live; train it with "
-            "env.clock: none or session, or with agent.network.account: false"
+            "the policy reads how much of its window is left (time_left), which nobody knows live;"
+            " train it with env.clock: none or session, or with agent.network.account: false"
         )
     home = Objects(folder)
     parts: dict[str, bytes] = {
@@ -175,13 +187,17 @@ def freeze(
     values = json.loads(data.model_dump_json())
     own_files = {}
     for setting, path in _files_named(data):
-        parts[kept := f"files/{setting}{''.join(Path(path).suffixes[-2:])}"] = read_whole(path, f"data.{setting}")
+        parts[kept := f"files/{setting}{''.join(Path(path).suffixes[-2:])}"] = read_whole(
+            path, f"data.{setting}"
+        )
         own_files[setting] = kept
     listed = market.close.isfinite()
     body = {
         "format": FORMAT,
         "name": name,
-        "files": {part: hashlib.sha256(content).hexdigest() for part, content in sorted(parts.items())},
+        "files": {
+            part: hashlib.sha256(content).hexdigest() for part, content in sorted(parts.items())
+        },
         "own_files": own_files,
         "data": values,
         "env": env.model_dump(mode="json"),
@@ -190,9 +206,14 @@ def freeze(
         "normalisation_hash": statistics_hash(market.meta["normalisation"]),
         "calendar": market.meta["calendar"],
         "window": [int(market.minutes[0]), int(market.minutes[-1])],
-        # Of a symbol that is gone, 1: nobody looks at it, and it has ended before the first decision.
+        # Of a symbol that is gone, 1: nobody looks at it, and it has ended before the first
+        # decision.
         "last_close": {
-            symbol: float(market.close[listed[:, column], column][0]) if bool(listed[:, column].any()) else 1.0
+            symbol: (
+                float(market.close[listed[:, column], column][0])
+                if bool(listed[:, column].any())
+                else 1.0
+            )
             for column, symbol in enumerate(market.symbols)
         },
         **about,
@@ -202,22 +223,28 @@ def freeze(
     for part, content in parts.items():
         home.put(part, content)
     exported = _onnx(module, folder / ONNX, body) if onnx else None
-    home.put(BUNDLE, seal(body | {"onnx": exported}, indent=2))  # last: once it is there, everything is
+    home.put(
+        BUNDLE, seal(body | {"onnx": exported}, indent=2)
+    )  # last: once it is there, everything is
     return Bundle.open(folder)
 
 
 def _same(folder: Path, body: Mapping[str, Any]) -> bool:
-    """Whether a bundle that trades alike stands there. Raises DeployError for another one: its account is of it."""
+    """Whether a bundle that trades alike stands there. Raises DeployError for another one: its
+    account is of it."""
     if not (folder / BUNDLE).is_file():
         return False
     there, names = Bundle.open(folder), ("files", "own_files", "symbols")
     # Settings as models: a version that knows one more, with its default, trades as the one before.
     models = there.env == validate(EnvSettings, body["env"], BUNDLE)
-    models &= validate(DataSettings, there.body["data"], BUNDLE) == validate(DataSettings, body["data"], BUNDLE)
+    models &= validate(DataSettings, there.body["data"], BUNDLE) == validate(
+        DataSettings, body["data"], BUNDLE
+    )
     if models and all(there.body[key] == json.loads(json.dumps(body[key])) for key in names):
         return True
     raise DeployError(
-        f"{folder.parent} deploys another bundle ({there.id}); choose another --name, or remove that folder"
+        f"{folder.parent} deploys another bundle ({there.id}); choose another --name, or remove"
+        " that folder"
     )
 
 
@@ -230,19 +257,33 @@ def _loaded(policy: Path, market: MarketTensors) -> PolicyModule:
 
 def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings, market: MarketTensors) -> None:
     if isinstance(data.source, PlantedInSettings):
-        raise DeployError("its rows hold a planted signal, which no live bar has: there is nothing to trade on")
-    if market.meta.get("normalisation") is None:
-        raise DeployError("the market does not say by what its rows were scaled; build it again with this version")
-    if env.fill == "close":
-        raise DeployError("env.fill close trades at prices that are over when they are known; train with next_open")
-    if env.benchmark == "buy_and_hold":
-        raise DeployError("the weights of buy_and_hold depend on when it began; train against equal_weight instead")
-    if env.short:
-        raise DeployError("short positions are not deployed: a paper account cannot say what may be borrowed")
-    if data.benchmark.path is not None and any(name.startswith("index_") for name in data.features.context):
         raise DeployError(
-            f"the context reads the index of {data.benchmark.path}, which no feed delivers; leave index_* out of "
-            "data.features.context, or the benchmark's file"
+            "its rows hold a planted signal, which no live bar has: there is nothing to trade on"
+        )
+    if market.meta.get("normalisation") is None:
+        raise DeployError(
+            "the market does not say by what its rows were scaled; build it again with this version"
+        )
+    if env.fill == "close":
+        raise DeployError(
+            "env.fill close trades at prices that are over when they are known; train with"
+            " next_open"
+        )
+    if env.benchmark == "buy_and_hold":
+        raise DeployError(
+            "the weights of buy_and_hold depend on when it began; train against equal_weight"
+            " instead"
+        )
+    if env.short:
+        raise DeployError(
+            "short positions are not deployed: a paper account cannot say what may be borrowed"
+        )
+    if data.benchmark.path is not None and any(
+        name.startswith("index_") for name in data.features.context
+    ):
+        raise DeployError(
+            f"the context reads the index of {data.benchmark.path}, which no feed delivers; leave"
+            " index_* out of data.features.context, or the benchmark's file"
         )
 
 
@@ -257,11 +298,16 @@ def _files_named(data: DataSettings) -> list[tuple[str, str]]:
     return [(setting, str(path)) for setting, path in named if path is not None]
 
 
-def parity_vectors(policy: PolicyModule, market: MarketTensors, env: EnvSettings) -> dict[str, Tensor]:
-    """Observations of an account that the policy trades through a window, and its actions, evenly over the window."""
+def parity_vectors(
+    policy: PolicyModule, market: MarketTensors, env: EnvSettings
+) -> dict[str, Tensor]:
+    """Observations of an account that the policy trades through a window, and its actions, evenly
+    over the window."""
     from fintrader.backtesting.account import BacktestAccount
 
-    account = BacktestAccount(market, env.model_copy(update={"observation": "flat", "observation_dtype": "float32"}))
+    account = BacktestAccount(
+        market, env.model_copy(update={"observation": "flat", "observation_dtype": "float32"})
+    )
     count = -(-(market.num_bars - 1) // env.decision_interval)
     chosen = set(np.linspace(0, count - 1, min(PARITY_VECTORS, count)).astype(int).tolist())
     rows, actions, bars = [], [], []
@@ -295,7 +341,8 @@ def _reads_the_clock(policy: PolicyModule, obs: Tensor) -> bool:
 
 
 def _onnx(policy: PolicyModule, path: Path, body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The policy for programs without PyTorch, with the bundle's own description in it; None without the libraries."""
+    """The policy for programs without PyTorch, with the bundle's own description in it; None
+    without the libraries."""
     try:
         worst = export_onnx(policy, path)
         import onnx

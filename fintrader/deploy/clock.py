@@ -37,7 +37,8 @@ class WallClock:
 
 
 class ReplayClock:
-    """The clock of recorded bars: it jumps to the next moment (`speed` 0), or runs so many times as fast as time."""
+    """The clock of recorded bars: it jumps to the next moment (`speed` 0), or runs so many times as
+    fast as time."""
 
     live = False
 
@@ -52,5 +53,7 @@ class ReplayClock:
         began, start = time.monotonic(), self._now
         while not look() and (spent := time.monotonic() - began) < left:
             time.sleep(min(left - spent, NAP_SECONDS))
-            self._now = min(start + int((time.monotonic() - began) * self.speed * SECOND_NS), moment)
+            self._now = min(
+                start + int((time.monotonic() - began) * self.speed * SECOND_NS), moment
+            )
         self._now = max(self._now, moment)

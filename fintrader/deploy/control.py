@@ -1,4 +1,5 @@
-"""Which deployment is the champion, and requests to a running one: `fintrader halt`, `resume`, `flatten`.
+"""Which deployment is the champion, and requests to a running one: `fintrader halt`, `resume`,
+`flatten`.
 
 Requests are files, so that they outlive both sides.
 """
@@ -17,7 +18,8 @@ Request = Literal["halt", "resume", "flatten"]
 
 
 def ask(folder: Path, request: Request) -> None:
-    """Leave a request for whoever runs the deployment in `folder`, now or next. Raises DeployError where none lies."""
+    """Leave a request for whoever runs the deployment in `folder`, now or next. Raises DeployError
+    where none lies."""
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
     home = folder / "requests"
@@ -37,11 +39,15 @@ def aliases(deployments: Path) -> dict[str, str]:
 
 
 def promote(folder: Path) -> str:
-    """Make the deployment in `folder` the champion; returns the name of the one before, now the challenger."""
+    """Make the deployment in `folder` the champion; returns the name of the one before, now the
+    challenger."""
     named = aliases(folder.parent)
     before = named.get("champion", "")
     if before != folder.name:
-        write_json(folder.parent / ALIASES, {"champion": folder.name, **({"challenger": before} if before else {})})
+        write_json(
+            folder.parent / ALIASES,
+            {"champion": folder.name, **({"challenger": before} if before else {})},
+        )
     return before if before != folder.name else named.get("challenger", "")
 
 

@@ -1,4 +1,5 @@
-"""One decision: what the policy asks for, and what the limits let through; in a deployment and in its twin alike."""
+"""One decision: what the policy asks for, and what the limits let through; in a deployment and in
+its twin alike."""
 
 from __future__ import annotations
 
@@ -51,12 +52,18 @@ def one_row(policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float3
         else:
             action = policy(account.observe())[0].numpy().astype(np.float32)
     if not np.isfinite(action).all():
-        raise DeployError("the policy's action holds NaN or infinity; its networks have diverged: freeze another one")
+        raise DeployError(
+            "the policy's action holds NaN or infinity; its networks have diverged: freeze"
+            " another one"
+        )
     return action
 
 
-def decide(account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits) -> Decision:
-    """The orders of an account that stands at a bar; `action` None where no decision is due but losses are watched."""
+def decide(
+    account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits
+) -> Decision:
+    """The orders of an account that stands at a bar; `action` None where no decision is due but
+    losses are watched."""
     market, bar = account.market, account.bar
     held, price, equity = account.held, account.prices, account.equity
     if why := limits.watch(int(market.minutes[bar]) // _DAY_NS, equity):
@@ -68,7 +75,9 @@ def decide(account: BacktestAccount, action: NDArray[np.float32] | None, limits:
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()
     if not limits.enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):
-        return Decision(None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars")
+        return Decision(
+            None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
+        )
     kind = benchmark_kind(market, account.settings.benchmark)
     benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
     wanted = account.holdings(action)
@@ -87,12 +96,15 @@ def twin(
     name: str = "twin",
     progress: Progress | None = None,
 ) -> tuple[BacktestResult, Limits]:
-    """A backtest of the policy under the same limits, over bars that were recorded; and what the limits noted.
+    """A backtest of the policy under the same limits, over bars that were recorded; and what the
+    limits noted.
 
     Raises BacktestError for a window of fewer than two bars.
     """
     if market.num_bars < 2:
-        raise BacktestError(f"{name}: {market.num_bars} bar(s) were recorded; a comparison needs at least two")
+        raise BacktestError(
+            f"{name}: {market.num_bars} bar(s) were recorded; a comparison needs at least two"
+        )
     account, limits = BacktestAccount(market, env), Limits(settings, whole=not env.fractional)
     asked = ask(policy, account, name)
 

@@ -1,8 +1,9 @@
-"""How far a deployment drifted from its backtest, and by what: beside a twin that traded the recorded bars.
+"""How far a deployment drifted from its backtest, and by what: beside a twin that traded the
+recorded bars.
 
-The twin is the same policy under the same limits in the environment's ledger, over the bars as they were received. What
-account and twin differ by is what trading did: delay, spread, impact, fees, orders that did not fill. What the twin and
-the backtest before it differ by is what the market did.
+The twin is the same policy under the same limits in the environment's ledger, over the bars as they
+were received. What account and twin differ by is what trading did: delay, spread, impact, fees,
+orders that did not fill. What the twin and the backtest before it differ by is what the market did.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]
 ALARM = 20.0
-"""The e-process is an alarm above this: once in twenty deployments that do not drift, however long they run."""
+"""The e-process is an alarm above this: once in twenty deployments that do not drift, however long
+they run."""
 BAND = (0.05, 0.5, 0.95)
 PATHS = 2_000
 PSI_NOTABLE = 0.25
@@ -37,7 +39,8 @@ _BINS = 10
 def measure(
     journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings, *, seed: int = 0
 ) -> dict[str, Any]:
-    """The drift report as plain JSON; `market` are the recorded bars from the first that was decided upon.
+    """The drift report as plain JSON; `market` are the recorded bars from the first that was
+    decided upon.
 
     Raises DeployError while fewer than two bars of the account are known.
     """
@@ -47,7 +50,9 @@ def measure(
     inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
     bars, equity, at = bars[inside], equity[inside], at[inside]
     if len(bars) < 2:
-        raise DeployError("nothing can be compared yet: fewer than two bars of the account are recorded")
+        raise DeployError(
+            "nothing can be compared yet: fewer than two bars of the account are recorded"
+        )
     result, noted = twin(bundle.policy, market, bundle.env, limits)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
@@ -86,9 +91,16 @@ def measure(
         "surprise": process,
         "shortfall": shortfall(journal, market, bundle),
         "features": feature_drift(bundle, market, at),
-        "limits": {"account": _clipped(decisions), "twin": noted.counts, "twin_halted": noted.halted},
+        "limits": {
+            "account": _clipped(decisions),
+            "twin": noted.counts,
+            "twin_halted": noted.halted,
+        },
         "halts": [{"time": _moment(e.time), "why": e.body["why"]} for e in journal.entries("halt")],
-        "alerts": [{"time": _moment(e.time), "kind": e.key, "text": e.body["text"]} for e in journal.entries("alert")],
+        "alerts": [
+            {"time": _moment(e.time), "kind": e.key, "text": e.body["text"]}
+            for e in journal.entries("alert")
+        ],
         "late_bars": sum(int(e.body["bars"]) for e in journal.entries("late")),
         "held_back": sum(1 for body in decisions if body["why"]),
     }
@@ -97,7 +109,9 @@ def measure(
 def _curve(journal: Journal) -> tuple[NDArray[np.int64], Array]:
     """Start of each bar at whose close the account is known, and its equity."""
     known = {
-        int(e.body["bar"]): float(e.body["equity"]) for kind in ("mark", "decision") for e in journal.entries(kind)
+        int(e.body["bar"]): float(e.body["equity"])
+        for kind in ("mark", "decision")
+        for e in journal.entries(kind)
     }
     bars = np.array(sorted(known), dtype=np.int64)
     return bars, np.array([known[bar] for bar in bars.tolist()])
@@ -110,19 +124,24 @@ def _daily(equity: Array, ends: NDArray[np.int64]) -> Array:
 
 
 def fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str, Array]:
-    """`low`, `middle` and `high` `[S]` USD: where accounts lie that draw their days from the backtest's, in blocks."""
+    """`low`, `middle` and `high` `[S]` USD: where accounts lie that draw their days from the
+    backtest's, in blocks."""
     if len(expected) < 8:
         return {}
     rng = numpy_generator(seed, "drift")
     repeats = -(-sessions // len(expected))
-    paths = [expected[bootstrap_indices(len(expected), block_length(expected), PATHS, rng)] for _ in range(repeats)]
+    paths = [
+        expected[bootstrap_indices(len(expected), block_length(expected), PATHS, rng)]
+        for _ in range(repeats)
+    ]
     growth = np.cumprod(1 + np.concatenate(paths, axis=1)[:, :sessions], axis=1)
     low, middle, high = start * np.quantile(growth, BAND, axis=0)
     return {"low_usd": low, "middle_usd": middle, "high_usd": high}
 
 
 def _surprise(ours: Array, expected: Array) -> dict[str, Any]:
-    """A bettor who holds that the account earns less than the backtest did; above `ALARM` he has a point."""
+    """A bettor who holds that the account earns less than the backtest did; above `ALARM` he has a
+    point."""
     if len(expected) < 8:
         return {"value": None, "alarm": False, "threshold": ALARM, "sessions": len(ours)}
     wealth = e_process(float(expected.mean()) - ours, np.zeros(len(ours)))
@@ -137,16 +156,19 @@ def _surprise(ours: Array, expected: Array) -> dict[str, Any]:
 
 
 def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[str, Any]:
-    """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what was ordered.
+    """What orders cost against the prices they were decided at (Perold, 1988), USD and bps of what
+    was ordered.
 
-    Delay is what the market moved until the next bar's open, spread and impact what lies between that and the fill,
-    unfilled what the rest of the orders would have made by the close of their bar, rounding what the parts of shares
-    would have that were never ordered.
+    Delay is what the market moved until the next bar's open, spread and impact what lies between
+    that and the fill, unfilled what the rest of the orders would have made by the close of their
+    bar, rounding what the parts of shares would have that were never ordered.
     """
     minutes, length = market.minutes.numpy(), market.bar_minutes * MINUTE_NS
     column = {symbol: number for number, symbol in enumerate(market.symbols)}
     opens, closes = market.open.numpy().astype(np.float64), market.close.numpy().astype(np.float64)
-    total = dict.fromkeys(("ordered", "delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0)
+    total = dict.fromkeys(
+        ("ordered", "delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0
+    )
     orders = journal.orders()
     sent = fills = 0
     for entry in journal.entries("decision"):
@@ -156,7 +178,9 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
         for symbol, rest in entry.body.get("rounded", {}).items():
             later, price = closes[bar + 1, column[symbol]], float(entry.body["prices"][symbol])
             total["rounding"] += rest * (later - price) if np.isfinite(later) else 0.0
-        decided = np.datetime_as_string(np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s")
+        decided = np.datetime_as_string(
+            np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s"
+        )
         stamp = f"{decided.replace('-', '').replace(':', '')}Z"
         for symbol, shares in entry.body["orders"].items():
             report = orders.get(f"ft-{bundle.id}-{stamp}-{symbol}")
@@ -185,8 +209,11 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
     }
 
 
-def feature_drift(bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Each feature's population stability index between the rows of the backtest and those that were decided upon.
+def feature_drift(
+    bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    """Each feature's population stability index between the rows of the backtest and those that
+    were decided upon.
 
     Σ (p - q) ln(p / q) over the deciles of the backtest's values, the largest first.
     """
@@ -201,7 +228,8 @@ def feature_drift(bundle: Bundle, market: MarketTensors, at: NDArray[np.int64]) 
         old, new = before[..., number].ravel(), now[..., number].ravel()
         edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
         p, q = (
-            np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1) / len(values) for values in (old, new)
+            np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1) / len(values)
+            for values in (old, new)
         )
         p, q = np.maximum(p, 1e-4), np.maximum(q, 1e-4)
         found.append({"name": name, "psi": float(((p - q) * np.log(p / q)).sum())})
@@ -228,13 +256,18 @@ def one_line(report: Mapping[str, Any]) -> str:
     """What a drift report comes to."""
     equity, surprise = report["equity"], report["surprise"]
     words = (
-        f"{report['decisions']} decisions over {report['sessions']} sessions, {report['shortfall']['fills']} fills: "
-        f"the account made {equity['return']:+.2%}, its twin {equity['twin_return']:+.2%} "
-        f"({equity['difference_bps']:+.2f} bps apart)."
+        f"{report['decisions']} decisions over {report['sessions']} sessions,"
+        f" {report['shortfall']['fills']} fills: the account made {equity['return']:+.2%}, its twin"
+        f" {equity['twin_return']:+.2%} ({equity['difference_bps']:+.2f} bps apart)."
     )
     if surprise["value"] is not None:
-        state = "earns less than its backtest: stop it" if surprise["alarm"] else "no evidence of drift"
-        words += f" {state[0].upper()}{state[1:]} (e-value {surprise['value']:.2f}, alarm above {ALARM:g})."
+        state = (
+            "earns less than its backtest: stop it" if surprise["alarm"] else "no evidence of drift"
+        )
+        words += (
+            f" {state[0].upper()}{state[1:]} (e-value {surprise['value']:.2f}, alarm above"
+            f" {ALARM:g})."
+        )
     if report["halts"]:
         words += f" Halted: {report['halts'][-1]['why']}."
     return words

@@ -1,4 +1,5 @@
-"""Where a deployment's bars come from: a run's own bars played again, or Alpaca's as they are made."""
+"""Where a deployment's bars come from: a run's own bars played again, or Alpaca's as they are
+made."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class LiveFeed(Protocol):
         """Bars that begin in `[first, stop)`, ns. Raises DataError."""
 
     def poll(self, since: int, now: int) -> Bars:
-        """Bars that begin at `since` or later and have closed by `now`; empty where nobody answers in time."""
+        """Bars that begin at `since` or later and have closed by `now`; empty where nobody answers
+        in time."""
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         """Splits and dividends that are known of these days."""
@@ -56,13 +58,18 @@ class ReplayFeed:
         until: dt.date | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """cache: beside which the bars are stored, those of a vendor always; until: the last day that is played.
+        """cache: beside which the bars are stored, those of a vendor always; until: the last day
+        that is played.
 
         Raises DataError where the bars are no longer there.
         """
         source = settings.source
-        if isinstance(source, VendorSettings) and source.end is None and until is not None:  # no newer day is asked for
-            settings = settings.model_copy(update={"source": source.model_copy(update={"end": until})})
+        if (
+            isinstance(source, VendorSettings) and source.end is None and until is not None
+        ):  # no newer day is asked for
+            settings = settings.model_copy(
+                update={"source": source.model_copy(update={"end": until})}
+            )
         self._feed = open_feed(settings, cache)
         self._feed.prepare(progress)
         self.companies = dict(self._feed.companies)
@@ -102,7 +109,9 @@ class AlpacaFeed:
     kind = "alpaca"
 
     def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
-        prompt = settings.model_copy(update={"timeout_seconds": min(settings.timeout_seconds, LIMIT_SECONDS)})
+        prompt = settings.model_copy(
+            update={"timeout_seconds": min(settings.timeout_seconds, LIMIT_SECONDS)}
+        )
         self._vendor, self.symbols, self._calendar = Alpaca(prompt), list(symbols), calendar
         self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
 
@@ -113,7 +122,9 @@ class AlpacaFeed:
             except Busy as error:
                 busy = error
                 time.sleep(2.0**number)
-        raise DataError(f"alpaca does not give the bars before the first decision ({busy}); try again")
+        raise DataError(
+            f"alpaca does not give the bars before the first decision ({busy}); try again"
+        )
 
     def poll(self, since: int, now: int) -> Bars:
         try:
@@ -125,7 +136,9 @@ class AlpacaFeed:
         try:
             return self._vendor.announced(self.symbols, first, last)
         except Busy as error:
-            raise DataError(f"alpaca does not say which splits and dividends there are ({error}); try again") from None
+            raise DataError(
+                f"alpaca does not say which splits and dividends there are ({error}); try again"
+            ) from None
 
     def _asked(self, first: int, stop: int) -> Bars:
         parts = []
@@ -158,12 +171,15 @@ def open_live_feed(
     cache: Path | None = None,
     until: dt.date | None = None,
 ) -> LiveFeed:
-    """The feed of a deployment (`ReplayFeed` for `cache` and `until`). Raises DeployError for daily bars, live."""
+    """The feed of a deployment (`ReplayFeed` for `cache` and `until`). Raises DeployError for daily
+    bars, live."""
     if kind == "replay":
         return ReplayFeed(settings, symbols, cache=cache, until=until)
     source = settings.source
     if not isinstance(source, AlpacaSettings):
         source = AlpacaSettings(start=dt.date(2016, 1, 1))
     if settings.bar_minutes >= 390:
-        raise DeployError("daily bars are known after the close; a live feed needs bars shorter than a session")
+        raise DeployError(
+            "daily bars are known after the close; a live feed needs bars shorter than a session"
+        )
     return AlpacaFeed(source, symbols, settings.calendar)

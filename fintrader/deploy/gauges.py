@@ -1,7 +1,7 @@
 """What a deployment serves to Prometheus on this machine (extra `observe`).
 
-fintrader_deployment_equity_usd, _cash_usd, _halted, _decisions, _missed, _beat_timestamp_seconds and _orders by state,
-all labelled with the deployment's name.
+fintrader_deployment_equity_usd, _cash_usd, _halted, _decisions, _missed, _beat_timestamp_seconds
+and _orders by state, all labelled with the deployment's name.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class Gauges:
             from prometheus_client.core import GaugeMetricFamily
         except ImportError:
             raise ConfigError(
-                f"metrics_port needs prometheus-client; install it with `{install_command('observe')}`"
+                "metrics_port needs prometheus-client; install it with"
+                f" `{install_command('observe')}`"
             ) from None
 
         class Collector(prometheus_client.registry.Collector):
             def collect(self) -> Iterator[Any]:
                 values = read()
                 for key, meaning in MEANING.items():
-                    family = GaugeMetricFamily(f"fintrader_deployment_{key}", meaning, labels=["deployment"])
+                    family = GaugeMetricFamily(
+                        f"fintrader_deployment_{key}", meaning, labels=["deployment"]
+                    )
                     if key in values:
                         family.add_metric([name], values[key])
                     yield family
@@ -56,7 +59,9 @@ class Gauges:
         registry = prometheus_client.CollectorRegistry()
         registry.register(Collector())
         try:
-            self._server, _ = prometheus_client.start_http_server(port, addr=HOST, registry=registry)
+            self._server, _ = prometheus_client.start_http_server(
+                port, addr=HOST, registry=registry
+            )
         except OSError as error:
             raise ConfigError(
                 f"metrics_port: {HOST}:{port} cannot be used ({error.strerror}); choose another"

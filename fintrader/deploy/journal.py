@@ -1,7 +1,9 @@
-"""The journal of a deployment: everything that was received, decided, ordered and answered, in the order it happened.
+"""The journal of a deployment: everything that was received, decided, ordered and answered, in the
+order it happened.
 
-One SQLite file in write-ahead mode, append-only, with one writer (who holds the deployment's lease); the app and
-`fintrader status` read beside it. Nothing is changed or deleted in it: an order's state is what was written of it last.
+One SQLite file in write-ahead mode, append-only, with one writer (who holds the deployment's
+lease); the app and `fintrader status` read beside it. Nothing is changed or deleted in it: an
+order's state is what was written of it last.
 """
 
 from __future__ import annotations
@@ -55,12 +57,14 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, reading: bool = False, durable: bool = True) -> None:
-        """`durable`: what was committed survives a loss of power. False: of this process only, and far faster, which is
-        enough where the broker lives in it."""
+        """`durable`: what was committed survives a loss of power. False: of this process only, and
+        far faster, which is enough where the broker lives in it."""
         self.path, self._durable = Path(path), durable
         try:
             if reading:
-                self._base = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=20.0)
+                self._base = sqlite3.connect(
+                    f"{self.path.resolve().as_uri()}?mode=ro", uri=True, timeout=20.0
+                )
             else:
                 self._base = sqlite3.connect(self.path, timeout=20.0, isolation_level=None)
                 self._prepare()
@@ -68,7 +72,9 @@ class Journal:
         except sqlite3.Error as error:
             raise self._damaged(error) from None
         if version != FORMAT:
-            raise DeployError(f"{self.path} is no journal of this version; move it away to begin a new one")
+            raise DeployError(
+                f"{self.path} is no journal of this version; move it away to begin a new one"
+            )
 
     def close(self) -> None:
         self._base.close()
@@ -100,7 +106,10 @@ class Journal:
         """Append one entry; it is on the disk when this returns, unless within `together`."""
         with self.together(), self._said():
             text = json.dumps(body, sort_keys=True, allow_nan=False)
-            self._base.execute("INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)", (at, kind, key, text))
+            self._base.execute(
+                "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)",
+                (at, kind, key, text),
+            )
 
     def write_order(self, report: OrderReport, *, at: int, **more: Any) -> None:
         """Append what is known of an order now; `more` is kept beside it."""
@@ -109,8 +118,8 @@ class Journal:
     def orders(self) -> dict[str, OrderReport]:
         """Every order by id as it was known last, in the order in which they were first written."""
         rows = self._rows(
-            "SELECT key, body FROM entries JOIN (SELECT max(seq) AS last, min(seq) AS first FROM entries "
-            "WHERE kind = 'order' GROUP BY key) ON seq = last ORDER BY first"
+            "SELECT key, body FROM entries JOIN (SELECT max(seq) AS last, min(seq) AS first FROM"
+            " entries WHERE kind = 'order' GROUP BY key) ON seq = last ORDER BY first"
         )
         return {key: _report(key, json.loads(body)) for key, body in rows}
 
@@ -119,14 +128,19 @@ class Journal:
         found = {entry.seq: Action.model_validate(entry.body) for entry in self.entries("action")}
         return [*dict.fromkeys(found.values())]
 
-    def entries(self, kind: str | None = None, *, key: str | None = None, after: int = 0) -> list[Entry]:
+    def entries(
+        self, kind: str | None = None, *, key: str | None = None, after: int = 0
+    ) -> list[Entry]:
         """Entries of a kind (and key), oldest first, from the one after number `after`."""
         where, values = ["seq > ?"], [after]  # type: list[str], list[Any]
         for column, value in (("kind", kind), ("key", key)):
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
-        return [_entry(row) for row in self._rows(f"{_ENTRY} WHERE {' AND '.join(where)} ORDER BY seq", values)]
+        return [
+            _entry(row)
+            for row in self._rows(f"{_ENTRY} WHERE {' AND '.join(where)} ORDER BY seq", values)
+        ]
 
     def last(self, kind: str, key: str | None = None) -> Entry | None:
         """The newest entry of a kind (and key)."""
@@ -139,14 +153,19 @@ class Journal:
         return [_entry(row) for row in self._rows(f"{_ENTRY} ORDER BY seq DESC LIMIT ?", [count])]
 
     def keep_bars(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Append bars: ts, symbol, open, high, low, close, volume, extras (JSON), received. One that is there stays."""
+        """Append bars: ts, symbol, open, high, low, close, volume, extras (JSON), received. One
+        that is there stays."""
         with self.together(), self._said():
-            self._base.executemany("INSERT OR IGNORE INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._base.executemany(
+                "INSERT OR IGNORE INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
 
     def bars(self, since: int = 0, until: int | None = None) -> list[tuple[Any, ...]]:
         """Bars that begin in `[since, until)`, as `keep_bars` has them, by symbol and time."""
         end = (1 << 63) - 1 if until is None else until
-        return self._rows("SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end])
+        return self._rows(
+            "SELECT * FROM bars WHERE ts >= ? AND ts < ? ORDER BY symbol, ts", [since, end]
+        )
 
     def _prepare(self) -> None:
         self._base.execute("PRAGMA journal_mode = WAL")
@@ -154,7 +173,9 @@ class Journal:
         if self._base.execute("PRAGMA user_version").fetchone()[0] == 0:
             names = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if names == 0:
-                self._base.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+                self._base.executescript(
+                    f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;"
+                )
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._said():
@@ -166,13 +187,17 @@ class Journal:
             yield
         except sqlite3.OperationalError as error:
             if "full" in str(error) or "readonly" in str(error) or "I/O" in str(error):
-                raise DeployError(f"{self.path} cannot be written ({error}); free space or rights there") from None
+                raise DeployError(
+                    f"{self.path} cannot be written ({error}); free space or rights there"
+                ) from None
             raise self._damaged(error) from None
         except sqlite3.Error as error:
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> DeployError:
-        return DeployError(f"{self.path} cannot be read as a journal ({error}); see whether it is the right file")
+        return DeployError(
+            f"{self.path} cannot be read as a journal ({error}); see whether it is the right file"
+        )
 
 
 _ENTRY = "SELECT seq, time, kind, key, body FROM entries"

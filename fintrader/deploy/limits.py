@@ -1,7 +1,7 @@
 """What no policy may do to an account, whatever it thinks: limits on positions, orders and losses.
 
-The same object stands between policy and orders in a deployment and in the twin backtest it is compared with, so that
-the two can only differ by what the market did.
+The same object stands between policy and orders in a deployment and in the twin backtest it is
+compared with, so that the two can only differ by what the market did.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class LimitSettings(Settings):
     """Limits of an account; each may be wider, none is silently off."""
 
     enforced: bool = True
-    """False: the policy trades as in its backtest without limits. For replays; nothing else accepts it."""
+    """False: the policy trades as in its backtest without limits. For replays; nothing else accepts
+    it."""
     weight: Share = 0.25
-    """No order takes a symbol above this share of equity, or above what the benchmark holds of it if that is more."""
+    """No order takes a symbol above this share of equity, or above what the benchmark holds of it
+    if that is more."""
     gross: Share = 1.0
     """Nor all positions together above this multiple of equity."""
     order: Share = 0.1
@@ -37,7 +39,8 @@ class LimitSettings(Settings):
     drawdown: Share = 0.10
     """So does losing this share of the highest equity seen."""
     symbols_with_bars: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
-    """No new orders while fewer of the members than this share had a bar in the last three minutes."""
+    """No new orders while fewer of the members than this share had a bar in the last three
+    minutes."""
     clock_seconds: Annotated[float, Field(gt=0.0)] = 2.0
     """Nor while the machine's clock and the broker's are further apart than this."""
 
@@ -81,9 +84,14 @@ class Limits:
             return self.halted
         day, peak = equity / self.opening_usd - 1.0, equity / self.peak_usd - 1.0
         if day <= -self.settings.day_loss:
-            self.halted = f"lost {-day:.1%} since the session before; the limit is {self.settings.day_loss:.1%}"
+            self.halted = (
+                f"lost {-day:.1%} since the session before; the limit is"
+                f" {self.settings.day_loss:.1%}"
+            )
         elif peak <= -self.settings.drawdown:
-            self.halted = f"lost {-peak:.1%} since its peak; the limit is {self.settings.drawdown:.1%}"
+            self.halted = (
+                f"lost {-peak:.1%} since its peak; the limit is {self.settings.drawdown:.1%}"
+            )
         return self.halted
 
     def enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
@@ -93,8 +101,11 @@ class Limits:
         seen: NDArray[np.bool_] = np.logical_or.reduce(tradable, axis=0)
         return float(np.mean(seen[member])) >= self.settings.symbols_with_bars
 
-    def clip(self, want: Array, held: Array, price: Array, equity: float, benchmark: Array) -> Clipped:
-        """Holdings `[N]` as near to those wanted as the limits let it be; sales are cut by the order's size alone.
+    def clip(
+        self, want: Array, held: Array, price: Array, equity: float, benchmark: Array
+    ) -> Clipped:
+        """Holdings `[N]` as near to those wanted as the limits let it be; sales are cut by the
+        order's size alone.
 
         held `[N]` shares; price `[N]` USD, 0 or NaN of what has none; benchmark `[N]` weights.
         """
@@ -132,7 +143,9 @@ class Limits:
             kept = float((np.minimum(np.abs(goal), np.abs(held)) * price).sum())
             share = max(limits.gross * equity - kept, 0.0) / max(gross - kept, 1e-9)
             more = np.abs(goal) > np.abs(held)
-            goal = shrunk(goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross")
+            goal = shrunk(
+                goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross"
+            )
         self.traded_usd += float((np.abs(goal - held) * price).sum())
         for name in by:
             self.counts[name] = self.counts.get(name, 0) + 1

@@ -1,8 +1,9 @@
-"""Whether the broker's orders, positions and cash are what the journal says: asked at the start and ever after.
+"""Whether the broker's orders, positions and cash are what the journal says: asked at the start and
+ever after.
 
-What is expected is the last point at which both agreed, with the fills since, and with what `adjust` announced (splits,
-dividends, deposits). Fills are never added up as they come in: what an order has filled is what was last written of it,
-so one that is told ten times counts once.
+What is expected is the last point at which both agreed, with the fills since, and with what
+`adjust` announced (splits, dividends, deposits). Fills are never added up as they come in: what an
+order has filled is what was last written of it, so one that is told ten times counts once.
 """
 
 from __future__ import annotations
@@ -47,9 +48,15 @@ class Expected:
 
 
 def adjust(
-    journal: Journal, *, at: int, reason: str, shares: Mapping[str, float] | None = None, cash_usd: float = 0.0
+    journal: Journal,
+    *,
+    at: int,
+    reason: str,
+    shares: Mapping[str, float] | None = None,
+    cash_usd: float = 0.0,
 ) -> None:
-    """Announce what changes positions or cash without an order: shares to add by symbol, USD to add."""
+    """Announce what changes positions or cash without an order: shares to add by symbol, USD to
+    add."""
     journal.write("adjust", at=at, reason=reason, shares=dict(shares or {}), cash_usd=cash_usd)
 
 
@@ -75,8 +82,8 @@ def expected(journal: Journal) -> Expected:
 def filled_since(
     journal: Journal, seq: int, shares: dict[str, float], *, begun_since: bool = False
 ) -> tuple[float, float]:
-    """Add what was filled after an entry to `shares`, `begun_since`: only of orders that began after it, too; returns
-    the cash it brought and what was traded, USD."""
+    """Add what was filled after an entry to `shares`, `begun_since`: only of orders that began
+    after it, too; returns the cash it brought and what was traded, USD."""
     cash, traded = 0.0, 0.0
     for name in dict.fromkeys(entry.key for entry in journal.entries("order", after=seq)):
         history = journal.entries("order", key=name)
@@ -101,26 +108,33 @@ def reconcile(
     tolerance_bps: float = 10.0,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[Finding, ...]:
-    """Take up what became of the orders, and compare; nothing found is journalled as an agreement (`checkpoint`).
+    """Take up what became of the orders, and compare; nothing found is journalled as an agreement
+    (`checkpoint`).
 
-    Orders whose ids begin with the bundle's and that the journal does not know are written into it as the broker has
-    them; one that stands though its time is over is cancelled. Nothing else at the broker is ever touched. Cash may be
-    off by `tolerance_usd` and `tolerance_bps` of what was traded since the last agreement (fees that come later,
-    interest). A difference counts once it has outlived three looks, a second (`pause`) apart, between which no order
-    moved: orders and positions are asked for one after the other.
+    Orders whose ids begin with the bundle's and that the journal does not know are written into it
+    as the broker has them; one that stands though its time is over is cancelled. Nothing else at
+    the broker is ever touched. Cash may be off by `tolerance_usd` and `tolerance_bps` of what was
+    traded since the last agreement (fees that come later, interest). A difference counts once it
+    has outlived three looks, a second (`pause`) apart, between which no order moved: orders and
+    positions are asked for one after the other.
 
-    At the start (`start`) a difference raises DeployError, unless `adopt`: then what the broker has is taken as it is,
-    orders of others into the journal too, and what was taken is journalled. Later the findings are returned and
-    journalled (`mismatch`). Raises BrokerUnsureError when the broker cannot be asked: then nothing is known.
+    At the start (`start`) a difference raises DeployError, unless `adopt`: then what the broker has
+    is taken as it is, orders of others into the journal too, and what was taken is journalled.
+    Later the findings are returned and journalled (`mismatch`). Raises BrokerUnsureError when the
+    broker cannot be asked: then nothing is known.
     """
     found: tuple[Finding, ...] = ()
     unmoved = 0
     for _ in range(12):
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
-        foreign = [report for report in reports if not _is_known(journal, report) and not report.is_over]
+        foreign = [
+            report for report in reports if not _is_known(journal, report) and not report.is_over
+        ]
         known = expected(journal)
-        found = _compare(known, account, foreign, tolerance_usd + tolerance_bps * 1e-4 * known.traded_usd)
+        found = _compare(
+            known, account, foreign, tolerance_usd + tolerance_bps * 1e-4 * known.traded_usd
+        )
         if not found:
             _agree(journal, account, at)
             return ()
@@ -131,15 +145,23 @@ def reconcile(
         if unmoved >= 3:
             break
         pause(1.0)
-    journal.write("mismatch", at=at, findings=[{"kind": f.kind, "name": f.name, "text": f.text} for f in found])
+    journal.write(
+        "mismatch",
+        at=at,
+        findings=[{"kind": f.kind, "name": f.name, "text": f.text} for f in found],
+    )
     if start:
         told = "; ".join(finding.text for finding in found)
-        raise DeployError(f"the account does not hold what the journal says ({told}); see to it, or start with --adopt")
+        raise DeployError(
+            f"the account does not hold what the journal says ({told}); see to it, or start with"
+            " --adopt"
+        )
     return found
 
 
 def _since(history: Sequence[Entry], seq: int) -> tuple[str, float, float, float]:
-    """Of one order, after entry `seq`: its symbol, shares filled, USD paid for them (negative: received), fees."""
+    """Of one order, after entry `seq`: its symbol, shares filled, USD paid for them (negative:
+    received), fees."""
     sums = [(0.0, 0.0, 0.0)]
     sums += [_sums(entry.body) for entry in history if entry.seq <= seq][-1:]
     last = history[-1].body
@@ -152,7 +174,9 @@ def _sums(body: Mapping[str, Any]) -> tuple[float, float, float]:
     return filled, filled * float(body["price_usd"]), float(body["cost_usd"])
 
 
-def _take_up(journal: Journal, broker: Broker, bundle: str, at: int) -> tuple[Sequence[OrderReport], bool]:
+def _take_up(
+    journal: Journal, broker: Broker, bundle: str, at: int
+) -> tuple[Sequence[OrderReport], bool]:
     """Journal what the broker says of our orders; all its orders, and whether any of ours moved."""
     agreed = journal.last("checkpoint")
     standing = _standing(journal, agreed)
@@ -170,7 +194,11 @@ def _take_up(journal: Journal, broker: Broker, bundle: str, at: int) -> tuple[Se
         if known is None or _is_news(known.body, report):
             journal.write_order(report, at=at, **({} if known else {"adopted": True}))
             moved = True
-        if not report.is_over and report.id.startswith(order_prefix(bundle)) and _is_late(journal, bundle, report, at):
+        if (
+            not report.is_over
+            and report.id.startswith(order_prefix(bundle))
+            and _is_late(journal, bundle, report, at)
+        ):
             broker.cancel(report)
     return reports, moved
 
@@ -198,11 +226,14 @@ def _is_news(known: Mapping[str, Any], report: OrderReport) -> bool:
         return False
     # `expired` is our own word for what never arrived; what arrives all the same has not.
     over = known["state"] in ("filled", "cancelled", "rejected")
-    return more > _SAME or (not over and (known["state"], known["price_usd"]) != (report.state, report.price_usd))
+    return more > _SAME or (
+        not over and (known["state"], known["price_usd"]) != (report.state, report.price_usd)
+    )
 
 
 def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> bool:
-    """Whether an order of ours stands beyond its time, or has none (its decision is in no journal)."""
+    """Whether an order of ours stands beyond its time, or has none (its decision is in no
+    journal)."""
     terms = journal.last("execution", decision_stamp(bundle, report.id))
     return terms is None or at >= int(terms.body["until"])
 
@@ -212,7 +243,9 @@ def _compare(
 ) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if account.blocked:
-        found.append(Finding("account", account.number, f"the account takes no orders: {account.blocked}"))
+        found.append(
+            Finding("account", account.number, f"the account takes no orders: {account.blocked}")
+        )
     if known.number and known.number != account.number:
         text = f"the keys are of account {account.number}, the journal of {known.number}"
         return (*found, Finding("account", account.number, text))
@@ -222,7 +255,11 @@ def _compare(
     for symbol in sorted({*known.shares, *account.shares}):
         held, due = account.shares.get(symbol, 0.0), known.shares.get(symbol, 0.0)
         if abs(held - due) > _SAME:
-            found.append(Finding("position", symbol, f"{held:g} shares of {symbol} are held, {due:g} expected"))
+            found.append(
+                Finding(
+                    "position", symbol, f"{held:g} shares of {symbol} are held, {due:g} expected"
+                )
+            )
     if known.cash_usd is not None and abs(account.cash_usd - known.cash_usd) > tolerance_usd:
         text = f"cash is {account.cash_usd:,.2f} USD, {known.cash_usd:,.2f} expected"
         found.append(Finding("cash", account.number, text))
@@ -238,13 +275,19 @@ def _agree(journal: Journal, account: BrokerAccount, at: int) -> None:
         "shares": dict(account.shares),
         "standing": sorted(_standing(journal, agreed)),
     }
-    news = agreed is None or any(journal.entries(kind, after=agreed.seq) for kind in ("order", "adjust"))
+    news = agreed is None or any(
+        journal.entries(kind, after=agreed.seq) for kind in ("order", "adjust")
+    )
     if news or agreed is None or body != dict(agreed.body):
         journal.write("checkpoint", at=at, **body)
 
 
 def _adopt(
-    journal: Journal, account: BrokerAccount, foreign: Iterable[OrderReport], found: Iterable[Finding], at: int
+    journal: Journal,
+    account: BrokerAccount,
+    foreign: Iterable[OrderReport],
+    found: Iterable[Finding],
+    at: int,
 ) -> None:
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")

@@ -1,4 +1,5 @@
-"""What a deployment has received: bars on the exchange's grid, splits and dividends, all of it in the journal."""
+"""What a deployment has received: bars on the exchange's grid, splits and dividends, all of it in
+the journal."""
 
 from __future__ import annotations
 
@@ -29,10 +30,16 @@ def no_level(grid: SessionGrid) -> Level | None:
 
 
 class Recorder:
-    """Sessions from as far back as the features reach to some days ahead, and what is known of them."""
+    """Sessions from as far back as the features reach to some days ahead, and what is known of
+    them."""
 
     def __init__(
-        self, bundle: Bundle, journal: Journal, *, warm_up_sessions: int | None = None, level: Levels = no_level
+        self,
+        bundle: Bundle,
+        journal: Journal,
+        *,
+        warm_up_sessions: int | None = None,
+        level: Levels = no_level,
     ) -> None:
         self.bundle, self.journal, self.data, self._level = bundle, journal, bundle.data, level
         self.length = self.data.bar_minutes * MINUTE_NS
@@ -51,16 +58,23 @@ class Recorder:
         self._actions_until: dt.date | None = None
 
     def lay_out(self, first: int, last: int | None, now: int = 0) -> int:
-        """Make the grid around the bar that begins at `first`, to `last` or some days beyond `now`; that bar's number.
+        """Make the grid around the bar that begins at `first`, to `last` or some days beyond `now`;
+        that bar's number.
 
         Raises DeployError where the calendar has too few sessions before it.
         """
         calendar = self.data.calendar
         day = session_date(calendar, first)
         back = dt.timedelta(days=int(self.rows.history_sessions * 1.6) + 20)
-        end = session_date(calendar, max(first, now)) + _AHEAD if last is None else session_date(calendar, last)
+        end = (
+            session_date(calendar, max(first, now)) + _AHEAD
+            if last is None
+            else session_date(calendar, last)
+        )
         wide = session_grid(calendar, day - back, end, self.data.bar_minutes, self.data.hours)
-        session = int(wide.session[min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)])
+        session = int(
+            wide.session[min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)]
+        )
         begins = wide.dates[max(session - self.rows.history_sessions, 0)].item()
         self.grid = session_grid(calendar, begins, end, self.data.bar_minutes, self.data.hours)
         for symbol, close in self.bundle.body["last_close"].items():
@@ -73,7 +87,8 @@ class Recorder:
         self.keep(feed.history(int(self.grid.minutes[0]), first), at)
 
     def receive(self, feed: LiveFeed, at: int) -> None:
-        """Take in what has come; what came too late, or again with other numbers, is journalled and changes nothing."""
+        """Take in what has come; what came too late, or again with other numbers, is journalled and
+        changes nothing."""
         newest = self.since
         late = self.keep(feed.poll(newest, at), at)
         odd = late.take(late.ts > newest)
@@ -88,9 +103,13 @@ class Recorder:
         late = self.rows.history.add(bars)
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
         more = zip(*(values.tolist() for values in bars.extras.values()), strict=True)
-        extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in more] or [""] * len(bars)
+        extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in more] or [
+            ""
+        ] * len(bars)
         columns = [getattr(bars, name).tolist() for name in COLUMNS]
-        self.journal.keep_bars(zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True))
+        self.journal.keep_bars(
+            zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True)
+        )
         self.since = max(self.since, int(bars.ts.max()))
         return late
 
@@ -98,12 +117,15 @@ class Recorder:
         """Take in what the journal holds. Raises DeployError where that is nothing."""
         rows = self.journal.bars()
         if not rows:
-            raise DeployError(f"{self.journal.path} holds no bars; remove its folder to begin again")
+            raise DeployError(
+                f"{self.journal.path} holds no bars; remove its folder to begin again"
+            )
         self.since = self.rows.take(rows)
         self.rows.actions = tuple(self.journal.actions())
 
     def morning(self, feed: LiveFeed, session: int, at: int) -> list[Action]:
-        """Ask once a session for the splits and dividends up to its day; those of this day, the first time."""
+        """Ask once a session for the splits and dividends up to its day; those of this day, the
+        first time."""
         day = self.grid.dates[session].item()
         if self._actions_until == day:
             return []
@@ -116,10 +138,13 @@ class Recorder:
         return [action for action in self.rows.actions if action.day == day]
 
     def recorded(self) -> MarketTensors:
-        """The market of the bars that were received, from the first that was decided upon. Raises DeployError."""
+        """The market of the bars that were received, from the first that was decided upon. Raises
+        DeployError."""
         started = self.journal.last("start")
         if started is None:
-            raise DeployError(f"{self.journal.path}: nothing has begun here; run `fintrader paper` first")
+            raise DeployError(
+                f"{self.journal.path}: nothing has begun here; run `fintrader paper` first"
+            )
         rows = self.journal.bars()
         first, last = int(started.body["first_bar"]), max((int(row[0]) for row in rows), default=0)
         self.lay_out(first, last)

@@ -1,8 +1,10 @@
-"""The market of the newest bars, made by the build's own functions from what a deployment has received so far.
+"""The market of the newest bars, made by the build's own functions from what a deployment has
+received so far.
 
-A policy must see live what it saw in training. So the rows of a decision come out of `data.build.assemble`, over the
-sessions that the features reach back on and with the stored statistics; nothing is computed a second way. What it gives
-at a bar is, but for rounding, what a build of all bars gives there.
+A policy must see live what it saw in training. So the rows of a decision come out of
+`data.build.assemble`, over the sessions that the features reach back on and with the stored
+statistics; nothing is computed a second way. What it gives at a bar is, but for rounding, what a
+build of all bars gives there.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class History:
         self._used = dict.fromkeys(self.symbols, 0)
 
     def add(self, bars: Bars) -> Bars:
-        """Take in bars of which none is older than the newest of its symbol; returns the others, which are left out."""
+        """Take in bars of which none is older than the newest of its symbol; returns the others,
+        which are left out."""
         late = np.zeros(len(bars), bool)
         for code, symbol in enumerate(bars.symbols):
             if symbol not in self._used:
@@ -99,7 +102,8 @@ class History:
         return float(self._rows[symbol][4, used - 1]) if used else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Bars that begin in `[first, stop)`; what was carried into the first comes as a bar without volume there."""
+        """Bars that begin in `[first, stop)`; what was carried into the first comes as a bar
+        without volume there."""
         ts = self._ts[symbol][: self._used[symbol]]
         start, end = np.searchsorted(ts, [first, stop])
         rows, times = self._rows[symbol][:, start:end], ts[start:end]
@@ -173,11 +177,17 @@ class RecentMarket:
         actions: Iterable[Action] = (),
         lookback: int = 1,
     ) -> None:
-        """settings: of the market that was trained on; `symbols` its own, `normalisation` a file of its statistics.
+        """settings: of the market that was trained on; `symbols` its own, `normalisation` a file of
+        its statistics.
 
-        `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where they cannot.
+        `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where
+        they cannot.
         """
-        self.settings, self.symbols, self.companies = settings, tuple(symbols), dict(companies or {})
+        self.settings, self.symbols, self.companies = (
+            settings,
+            tuple(symbols),
+            dict(companies or {}),
+        )
         extras = (*settings.features.extra, *raw_features(settings))
         factor = settings.adjust.factor_column
         self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
@@ -200,9 +210,15 @@ class RecentMarket:
                 "test": None,
             }
         )
-        # A fault that stops a build is told and journalled here: half a day with it is better than no market at all.
+        # A fault that stops a build is told and journalled here: half a day with it is better than
+        # no market at all.
         self._asked = settings.model_copy(
-            update={"features": features, "universe": universe, "windows": windows, "waive": tuple(STOPPING)}
+            update={
+                "features": features,
+                "universe": universe,
+                "windows": windows,
+                "waive": tuple(STOPPING),
+            }
         )
 
     def _needed(self) -> int:
@@ -221,9 +237,11 @@ class RecentMarket:
         return max(self.sessions, self.daily_sessions)
 
     def at(self, grid: SessionGrid, bar: int) -> tuple[MarketTensors, int, dict[str, Any]]:
-        """The market whose newest closed bar is `bar` of `grid`, the bar's row in it, and what was repaired.
+        """The market whose newest closed bar is `bar` of `grid`, the bar's row in it, and what was
+        repaired.
 
-        Raises DeployError when the received bars do not reach back far enough, DataError for bars that are none.
+        Raises DeployError when the received bars do not reach back far enough, DataError for bars
+        that are none.
         """
         market, row, report = self._window(grid, bar, self.sessions)
         if self.daily_sessions:
@@ -231,7 +249,8 @@ class RecentMarket:
         return market, row, report
 
     def take(self, rows: Sequence[Sequence[Any]]) -> int:
-        """Take in bars as a journal keeps them; returns the start of the newest, 0 where there are none."""
+        """Take in bars as a journal keeps them; returns the start of the newest, 0 where there are
+        none."""
         if not rows:
             return 0
         ts, names, *columns, extras, _ = zip(*rows, strict=True)
@@ -240,27 +259,37 @@ class RecentMarket:
         more = [json.loads(text) if text else {} for text in extras]
         open_, high, low, close, volume = (np.array(values, dtype=np.float64) for values in columns)
         bars = Bars(
-            ts=np.array(ts, np.int64), symbol=np.array([code[name] for name in names], np.int32), symbols=symbols,
-            open=open_, high=high, low=low, close=close, volume=volume,
+            ts=np.array(ts, np.int64),
+            symbol=np.array([code[name] for name in names], np.int32),
+            symbols=symbols,
+            open=open_,
+            high=high,
+            low=low,
+            close=close,
+            volume=volume,
             extras={name: np.array([row[name] for row in more]) for name in self.history.extras},
-        )  # fmt: skip
+        )
         self.history.add(bars)
         return int(bars.ts.max())
 
     def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
         """The market from the bar that begins at `first` to the one in which `last` lies."""
-        start, stop = (int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last))
+        start, stop = (
+            int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
+        )
         sessions = int(grid.session[stop] - grid.session[start]) + self.history_sessions
         market, row, _ = self._window(grid, stop, min(sessions, int(grid.session[stop])))
         return market.window(row - (stop - start), row + 1)
 
-    def _window(self, grid: SessionGrid, bar: int, sessions: int) -> tuple[MarketTensors, int, dict[str, Any]]:
+    def _window(
+        self, grid: SessionGrid, bar: int, sessions: int
+    ) -> tuple[MarketTensors, int, dict[str, Any]]:
         session = int(grid.session[bar])
         first = session - sessions
         if first < 0:
             raise DeployError(
-                f"the bars received begin {session} sessions before {grid.dates[session]}, and {sessions} are needed; "
-                "begin later, or give a feed that reaches back further"
+                f"the bars received begin {session} sessions before {grid.dates[session]}, and"
+                f" {sessions} are needed; begin later, or give a feed that reaches back further"
             )
         days = (grid.dates[at].astype(object) for at in (first, session))
         start, end = days
@@ -270,16 +299,23 @@ class RecentMarket:
         market, report = assemble(asked, _Recent(self, opened, stop))
         if market.symbols != self.symbols:
             absent = ", ".join(sorted(set(self.symbols) - set(market.symbols)))
-            raise DeployError(f"no bars were received of {absent}, which the policy was trained on; see the feed")
+            raise DeployError(
+                f"no bars were received of {absent}, which the policy was trained on; see the feed"
+            )
         row = bar - int(grid.first_bar[first])
         return market, row, report
 
-    def _with_turbulence(self, market: MarketTensors, grid: SessionGrid, bar: int, row: int) -> MarketTensors:
-        """Turbulence looks back on months of daily closes and is the same all day: it is made once a session."""
+    def _with_turbulence(
+        self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
+    ) -> MarketTensors:
+        """Turbulence looks back on months of daily closes and is the same all day: it is made once
+        a session."""
         column = market.context_names.index("turbulence")
         context = market.context.clone()
         first = int(grid.session[bar]) - int(market.session[row])
-        for session in np.unique(market.session[max(0, row - self.lookback + 1) : row + 1].numpy()).tolist():
+        for session in np.unique(
+            market.session[max(0, row - self.lookback + 1) : row + 1].numpy()
+        ).tolist():
             number = first + session
             if number not in self._turbulence:
                 opening = min(int(grid.first_bar[number]), bar)

@@ -1,7 +1,8 @@
-"""The loop of a deployment: bar after bar, what was received, decided and ordered. One for replays, paper and money.
+"""The loop of a deployment: bar after bar, what was received, decided and ordered. One for replays,
+paper and money.
 
-A process may end at any moment. Everything it knows stands in the journal, so the same command goes on; what was missed
-meanwhile is skipped, never made up for.
+A process may end at any moment. Everything it knows stands in the journal, so the same command goes
+on; what was missed meanwhile is skipped, never made up for.
 """
 
 from __future__ import annotations
@@ -64,22 +65,30 @@ class Runner:
         cap_usd: float | None = None,
         daily: Callable[[], object] = lambda: None,
     ) -> None:
-        """window: start of the first and the last bar of a replay, ns; None: from the next bar on, without end, or to
-        the last bar that closes by `until`. cap_usd: what the account holds beyond it is left alone. daily: called
-        after each session that is traded live."""
+        """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
+        without end, or to the last bar that closes by `until`. cap_usd: what the account holds
+        beyond it is left alone. daily: called after each session that is traded live."""
         self.folder, self.bundle, self.settings = folder, bundle, settings
         self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
         self.data, self.env, self.window = bundle.data, bundle.env, window
         self.until, self._daily = until, daily
         self.policy = bundle.policy
-        self.recorder = Recorder(bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level)
+        self.recorder = Recorder(
+            bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level
+        )
         self.length = self.recorder.length
         self.alerts = Alerts(settings.alerts, bundle.name)
         self.limits = Limits(settings.limits, whole=not self.env.fractional)
         self.accounts = Accounts(
-            bundle, broker, journal, self.recorder, self._halt, replays=window is not None, adopt=settings.adopt,
+            bundle,
+            broker,
+            journal,
+            self.recorder,
+            self._halt,
+            replays=window is not None,
+            adopt=settings.adopt,
             cap_usd=cap_usd,
-        )  # fmt: skip
+        )
         self.simulated = self.accounts.simulated
         self.execution: Execution | None = None
         self.first, self.last = 0, -1
@@ -94,11 +103,11 @@ class Runner:
         """All bars from the warm-up to some days ahead, or to a replay's end."""
         return self.recorder.grid
 
-    # --- the loop --------------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin, ConfigError for a
-        port that cannot be used."""
+        """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin,
+        ConfigError for a port that cannot be used."""
         port = self.settings.metrics_port
         gauges = Gauges(self.bundle.name, port, self._gauges) if port is not None else None
         try:
@@ -113,10 +122,17 @@ class Runner:
             last, decisions = journal.last("decision"), len(journal.entries("decision"))
             missed = sum(len(journal.entries("alert", key=kind)) for kind in ("missed", "skipped"))
             states = Counter(report.state for report in journal.orders().values())
-        values = {"halted": float(bool(self.limits.halted)), "decisions": decisions, "missed": missed}
+        values = {
+            "halted": float(bool(self.limits.halted)),
+            "decisions": decisions,
+            "missed": missed,
+        }
         values["beat_timestamp_seconds"] = self._beat
         if last is not None:
-            values |= {"equity_usd": float(last.body["equity"]), "cash_usd": float(last.body["cash"])}
+            values |= {
+                "equity_usd": float(last.body["equity"]),
+                "cash_usd": float(last.body["cash"]),
+            }
         return values | {f"orders:{state}": count for state, count in states.items()}
 
     def _run(self) -> None:
@@ -125,7 +141,9 @@ class Runner:
             moment = int(self.grid.minutes[bar]) + self.length
             if self.until is not None and moment > self.until:
                 return
-            self.clock.sleep_until(moment + int(self.settings.grace_seconds * SECOND_NS), self._look)
+            self.clock.sleep_until(
+                moment + int(self.settings.grace_seconds * SECOND_NS), self._look
+            )
             if self.stopped:
                 return
             self._turn(bar)
@@ -133,7 +151,8 @@ class Runner:
         self.journal.write("end", at=self.clock.now())
 
     def _bars(self) -> Iterator[int]:
-        """Bars to wake at: each as it is made; of a replay the decisions', and each session's last."""
+        """Bars to wake at: each as it is made; of a replay the decisions', and each session's
+        last."""
         bar = self._next
         while True:
             bar += self._passed_by(bar)
@@ -142,7 +161,9 @@ class Runner:
             if bar >= self.grid.num_bars - 1 and self.window is None:
                 before, self.first = (
                     self.first,
-                    self.recorder.lay_out(int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])),
+                    self.recorder.lay_out(
+                        int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])
+                    ),
                 )
                 bar += self.first - before
             if self.clock.live or self._ends_session(bar) or self._is_due(bar) or bar == self.last:
@@ -153,24 +174,39 @@ class Runner:
         """Bars from this one on that closed while nobody was looking: too old to act upon."""
         if not self.clock.live:
             return 0
-        newest = int(np.searchsorted(self.grid.minutes, self.clock.now() - 2 * self.length, side="right")) - 1
+        newest = (
+            int(
+                np.searchsorted(self.grid.minutes, self.clock.now() - 2 * self.length, side="right")
+            )
+            - 1
+        )
         missed = sum(self._is_due(late) for late in range(bar, newest + 1))
         if missed:
-            self._news("missed", f"{missed} decision(s) were missed until {_time(self.clock.now())}", self.clock.now())
+            self._news(
+                "missed",
+                f"{missed} decision(s) were missed until {_time(self.clock.now())}",
+                self.clock.now(),
+            )
         return max(newest + 1 - bar, 0)
 
     def _is_due(self, bar: int) -> bool:
         return (bar - self.first) % self.env.decision_interval == 0 and bar != self.last
 
     def _ends_session(self, bar: int) -> bool:
-        return bar == self.grid.num_bars - 1 or bool(self.grid.session[bar + 1] != self.grid.session[bar])
+        return bar == self.grid.num_bars - 1 or bool(
+            self.grid.session[bar + 1] != self.grid.session[bar]
+        )
 
     def _turn(self, bar: int) -> None:
         """What there is to do once a bar has closed."""
         now, closed = self.clock.now(), int(self.grid.minutes[bar]) + self.length
         self._beat = time.time()
         if self.clock.live:
-            due = next(later for later in range(bar + 1, bar + 2 + self.env.decision_interval) if self._is_due(later))
+            due = next(
+                later
+                for later in range(bar + 1, bar + 2 + self.env.decision_interval)
+                if self._is_due(later)
+            )
             self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
             self._show_beat()
         self._pursue()
@@ -196,21 +232,35 @@ class Runner:
         except FintraderError as error:  # a report is worth no decision
             self._news("report", f"the drift report could not be written: {error}", now)
 
-    # --- how it begins ---------------------------------------------------------------------------------------
+    # --- how it begins ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         now, started = self.clock.now(), self.journal.last("start")
-        first = self.window[0] if self.window is not None else int(started.body["first_bar"] if started else now)
-        self.first = self.recorder.lay_out(first, None if self.window is None else self.window[1], now)
-        self.last = -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
+        first = (
+            self.window[0]
+            if self.window is not None
+            else int(started.body["first_bar"] if started else now)
+        )
+        self.first = self.recorder.lay_out(
+            first, None if self.window is None else self.window[1], now
+        )
+        self.last = (
+            -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
+        )
         begins = int(self.grid.minutes[self.first])
         self._morning(self.first, now)
         if started is None:
             self.recorder.warm_up(self.feed, begins, now)
             self.journal.write(
-                "start", at=now, first_bar=begins, bundle=self.bundle.id, feed=self.feed.kind, broker=self.broker.kind,
-                limits=self.settings.limits.model_dump(), initial_cash_usd=self.env.initial_cash_usd,
-            )  # fmt: skip
+                "start",
+                at=now,
+                first_bar=begins,
+                bundle=self.bundle.id,
+                feed=self.feed.kind,
+                broker=self.broker.kind,
+                limits=self.settings.limits.model_dump(),
+                initial_cash_usd=self.env.initial_cash_usd,
+            )
             self._next = self.first
             self._take_over(now)
             return
@@ -236,21 +286,34 @@ class Runner:
         self.accounts.agreed(now, start=True)
         self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
 
-    # --- decisions -------------------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def _decide(self, bar: int, now: int) -> None:
         self._morning(bar, now)
         market, row, report = self.recorder.rows.at(self.grid, bar)
         today = str(self.grid.dates[self.grid.session[bar]])
-        if odd := [f"{fault['kind']} of {fault['symbol']}" for fault in report["waived"] if fault["day"] == today]:
-            self._news("faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now)
+        if odd := [
+            f"{fault['kind']} of {fault['symbol']}"
+            for fault in report["waived"]
+            if fault["day"] == today
+        ]:
+            self._news(
+                "faults", f"today's bars hold faults that would stop a build: {', '.join(odd)}", now
+            )
         account = self.accounts.at(market, row, now)
         action = one_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if not self.clock.live or not self._clock_is_off(now):
             self._order(bar, now, market, account, decision)
 
-    def _order(self, bar: int, now: int, market: MarketTensors, account: BacktestAccount, decision: Decision) -> None:
+    def _order(
+        self,
+        bar: int,
+        now: int,
+        market: MarketTensors,
+        account: BacktestAccount,
+        decision: Decision,
+    ) -> None:
         prices = dict(zip(market.symbols, account.prices.tolist(), strict=True))
         orders: dict[str, float] = {}
         if decision.orders is not None:
@@ -260,15 +323,32 @@ class Runner:
         rest = np.zeros(len(market.symbols)) if decision.rounded is None else decision.rounded
         weights = () if decision.weights is None else decision.weights.tolist()
         closed = int(self.grid.minutes[bar]) + self.length
-        with self.journal.together():  # a decision stands in the journal with its orders, or not at all
+        with (
+            self.journal.together()
+        ):  # a decision stands in the journal with its orders, or not at all
             self.journal.write(
-                "decision", at=now, bar=int(self.grid.minutes[bar]), cash=account.cash, equity=account.equity,
-                peak=peak, first=first, shares=self._held(market.symbols, account.held), orders=orders,
-                why=decision.why, clipped=list(decision.clipped_by), traded=self.limits.traded_usd,
-                weights={name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w},
-                rounded={name: float(n) for name, n in zip(market.symbols, rest, strict=True) if abs(n) > 1e-6},
+                "decision",
+                at=now,
+                bar=int(self.grid.minutes[bar]),
+                cash=account.cash,
+                equity=account.equity,
+                peak=peak,
+                first=first,
+                shares=self._held(market.symbols, account.held),
+                orders=orders,
+                why=decision.why,
+                clipped=list(decision.clipped_by),
+                traded=self.limits.traded_usd,
+                weights={
+                    name: round(w, 6) for name, w in zip(market.symbols, weights, strict=False) if w
+                },
+                rounded={
+                    name: float(n)
+                    for name, n in zip(market.symbols, rest, strict=True)
+                    if abs(n) > 1e-6
+                },
                 prices={name: prices[name] for name in market.symbols if prices[name] > 0},
-            )  # fmt: skip
+            )
             if orders:
                 self._intend(orders, prices, closed, bar, now)
         if decision.halted:
@@ -277,15 +357,22 @@ class Runner:
             self._news("held", decision.why, now)
         self._pursue()
 
-    def _intend(self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int) -> None:
-        """Write down the orders of a decision at the close of a bar: they may stand until the next bar's."""
+    def _intend(
+        self, orders: dict[str, float], prices: dict[str, float], closed: int, bar: int, now: int
+    ) -> None:
+        """Write down the orders of a decision at the close of a bar: they may stand until the next
+        bar's."""
         opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
         if self.execution is None:
             self.execution = Execution(self.broker, self.journal, **self._terms())
         self.execution.begin(
-            decision=closed, orders=orders, prices=prices, at=now, until=opens + self.length,
+            decision=closed,
+            orders=orders,
+            prices=prices,
+            at=now,
+            until=opens + self.length,
             not_before=now if self.broker.takes_baskets else max(opens, now),
-        )  # fmt: skip
+        )
 
     def _morning(self, bar: int, now: int) -> None:
         """Splits and dividends of the day."""
@@ -317,7 +404,7 @@ class Runner:
             self.limits.traded_usd = float(entry.body["traded"])
             self.accounts.remember(entry.body)
 
-    # --- requests, halts, news -------------------------------------------------------------------------------
+    # --- requests, halts, news --------------------------------------------------------------------
 
     def _show_beat(self) -> None:
         """Let whoever watches see that the loop goes on."""
@@ -389,13 +476,21 @@ class Runner:
         theirs = self.broker.time()
         off = 0.0 if theirs is None else abs(theirs - self.clock.now()) / SECOND_NS
         if off > self.settings.limits.clock_seconds:
-            self._news("clock", f"this machine's clock and the broker's are {off:.1f} s apart: nothing is ordered", now)
+            self._news(
+                "clock",
+                f"this machine's clock and the broker's are {off:.1f} s apart: nothing is ordered",
+                now,
+            )
             return True
         return False
 
     def _terms(self) -> dict[str, Any]:
         """What orders are carried out by."""
-        return {"bundle": self.bundle.id, "fee_rate": self.env.fee_rate, "fractional": self.env.fractional}
+        return {
+            "bundle": self.bundle.id,
+            "fee_rate": self.env.fee_rate,
+            "fractional": self.env.fractional,
+        }
 
     @staticmethod
     def _held(symbols: tuple[str, ...], shares: Array) -> dict[str, float]:

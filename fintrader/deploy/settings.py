@@ -16,8 +16,9 @@ class AlertSettings(Settings):
     """Who is told that something needs a person; at most once a minute for each kind of news."""
 
     webhook: str | None = None
-    """An https address that gets the alert as JSON (text, kind, deployment). FINTRADER_ALERT_WEBHOOK in the
-    environment is used where this is not set, for an address that is a secret."""
+    """An https address that gets the alert as JSON (text, kind, deployment).
+    FINTRADER_ALERT_WEBHOOK in the environment is used where this is not set, for an address that is
+    a secret."""
     command: tuple[str, ...] = ()
     """A program and its arguments; the alert is its standard input."""
 
@@ -26,18 +27,20 @@ class PaperSettings(Settings):
     """How a run trades on."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
-    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set, for live bars with -shadow
-    or -paper behind it."""
+    """Of the deployment and its folder: letters, digits and _.-; the run's own unless set, for live
+    bars with -shadow or -paper behind it."""
     policy: str = "ensemble"
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
     feed: Literal["replay", "alpaca"] = "replay"
-    """`replay`: the bars of the test window again; `alpaca`: bars as they are made (keys from the environment)."""
+    """`replay`: the bars of the test window again; `alpaca`: bars as they are made (keys from the
+    environment)."""
     broker: Literal["simulated", "alpaca"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
     role: Literal["champion", "challenger"] = "champion"
-    """A `challenger` trades the embedded broker beside a champion, whatever `broker` says: it never sends an order."""
+    """A `challenger` trades the embedded broker beside a champion, whatever `broker` says: it never
+    sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
     """A replay runs so many times as fast as time; 0: as fast as it can."""
     other_feed: bool = False
@@ -47,7 +50,8 @@ class PaperSettings(Settings):
     grace_seconds: Positive = 5.0
     """After a bar's close until its bars are taken as all there are."""
     warm_up_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Sessions of bars that the features look back on; they say so themselves, but for functions of one's own."""
+    """Sessions of bars that the features look back on; they say so themselves, but for functions of
+    one's own."""
     limits: LimitSettings = LimitSettings()
     alerts: AlertSettings = AlertSettings()
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -57,7 +61,8 @@ class PaperSettings(Settings):
 
     @property
     def suffix(self) -> str:
-        """What is added to the run's name, so that its replay, its shadow and its paper account lie apart."""
+        """What is added to the run's name, so that its replay, its shadow and its paper account lie
+        apart."""
         if self.feed == "replay":
             return ""
         return "-shadow" if self.broker == "simulated" or self.role == "challenger" else "-paper"

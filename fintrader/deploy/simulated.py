@@ -1,4 +1,5 @@
-"""The embedded broker: a window of recorded bars, and the ledger that the backtest and the environment step."""
+"""The embedded broker: a window of recorded bars, and the ledger that the backtest and the
+environment step."""
 
 from __future__ import annotations
 
@@ -16,17 +17,27 @@ from fintrader.errors import BrokerError
 
 
 class SimulatedBroker:
-    """Orders of a decision fill together at the next bar, costs and all, as in a backtest; nothing else can happen.
+    """Orders of a decision fill together at the next bar, costs and all, as in a backtest; nothing
+    else can happen.
 
-    It knows the window's later bars, as a market does, and tells of an order only what has happened by `now()`.
+    It knows the window's later bars, as a market does, and tells of an order only what has happened
+    by `now()`.
     """
 
     kind = "simulated"
     takes_baskets = True
 
-    def __init__(self, market: MarketTensors, env: EnvSettings, now: Callable[[], int], *, grows: bool = False) -> None:
-        """market: the bars that are traded; the first decision may be taken at its first. One that `grows` knows no bar
-        before `grow` says so, and its account begins there; `market` is then any of these symbols."""
+    def __init__(
+        self,
+        market: MarketTensors,
+        env: EnvSettings,
+        now: Callable[[], int],
+        *,
+        grows: bool = False,
+    ) -> None:
+        """market: the bars that are traded; the first decision may be taken at its first. One that
+        `grows` knows no bar before `grow` says so, and its account begins there; `market` is then
+        any of these symbols."""
         self.market, self.env, self._now = market, env, now
         self._account = BacktestAccount(market, env)
         self._minutes = market.minutes.numpy()
@@ -41,45 +52,79 @@ class SimulatedBroker:
         self._begun = not grows
 
     def grow(self, market: MarketTensors, bars: int) -> None:
-        """Go on in a newer market, of which so many bars have been received: that is where orders fill from now on."""
+        """Go on in a newer market, of which so many bars have been received: that is where orders
+        fill from now on."""
         minutes = market.minutes.numpy()
         if not self._begun:  # the account begins with the newest bar
             cash, nothing = self.env.initial_cash_usd, np.zeros(market.num_assets)
             self._account = BacktestAccount.standing(
-                market, self.env, bar=bars - 1, cash=cash, equity=cash, peak=cash, first=cash, shares=nothing
+                market,
+                self.env,
+                bar=bars - 1,
+                cash=cash,
+                equity=cash,
+                peak=cash,
+                first=cash,
+                shares=nothing,
             )
             self.market, self._minutes, self._known, self._begun = market, minutes, bars, True
             return
         last, account = int(self._minutes[self._account.bar]), self._account
         bar = int(np.searchsorted(minutes, last))
         if bar >= len(minutes) or minutes[bar] != last:
-            raise BrokerError("the bars received no longer hold the account's last one; give the feed a longer history")
+            raise BrokerError(
+                "the bars received no longer hold the account's last one; give the feed a longer"
+                " history"
+            )
         moved = {bar + old - account.bar: basket for old, basket in self._baskets.items()}
         peak, first = account.capital
         self._account = BacktestAccount.standing(
-            market, self.env, bar=bar, cash=account.cash, equity=account.equity, peak=peak, first=first,
+            market,
+            self.env,
+            bar=bar,
+            cash=account.cash,
+            equity=account.equity,
+            peak=peak,
+            first=first,
             shares=account.held,
-        )  # fmt: skip
+        )
         self.market, self._minutes, self._baskets, self._known = market, minutes, moved, bars
 
     def restore(
-        self, minute: int, cash: float, equity: float, peak: float, first: float, shares: Array, orders: Sequence[Order]
+        self,
+        minute: int,
+        cash: float,
+        equity: float,
+        peak: float,
+        first: float,
+        shares: Array,
+        orders: Sequence[Order],
     ) -> None:
-        """Stand where a journal says the account stood when it decided at the bar that began at `minute`, with the
-        orders of that decision and of later ones."""
+        """Stand where a journal says the account stood when it decided at the bar that began at
+        `minute`, with the orders of that decision and of later ones."""
         self._minutes, self._begun = self.market.minutes.numpy(), True
         bar = int(np.searchsorted(self._minutes, minute))
         self._account = BacktestAccount.standing(
-            self.market, self.env, bar=bar, cash=cash, equity=equity, peak=peak, first=first, shares=shares
+            self.market,
+            self.env,
+            bar=bar,
+            cash=cash,
+            equity=equity,
+            peak=peak,
+            first=first,
+            shares=shares,
         )
         self._baskets = {}
         for order in orders:
             self._baskets.setdefault(self._bar_of(order.decision), {})[order.symbol] = order
             self._decided[order.id] = self._now()
-            self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+            self._reports[order.id] = OrderReport(
+                order.id, order.symbol, "accepted", order.shares, broker_id=order.id
+            )
 
     def submit(self, order: Order) -> OrderReport:
-        """Raises BrokerError for a symbol that the market has not, and for an order whose bar is over."""
+        """Raises BrokerError for a symbol that the market has not, and for an order whose bar is
+        over."""
         self._advance()
         if order.id in self._reports:
             return self._reports[order.id]
@@ -88,7 +133,9 @@ class SimulatedBroker:
             raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
         self._baskets.setdefault(bar, {})[order.symbol] = order
         self._decided[order.id] = self._now()
-        self._reports[order.id] = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+        self._reports[order.id] = OrderReport(
+            order.id, order.symbol, "accepted", order.shares, broker_id=order.id
+        )
         return self._reports[order.id]
 
     def cancel(self, report: OrderReport) -> None:
@@ -101,18 +148,26 @@ class SimulatedBroker:
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         self._advance()
-        return [report for order_id, report in self._reports.items() if self._decided[order_id] >= since]
+        return [
+            report for order_id, report in self._reports.items() if self._decided[order_id] >= since
+        ]
 
     def account(self) -> BrokerAccount:
         self._advance()
         bar = self._seen()
-        held = self._account.held if bar == self._account.bar else self._account.trade_log.shares[bar]
+        held = (
+            self._account.held if bar == self._account.bar else self._account.trade_log.shares[bar]
+        )
         if bar == self._account.bar:
             cash = self._account.cash
         else:
             mark = np.nan_to_num(self._account.trade_log.mark[bar].astype(np.float64))
             cash = float(self._account.trade_log.equity[bar] - held @ mark)
-        shares = {symbol: float(held[column]) for symbol, column in self._column.items() if held[column] != 0.0}
+        shares = {
+            symbol: float(held[column])
+            for symbol, column in self._column.items()
+            if held[column] != 0.0
+        }
         return BrokerAccount("simulated", cash, shares)
 
     def time(self) -> int | None:
@@ -120,7 +175,8 @@ class SimulatedBroker:
 
     @property
     def state(self) -> tuple[float, float, float, float]:
-        """Cash, equity, highest equity and first equity, USD, at the newest decision: exactly what the ledger has."""
+        """Cash, equity, highest equity and first equity, USD, at the newest decision: exactly what
+        the ledger has."""
         self._advance()
         return self._account.cash, self._account.equity, *self._account.capital
 
@@ -129,7 +185,11 @@ class SimulatedBroker:
         """USD at the newest bar that has closed."""
         self._advance()
         bar = self._seen()
-        return self._account.equity if bar == self._account.bar else float(self._account.trade_log.equity[bar])
+        return (
+            self._account.equity
+            if bar == self._account.bar
+            else float(self._account.trade_log.equity[bar])
+        )
 
     @property
     def over(self) -> bool:
@@ -167,18 +227,32 @@ class SimulatedBroker:
         """Whether what follows a decision at this bar can be told."""
         if self._known is not None:  # every bar until the next decision must have been received
             return bar + self.env.decision_interval < self._known
-        return bar + 1 < len(self._minutes) and bool(self._minutes[bar + 1] + self._length <= self._now())
+        return bar + 1 < len(self._minutes) and bool(
+            self._minutes[bar + 1] + self._length <= self._now()
+        )
 
     def _report(self, basket: dict[str, Order], bar: int, noted: int) -> None:
         """What the fills written since make of the orders."""
         columns = [column[noted : self._account._noted] for column in self._account._fills]
         kind, decided, _, asset, shares, price, cost = columns
         mine = (kind == 0) & (decided == bar)
-        fills = {int(n): (s, p, c) for n, s, p, c in zip(*(x[mine] for x in (asset, shares, price, cost)), strict=True)}
+        fills = {
+            int(n): (s, p, c)
+            for n, s, p, c in zip(*(x[mine] for x in (asset, shares, price, cost)), strict=True)
+        }
         for symbol, order in basket.items():
-            filled, paid, fee = (float(value) for value in fills.get(self._column[symbol], (0.0, 0.0, 0.0)))
+            filled, paid, fee = (
+                float(value) for value in fills.get(self._column[symbol], (0.0, 0.0, 0.0))
+            )
             whole = abs(filled) >= abs(order.shares) * (1 - 1e-12)
             self._reports[order.id] = OrderReport(
-                order.id, symbol, "filled" if whole else "cancelled", order.shares, filled, paid, fee, order.id,
+                order.id,
+                symbol,
+                "filled" if whole else "cancelled",
+                order.shares,
+                filled,
+                paid,
+                fee,
+                order.id,
                 "" if whole else "more than the bar's volume, the cash or the limits let it have",
-            )  # fmt: skip
+            )

@@ -1,4 +1,5 @@
-"""What a deployment is doing, read from what lies in its folder; needs no torch, and writes nothing."""
+"""What a deployment is doing, read from what lies in its folder; needs no torch, and writes
+nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import Objects
 
-BUNDLE, JOURNAL, HEARTBEAT, REPORT = "bundle/bundle.json", "journal.sqlite", "heartbeat.json", "drift.json"
+BUNDLE, JOURNAL, HEARTBEAT, REPORT = (
+    "bundle/bundle.json",
+    "journal.sqlite",
+    "heartbeat.json",
+    "drift.json",
+)
 SHOWN_ORDERS = 100
 SILENT_NS = 120 * 1_000_000_000
 """A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
@@ -37,7 +43,8 @@ class Status:
     bundle: Mapping[str, Any]
     """`bundle.json`."""
     state: str
-    """not begun, running, silent (it holds its lease and its loop stands still), halted, stopped, finished."""
+    """not begun, running, silent (it holds its lease and its loop stands still), halted, stopped,
+    finished."""
     why: str = ""
     """Of a halt."""
     role: str = ""
@@ -76,7 +83,8 @@ class Status:
 
     @property
     def timezone(self) -> str:
-        """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is known."""
+        """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is
+        known."""
         try:
             return timezone_of(str(self.bundle.get("calendar")))
         except DataError:
@@ -86,7 +94,10 @@ class Status:
         """Limit -> how much of it is used, and the limit, as shares of equity."""
         if self.decision is None:
             return {}
-        body, limits = self.decision.body, LimitSettings.model_validate(self.started.get("limits", {}))
+        body, limits = (
+            self.decision.body,
+            LimitSettings.model_validate(self.started.get("limits", {})),
+        )
         day = 86_400_000_000_000
         today = int(body["bar"]) // day
         before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
@@ -113,31 +124,44 @@ def read(home: Path) -> Status:
     path = home / BUNDLE
     if not path.is_file():
         if (home / JOURNAL).is_file():
-            raise DeployError(f"{path} is missing beside its journal; restore it, or freeze the run again")
+            raise DeployError(
+                f"{path} is missing beside its journal; restore it, or freeze the run again"
+            )
         raise DeployError(f"{home} holds no deployment; make one with `fintrader paper RUN`")
-    bundle = unseal(path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again"))
+    bundle = unseal(
+        path.read_bytes(), DeployError(f"{path} was changed or is damaged; freeze the run again")
+    )
     try:
         named = {name: alias for alias, name in aliases(home.parent).items()}
         beat = read_json(home / HEARTBEAT) if (home / HEARTBEAT).is_file() else {}
         report = read_json(home / REPORT) if (home / REPORT).is_file() else None
         role = named.get(home.name, "")
-        seen, following = (None if name not in beat else int(beat[name]) for name in ("time", "next_decision"))
+        seen, following = (
+            None if name not in beat else int(beat[name]) for name in ("time", "next_decision")
+        )
         if report is not None and not {"daily", "shortfall", "equity"} <= set(report):
             raise ValueError(f"{REPORT} is no drift report")
     except (FintraderError, ValueError, TypeError, AttributeError) as error:
-        raise DeployError(f"{home.parent}: a file beside the journal is damaged ({error}); remove it") from None
+        raise DeployError(
+            f"{home.parent}: a file beside the journal is damaged ({error}); remove it"
+        ) from None
     if not (home / JOURNAL).is_file():
         return Status(home.name, bundle, "not begun", role=role)
     with Journal(home / JOURNAL, reading=True) as journal:
         started, ended = journal.last("start"), journal.last("end")
         halted, resumed = journal.last("halt"), journal.last("resume")
         decisions = journal.entries("decision")
-        known = {int(e.body["bar"]): float(e.body["equity"]) for e in (*journal.entries("mark"), *decisions)}
+        known = {
+            int(e.body["bar"]): float(e.body["equity"])
+            for e in (*journal.entries("mark"), *decisions)
+        }
         orders = journal.orders()
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
         newest = decisions[-1] if decisions else None
         held, cash = _standing(journal, started, newest)
-        news = sorted((e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq)
+        news = sorted(
+            (e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq
+        )
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
     if ended is not None:
         state = "finished"
@@ -169,7 +193,9 @@ def read(home: Path) -> Status:
     )
 
 
-def _standing(journal: Journal, started: Entry | None, decision: Entry | None) -> tuple[dict[str, float], float]:
+def _standing(
+    journal: Journal, started: Entry | None, decision: Entry | None
+) -> tuple[dict[str, float], float]:
     """Shares by symbol and cash, USD, as they are now."""
     if started is not None and started.body["broker"] != "simulated":
         known = expected(journal)
@@ -178,7 +204,10 @@ def _standing(journal: Journal, started: Entry | None, decision: Entry | None) -
         return {}, 0.0
     # The embedded broker's account has what earlier orders filled before the journal says so.
     held = {str(name): float(count) for name, count in decision.body["shares"].items()}
-    cash = float(decision.body["cash"]) + filled_since(journal, decision.seq, held, begun_since=True)[0]
+    cash = (
+        float(decision.body["cash"])
+        + filled_since(journal, decision.seq, held, begun_since=True)[0]
+    )
     return {name: count for name, count in held.items() if abs(count) > 1e-9}, cash
 
 
@@ -201,7 +230,10 @@ def as_json(status: Status) -> dict[str, Any]:
         "beat": status.beat,
         "orders": dict(status.counts),
         "requests": list(status.requests),
-        "headroom": {name: {"used": used, "limit": limit} for name, (used, limit) in status.headroom().items()},
+        "headroom": {
+            name: {"used": used, "limit": limit}
+            for name, (used, limit) in status.headroom().items()
+        },
     }
 
 
@@ -217,9 +249,13 @@ def describe(status: Status) -> str:
         lines.append(f"  decided {moment(int(body['bar']))} with {float(body['equity']):,.2f} USD")
     if status.started:
         cash = (
-            f"cash {status.cash_usd:,.2f} USD" if status.decision is not None or status.held else "nothing decided yet"
+            f"cash {status.cash_usd:,.2f} USD"
+            if status.decision is not None or status.held
+            else "nothing decided yet"
         )
-        lines.append(f"  now {len(status.held)} positions, {cash}; orders: {_counted(status.counts)}")
+        lines.append(
+            f"  now {len(status.held)} positions, {cash}; orders: {_counted(status.counts)}"
+        )
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
         lines.append(f"  next decision {moment(status.next_decision)}")

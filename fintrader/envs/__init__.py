@@ -1,7 +1,7 @@
 """The trading environment: `TradingEnv` and what it is made of.
 
-`import fintrader` registers `fintrader/Trading-v0` with gymnasium, for `gymnasium.make` (one account, numpy) and
-`gymnasium.make_vec` (`TradingEnv`).
+`import fintrader` registers `fintrader/Trading-v0` with gymnasium, for `gymnasium.make` (one
+account, numpy) and `gymnasium.make_vec` (`TradingEnv`).
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 
 
 def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]) -> BenchmarkKind:
-    """What `env.benchmark` means in this market: `auto` is equal weights of real bars, and cash of made-up ones (where
-    to leave the market may be what pays) and of tensors that say nothing of where they come from."""
+    """What `env.benchmark` means in this market: `auto` is equal weights of real bars, and cash of
+    made-up ones (where to leave the market may be what pays) and of tensors that say nothing of
+    where they come from."""
     if asked != "auto":
         return asked
     source = market.meta.get("source")
@@ -30,12 +31,13 @@ def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]
 
 
 def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """The weights of a benchmark that something is to be judged against. Raises EnvError, too, for one that never holds
-    anything: a market without members."""
+    """The weights of a benchmark that something is to be judged against. Raises EnvError, too, for
+    one that never holds anything: a market without members."""
     weights = benchmark_weights(market, kind)
     if kind != "cash" and not bool((weights > 0).any()):
         raise EnvError(
-            f"env.benchmark {kind} needs members with prices, and this window has none; set env.benchmark to cash"
+            f"env.benchmark {kind} needs members with prices, and this window has none; set"
+            " env.benchmark to cash"
         )
     return weights
 
@@ -46,11 +48,13 @@ def shows_benchmark(market: MarketTensors, settings: EnvSettings) -> bool:
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """`[T, N]` float64: weights at the close of each bar, of sum 1; all 0 for cash and where nothing has a price yet.
+    """`[T, N]` float64: weights at the close of each bar, of sum 1; all 0 for cash and where
+    nothing has a price yet.
 
-    equal_weight: the members that have a price and bars to come, brought to equal weights at a session's first bar and
-    drifting with their prices to its last. cap_weight: the same members in proportion to their capitalisation.
-    buy_and_hold: equal dollars in every member with a price in the first session, at its first one, then left alone.
+    equal_weight: the members that have a price and bars to come, brought to equal weights at a
+    session's first bar and drifting with their prices to its last. cap_weight: the same members in
+    proportion to their capitalisation. buy_and_hold: equal dollars in every member with a price in
+    the first session, at its first one, then left alone.
 
     Raises EnvError for capitalisations that are not known.
     """
@@ -72,11 +76,15 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
 
 def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
-    """`[T, N]`: worth of a dollar put into each of the `chosen` `[T, N]` at its first bar of the session.
+    """`[T, N]`: worth of a dollar put into each of the `chosen` `[T, N]` at its first bar of the
+    session.
 
     Who holds these weights need not trade during the day, however often he decides.
     """
-    price, bars = market.adjusted_close, torch.arange(market.num_bars, device=market.device).unsqueeze(1)
+    price, bars = (
+        market.adjusted_close,
+        torch.arange(market.num_bars, device=market.device).unsqueeze(1),
+    )
     begins = torch.ones_like(chosen[:, :1])
     begins[1:, 0] = market.session.diff() != 0
     before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
@@ -86,7 +94,8 @@ def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
 
 
 def _held(market: MarketTensors, priced: Tensor) -> Tensor:
-    """`[T, N]`: worth of a dollar put into each first-session member at its first price, its dividends in itself."""
+    """`[T, N]`: worth of a dollar put into each first-session member at its first price, its
+    dividends in itself."""
     price = market.adjusted_close
     session = market.session == market.session[0]
     first = (priced & session.unsqueeze(1)).to(torch.int64).argmax(0)
@@ -105,10 +114,12 @@ def _capitalisation(market: MarketTensors, chosen: Tensor) -> Tensor:
     worth = torch.where(chosen, market.close.to(torch.float64) * shares.to(torch.float64), 0.0)
     unknown = (chosen & worth.isnan()).any(0)
     if bool(unknown.any()):
-        names = ", ".join(name for name, odd in zip(market.symbols, unknown.tolist(), strict=True) if odd)
+        names = ", ".join(
+            name for name, odd in zip(market.symbols, unknown.tolist(), strict=True) if odd
+        )
         raise EnvError(
-            f"data.universe.shares_outstanding does not say how many shares there were of {names}; add them, or set "
-            "env.benchmark to equal_weight"
+            f"data.universe.shares_outstanding does not say how many shares there were of {names};"
+            " add them, or set env.benchmark to equal_weight"
         )
     return worth
 
@@ -116,12 +127,16 @@ def _capitalisation(market: MarketTensors, chosen: Tensor) -> Tensor:
 def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     """`[T]` float64: the benchmark's worth at each close, 1 at the first, before costs.
 
-    It is brought back to its weights at the close of each session's first bar and drifts with prices in between;
-    dividends stay in the symbol that pays them.
+    It is brought back to its weights at the close of each session's first bar and drifts with
+    prices in between; dividends stay in the symbol that pays them.
     """
     price = market.adjusted_close
     level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)
-    starts = torch.cat([market.session.new_ones(1, dtype=torch.bool), market.session.diff() != 0]).nonzero().flatten()
+    starts = (
+        torch.cat([market.session.new_ones(1, dtype=torch.bool), market.session.diff() != 0])
+        .nonzero()
+        .flatten()
+    )
     bounds = [*starts.tolist(), market.num_bars - 1]
     for start, stop in pairwise(bounds):
         paid, held = price[start], weights[start]

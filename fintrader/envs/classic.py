@@ -1,8 +1,8 @@
 """Classic environments for the same agents: worker processes that step, tensors in and out.
 
-Algorithms are comparable where everybody runs them, so any gymnasium environment with a continuous action space can be
-trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a configuration. Each worker is a process
-of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
+Algorithms are comparable where everybody runs them, so any gymnasium environment with a continuous
+action space can be trained on: from Python, or with `env: {kind: gymnasium, id: Pendulum-v1}` in a
+configuration. Each worker is a process of gymnasium's `AsyncVectorEnv`; its accounts' seeds differ.
 """
 
 from __future__ import annotations
@@ -29,33 +29,41 @@ class GymnasiumSettings(Settings):
     kind: Literal["gymnasium"] = "gymnasium"
     """`gymnasium`; `trading` is the default."""
     id: str = "Pendulum-v1"
-    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
-    `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
+    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra
+    `classic`. `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
     num_envs: int = Field(default=8, ge=1)
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"
-    """`async`: a process each; `sync`: one after the other in this process, faster for cheap environments."""
+    """`async`: a process each; `sync`: one after the other in this process, faster for cheap
+    environments."""
     evaluation_episodes: int = Field(default=20, ge=1)
-    """Episodes that the trained policy plays without noise; their mean return is what a training is judged by."""
+    """Episodes that the trained policy plays without noise; their mean return is what a training is
+    judged by."""
 
 
 class WorkerEnv:
     """A gymnasium vector environment behind the training loop's interface.
 
-    Observations are flattened to float32 `[B, D]`; actions in [-1, 1] are stretched to the environment's bounds.
-    A classic environment cannot be stored, so that a resumed training begins with fresh episodes.
+    Observations are flattened to float32 `[B, D]`; actions in [-1, 1] are stretched to the
+    environment's bounds. A classic environment cannot be stored, so that a resumed training begins
+    with fresh episodes.
     """
 
     resumable = False
     on_host = True
     """The simulators take actions on the host, whatever the agent's device."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], *, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        """`env` must reset in the same step. Raises ConfigError for spaces that are not continuous boxes."""
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        """`env` must reset in the same step. Raises ConfigError for spaces that are not continuous
+        boxes."""
         action, observation = continuous(env.single_action_space, env.single_observation_space)
         mode = env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
-            raise ConfigError("make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP")
+            raise ConfigError(
+                "make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP"
+            )
         self.env, self.seed, self.device = env, seed, torch.device(device)
         self.num_envs: int = env.num_envs
         self.settings: GymnasiumSettings | None = None
@@ -65,8 +73,11 @@ class WorkerEnv:
         self.layout = FlatLayout(int(np.prod(observation.shape)), int(np.prod(action.shape)))
 
     @classmethod
-    def make(cls, settings: GymnasiumSettings, *, seed: int = 0, device: torch.device | str = "cpu") -> WorkerEnv:
-        """Raises ConfigError when gymnasium does not know the environment or lacks what it needs."""
+    def make(
+        cls, settings: GymnasiumSettings, *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> WorkerEnv:
+        """Raises ConfigError when gymnasium does not know the environment or lacks what it
+        needs."""
 
         def one() -> gymnasium.Env[Any, Any]:
             return gymnasium.make(settings.id)
@@ -82,10 +93,18 @@ class WorkerEnv:
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             module, own, _ = settings.id.partition(":")
             hint = f"`{install_command('classic')}` brings MuJoCo and classic control"
-            hint = f"install what holds the module {module!r}, or put its folder on PYTHONPATH" if own else hint
-            raise ConfigError(f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}") from None
+            hint = (
+                f"install what holds the module {module!r}, or put its folder on PYTHONPATH"
+                if own
+                else hint
+            )
+            raise ConfigError(
+                f"env.id {settings.id!r} needs a package ({_first_line(error)}); {hint}"
+            ) from None
         except gymnasium.error.Error as error:
-            raise ConfigError(f"env.id {settings.id!r} cannot be made: {_first_line(error)}") from None
+            raise ConfigError(
+                f"env.id {settings.id!r} cannot be made: {_first_line(error)}"
+            ) from None
         continuous(probe.action_space, probe.observation_space)
         probe.close()
         vector = AsyncVectorEnv if settings.workers == "async" else SyncVectorEnv
@@ -101,12 +120,19 @@ class WorkerEnv:
         return self._tensor(obs), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step of every copy. Raises EnvError for actions with NaN, of which simulators make anything."""
+        """One step of every copy. Raises EnvError for actions with NaN, of which simulators make
+        anything."""
         unit = actions.detach().cpu().numpy().astype(np.float64)
         if not np.isfinite(unit).all():
-            raise EnvError("actions contain NaN or infinity; check the policy's weights and the observations")
-        scaled = (self._low + (unit + 1.0) / 2.0 * self._span).astype(self.env.single_action_space.dtype)
-        obs, reward, terminated, truncated, info = self.env.step(scaled.reshape(self.num_envs, *self._shape))
+            raise EnvError(
+                "actions contain NaN or infinity; check the policy's weights and the observations"
+            )
+        scaled = (self._low + (unit + 1.0) / 2.0 * self._span).astype(
+            self.env.single_action_space.dtype
+        )
+        obs, reward, terminated, truncated, info = self.env.step(
+            scaled.reshape(self.num_envs, *self._shape)
+        )
         observation = self._tensor(obs)
         final = observation
         if "final_obs" in info:
@@ -139,9 +165,14 @@ class WorkerEnv:
 def continuous(action: Any, observation: Any) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.Box]:
     """Both spaces, if these agents can act and see in them. Raises ConfigError otherwise."""
     if not isinstance(action, gymnasium.spaces.Box):
-        raise ConfigError(f"the actions are {action}; these agents need a continuous Box, take another environment")
+        raise ConfigError(
+            f"the actions are {action}; these agents need a continuous Box, take another"
+            " environment"
+        )
     if not isinstance(observation, gymnasium.spaces.Box):
-        raise ConfigError(f"the observations are {observation}; wrap the environment so that they are one Box")
+        raise ConfigError(
+            f"the observations are {observation}; wrap the environment so that they are one Box"
+        )
     if not bool(np.isfinite(action.low).all() and np.isfinite(action.high).all()):
         raise ConfigError("the actions have no bounds; wrap the environment with RescaleAction")
     return action, observation
@@ -151,8 +182,11 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def episode_returns(env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int) -> list[float]:
-    """Undiscounted returns of `episodes` episodes from fresh resets, as many of each copy (give or take one).
+def episode_returns(
+    env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int
+) -> list[float]:
+    """Undiscounted returns of `episodes` episodes from fresh resets, as many of each copy (give or
+    take one).
 
     Counting those that end first instead would count short episodes too often.
     """

@@ -1,7 +1,8 @@
 """The environment as pure functions: `begin` an episode, `advance` by one decision, `observe`.
 
-No function here changes its arguments, draws from a generator or synchronises with the host, so that the same
-code runs eagerly, compiled, on CPU and on CUDA. `TradingEnv` is the stateful shell around it.
+No function here changes its arguments, draws from a generator or synchronises with the host, so
+that the same code runs eagerly, compiled, on CPU and on CUDA. `TradingEnv` is the stateful shell
+around it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 MovePrices = Callable[[Tensor, Tensor], Tensor]
-"""Orders wanted `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays 0."""
+"""Orders wanted `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0
+stays 0."""
 
 
 class MarketView(NamedTuple):
@@ -64,7 +66,8 @@ class MarketView(NamedTuple):
     benchmark: Tensor
     """`[T]` float64: logarithm of what the benchmark portfolio has grown to."""
     last_bar: Tensor
-    """`[N]` int64: the bar at whose close the symbol is sold because it ends; T when it does not."""
+    """`[N]` int64: the bar at whose close the symbol is sold because it ends; T when it does
+    not."""
     years: Tensor
     """`[T]` float64: calendar time since the bar before, in years of 365 days."""
     risk_off: Tensor
@@ -72,7 +75,8 @@ class MarketView(NamedTuple):
     ends: bool
     """Whether any symbol ends inside the window."""
     event_row: Tensor
-    """`[T]` int64: the row of `splits` and `dividends` that a bar has; 0, which changes nothing, for most."""
+    """`[T]` int64: the row of `splits` and `dividends` that a bar has; 0, which changes nothing,
+    for most."""
     splits: Tensor
     """`[R, N]` float64: new shares for an old one."""
     dividends: Tensor
@@ -80,23 +84,28 @@ class MarketView(NamedTuple):
     eventful: bool
     """Whether the window holds a split or a dividend."""
     clock: Tensor
-    """`[T]` float64: what `time_left` shows at a bar's close; below 0 where that is for the episode to say."""
+    """`[T]` float64: what `time_left` shows at a bar's close; below 0 where that is for the episode
+    to say."""
 
     def quote(self, bar: Tensor) -> Bar:
         """What the bars `[B]` mean to orders."""
-        return Bar(self.fill[bar], self.buyable[bar], self.most[bar], self.thinness[bar], self.spread)
+        return Bar(
+            self.fill[bar], self.buyable[bar], self.most[bar], self.thinness[bar], self.spread
+        )
 
 
 class Record(NamedTuple):
-    """What happened between two decisions, in k = decision_interval bars; the bars after an early end repeat it."""
+    """What happened between two decisions, in k = decision_interval bars; the bars after an early
+    end repeat it."""
 
     decision_bar: Tensor
     """`[B]`: orders were decided at its close."""
     fill_bar: Tensor
     """`[B]`: and filled in it."""
     ordered: Tensor
-    """`[B, N]`, signed: what was asked for, in shares of the fill bar. What did not fill of it was cancelled: nothing
-    traded, the order exceeded its share of the volume, or there was not the money."""
+    """`[B, N]`, signed: what was asked for, in shares of the fill bar. What did not fill of it was
+    cancelled: nothing traded, the order exceeded its share of the volume, or there was not the
+    money."""
     fill_shares: Tensor
     """`[B, N]`, signed: bought > 0."""
     fill_price: Tensor
@@ -108,13 +117,15 @@ class Record(NamedTuple):
     bar_equity: Tensor
     """`[B, k]` USD at each bar's close."""
     closed_shares: Tensor
-    """`[B, k, N]`, signed as `fill_shares`: forced at the close of that bar (symbol ended, margin call)."""
+    """`[B, k, N]`, signed as `fill_shares`: forced at the close of that bar (symbol ended, margin
+    call)."""
     closed_cost: Tensor
     """`[B, k, N]` USD: cost of the forced trades."""
     interest: Tensor
     """`[B, k]` USD: paid for borrowed stock and cash."""
     income: Tensor
-    """`[B, k]` USD: dividends, and cash for what splits left of a share; negative where shares were owed."""
+    """`[B, k]` USD: dividends, and cash for what splits left of a share; negative where shares were
+    owed."""
     cost: Tensor
     """`[B]` USD: everything paid."""
     turnover: Tensor
@@ -123,24 +134,37 @@ class Record(NamedTuple):
     def without(self, mask: Tensor) -> Record:
         """Nothing traded and nothing paid in the rows of `mask` `[B]`."""
         names = (
-            *("ordered", "fill_shares", "fill_cost", "closed_shares", "closed_cost", "interest", "income"),
+            *(
+                "ordered",
+                "fill_shares",
+                "fill_cost",
+                "closed_shares",
+                "closed_cost",
+                "interest",
+                "income",
+            ),
             *("cost", "turnover"),
         )
         values = {name: getattr(self, name) for name in names}
         rows = {name: mask.view(-1, *[1] * (value.ndim - 1)) for name, value in values.items()}
-        return self._replace(**{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()})
+        return self._replace(
+            **{n: torch.where(rows[n], torch.zeros_like(v), v) for n, v in values.items()}
+        )
 
 
-def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.dtype = torch.float32) -> MarketView:
-    """Sanitise a market once. Raises EnvError for a window of one bar, an unknown turbulence column or symbol, and bars
-    without volume where orders take a share of it."""
+def market_view(
+    market: MarketTensors, settings: EnvSettings, obs_dtype: torch.dtype = torch.float32
+) -> MarketView:
+    """Sanitise a market once. Raises EnvError for a window of one bar, an unknown turbulence column
+    or symbol, and bars without volume where orders take a share of it."""
     bars = market.num_bars
     if bars < 2:
         raise EnvError(f"the window holds {bars} bar(s); trading needs at least two")
     close = market.close
     priced = ~close.isnan()
     steps = torch.arange(bars, device=close.device).unsqueeze(1)
-    # The newest bar with a price at or before t; the first row stands in where there is none (price 0 below).
+    # The newest bar with a price at or before t; the first row stands in where there is none (price
+    # 0 below).
     newest = torch.where(priced, steps, torch.zeros_like(steps)).cummax(0).values
     carried = torch.nan_to_num(close, nan=0.0).gather(0, newest)
     final = market.last_bar
@@ -159,9 +183,13 @@ def market_view(market: MarketTensors, settings: EnvSettings, obs_dtype: torch.d
         fill=fill.to(torch.float32).contiguous(),
         buyable=(market.tradable & market.member & (steps < last_bar)).contiguous(),
         most=_most(volume, settings),
-        thinness=torch.where(volume > 0, volume.rsqrt(), torch.full_like(volume, LARGEST)).contiguous(),
+        thinness=torch.where(
+            volume > 0, volume.rsqrt(), torch.full_like(volume, LARGEST)
+        ).contiguous(),
         spread=half_spreads(market, settings),
-        rows=market_rows((market.features, market.tradable, *shown, market.context), obs_dtype, settings.lookback),
+        rows=market_rows(
+            (market.features, market.tradable, *shown, market.context), obs_dtype, settings.lookback
+        ),
         benchmark=benchmark_level(market, weights).log(),
         last_bar=last_bar,
         years=nanoseconds / _YEAR_NS,
@@ -180,18 +208,29 @@ def _most(volume: Tensor, settings: EnvSettings) -> Tensor:
         return torch.full_like(volume, torch.inf)
     if not bool((volume > 0).any()):
         raise EnvError(
-            "the bars hold no volume, of which an order may take a share; set env.participation to none to fill orders "
-            "of any size"
+            "the bars hold no volume, of which an order may take a share; set env.participation to"
+            " none to fill orders of any size"
         )
-    return round_to_zero(volume.to(torch.float64) * settings.participation, settings).to(torch.float32).contiguous()
+    return (
+        round_to_zero(volume.to(torch.float64) * settings.participation, settings)
+        .to(torch.float32)
+        .contiguous()
+    )
 
 
 def half_spreads(market: MarketTensors, settings: EnvSettings) -> Tensor:
-    """`[N]` float64, as a share of the notional. Raises EnvError for the spread of a symbol that is not traded."""
+    """`[N]` float64, as a share of the notional. Raises EnvError for the spread of a symbol that is
+    not traded."""
     unknown = sorted(set(settings.half_spread_bps_of) - set(market.symbols))
     if unknown:
-        raise EnvError(f"env.half_spread_bps_of: the market has no {', '.join(unknown)}; remove what it does not trade")
-    rates = [settings.half_spread_bps_of.get(name, settings.half_spread_bps) / 1e4 for name in market.symbols]
+        raise EnvError(
+            f"env.half_spread_bps_of: the market has no {', '.join(unknown)}; remove what it does"
+            " not trade"
+        )
+    rates = [
+        settings.half_spread_bps_of.get(name, settings.half_spread_bps) / 1e4
+        for name in market.symbols
+    ]
     return torch.tensor(rates, dtype=torch.float64, device=market.device)
 
 
@@ -213,7 +252,10 @@ def _risk_off(market: MarketTensors, settings: EnvSettings) -> Tensor:
         return torch.zeros(market.num_bars, dtype=torch.bool, device=market.device)
     if settings.turbulence_column not in market.context_names:
         known = ", ".join(market.context_names) or "none"
-        raise EnvError(f"env.turbulence_column: no context column {settings.turbulence_column!r}; known: {known}")
+        raise EnvError(
+            f"env.turbulence_column: no context column {settings.turbulence_column!r}; known:"
+            f" {known}"
+        )
     column = market.context_names.index(settings.turbulence_column)
     return market.context[:, column] > settings.turbulence_threshold
 
@@ -231,7 +273,8 @@ def mix(x: Tensor) -> Tensor:
 
 
 def account_keys(seed: int | Sequence[int], count: int, device: torch.device) -> Tensor:
-    """`[B]` int64: the keys of the accounts' random streams; account i's does not depend on how many there are.
+    """`[B]` int64: the keys of the accounts' random streams; account i's does not depend on how
+    many there are.
 
     A list gives account i the stream that account 0 of an environment seeded with `seed[i]` has.
     """
@@ -242,12 +285,14 @@ def account_keys(seed: int | Sequence[int], count: int, device: torch.device) ->
 
 
 def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
-    """`[B]` int64 uniform in [0, span): a function of the account's key and its episode's number alone."""
+    """`[B]` int64 uniform in [0, span): a function of the account's key and its episode's number
+    alone."""
     return _shift_right(mix(key + episode * _GOLDEN), 1) % torch.clamp(span, min=1)
 
 
 def listed(view: MarketView, bar: Tensor) -> Tensor:
-    """`[B, N]` bool: what an account may own that begins at `bar` `[B]`: it has a price, and bars are still to come."""
+    """`[B, N]` bool: what an account may own that begins at `bar` `[B]`: it has a price, and bars
+    are still to come."""
     return (view.mark[bar] > 0) & (view.last_bar > bar.unsqueeze(1))
 
 
@@ -263,30 +308,53 @@ def begin(
 ) -> Account:
     """Accounts at the start of an episode.
 
-    `key`, `episode`, `episode_bars` `[B]` int64, `cash` `[B]` float64, `shares` `[B, N]`; `start` `[B]` overrides
-    the random start where it is not negative. Shares of what is not listed at the start are left out.
+    `key`, `episode`, `episode_bars` `[B]` int64, `cash` `[B]` float64, `shares` `[B, N]`; `start`
+    `[B]` overrides the random start where it is not negative. Shares of what is not listed at the
+    start are left out.
     """
     last = view.mark.shape[0] - 1
-    # With a fixed length every start leaves room for all of it; to the window's end, room for one step.
-    length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), torch.ones_like(episode_bars))
+    # With a fixed length every start leaves room for all of it; to the window's end, room for one
+    # step.
+    length = torch.where(
+        episode_bars > 0, torch.clamp(episode_bars, max=last), torch.ones_like(episode_bars)
+    )
     bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
     if start is not None:
         bar = torch.where(start >= 0, start, bar)
-    end = torch.where(episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last))
+    end = torch.where(
+        episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last)
+    )
     shares = torch.where(listed(view, bar), shares, torch.zeros_like(shares))
     equity = cash + in_usd(shares, view.mark[bar]).sum(1)
     variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
-    memory, finished = torch.stack((torch.zeros_like(equity), variance), dim=1), torch.zeros_like(bar, dtype=torch.bool)
+    memory, finished = (
+        torch.stack((torch.zeros_like(equity), variance), dim=1),
+        torch.zeros_like(bar, dtype=torch.bool),
+    )
     return Account(
-        bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=equity, first_equity=equity, start_bar=bar,
-        end_bar=end, episode=episode + 1, memory=memory, finished=finished,
-    )  # fmt: skip
+        bar=bar,
+        cash=cash,
+        shares=shares,
+        equity=equity,
+        peak_equity=equity,
+        first_equity=equity,
+        start_bar=bar,
+        end_bar=end,
+        episode=episode + 1,
+        memory=memory,
+        finished=finished,
+    )
 
 
 def select(mask: Tensor, chosen: Account, other: Account) -> Account:
     """`chosen` where mask `[B]`, else `other`."""
     rows = mask.unsqueeze(1)
-    return Account(*(torch.where(rows if a.ndim == 2 else mask, a, b) for a, b in zip(chosen, other, strict=True)))
+    return Account(
+        *(
+            torch.where(rows if a.ndim == 2 else mask, a, b)
+            for a, b in zip(chosen, other, strict=True)
+        )
+    )
 
 
 def advance(
@@ -301,8 +369,9 @@ def advance(
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
     """One decision for each account: orders, fills, then k bars marked at their closes.
 
-    `action` `[B, N]`; `move_prices` lets the orders wanted `[B, N]` (signed shares) change the fill prices `[B, N]`
-    before anything fills. Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
+    `action` `[B, N]`; `move_prices` lets the orders wanted `[B, N]` (signed shares) change the fill
+    prices `[B, N]` before anything fills. Returns account, reward `[B]` float64, terminated `[B]`,
+    truncated `[B]`, record.
     """
     bar, same_bar = account.bar, settings.fill == "close"
     fill_bar = bar if same_bar else torch.minimum(bar + 1, account.end_bar)
@@ -310,12 +379,17 @@ def advance(
     mark, cash, shares = view.mark[bar], account.cash, account.shares
     want = desired_shares(action, shares, account.equity, mark, flat, settings)
     income = torch.zeros_like(cash)
-    if view.eventful and not same_bar:  # what was asked for before a split is asked for in new shares
+    if (
+        view.eventful and not same_bar
+    ):  # what was asked for before a split is asked for in new shares
         row = view.event_row[fill_bar]
         split, dividend = view.splits[row], view.dividends[row]
         order = split_shares(want - shares, split, settings)
         cash, shares, income = apply_events(cash, shares, mark, split, dividend, settings)
-        want, mark = shares + order, (mark.to(torch.float64) - dividend) / split  # what a new share is worth today
+        want, mark = (
+            shares + order,
+            (mark.to(torch.float64) - dividend) / split,
+        )  # what a new share is worth today
     quote = view.quote(fill_bar)
     if move_prices is not None:
         quote = quote._replace(price=move_prices(want - shares, quote.price))
@@ -350,7 +424,9 @@ def advance(
         equity = cash + value.sum(1)
         if settings.maintenance_margin > 0.0:
             gross = value.abs().sum(1)
-            called = (moving & (equity < settings.maintenance_margin * gross)).unsqueeze(1) & (view.fill[bar] > 0)
+            called = (moving & (equity < settings.maintenance_margin * gross)).unsqueeze(1) & (
+                view.fill[bar] > 0
+            )
             cash, shares, forced, forced_cost, total, notional = _close_positions(
                 cash, shares, view.quote(bar)._replace(price=mark), called, settings
             )
@@ -366,26 +442,44 @@ def advance(
         income = torch.zeros_like(income)
 
     outcome = Outcome(
-        account.equity, equity, account.peak_equity, peak, account.first_equity, cost, turnover, account.memory,
+        account.equity,
+        equity,
+        account.peak_equity,
+        peak,
+        account.first_equity,
+        cost,
+        turnover,
+        account.memory,
         view.benchmark[bar] - view.benchmark[account.bar],
-    )  # fmt: skip
+    )
     memory = update_memory(outcome, settings) if settings.reward in REMEMBERING else account.memory
     terminated = equity <= settings.ruin_fraction * account.first_equity
     truncated = (bar >= account.end_bar) & ~terminated
-    after = account._replace(bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=peak, memory=memory)
+    after = account._replace(
+        bar=bar, cash=cash, shares=shares, equity=equity, peak_equity=peak, memory=memory
+    )
     after = after._replace(finished=terminated | truncated)
     entry = None
     if record:
         paid, traded = fill_costs(fills, quote, settings), fills.added - fills.reduced
         by_bar = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
-        entry = Record._make((account.bar, fill_bar, ordered, traded, quote.price, paid, *by_bar, cost, turnover))
+        entry = Record._make(
+            (account.bar, fill_bar, ordered, traded, quote.price, paid, *by_bar, cost, turnover)
+        )
     return after, settings.reward_scale * reward(outcome), terminated, truncated, entry
 
 
 def _interest(
-    cash: Tensor, shares: Tensor, before: Tensor, view: MarketView, bar: Tensor, moving: Tensor, settings: EnvSettings
+    cash: Tensor,
+    shares: Tensor,
+    before: Tensor,
+    view: MarketView,
+    bar: Tensor,
+    moving: Tensor,
+    settings: EnvSettings,
 ) -> Tensor:
-    """`[B]`: a year's rate on the short notional (at the last close) and on borrowed cash, for the bar's length."""
+    """`[B]`: a year's rate on the short notional (at the last close) and on borrowed cash, for the
+    bar's length."""
     borrowed = torch.relu(-in_usd(shares, before)).sum(1) + torch.relu(-cash)
     return borrowed * (settings.borrow_bps_per_year / 1e4) * view.years[bar] * moving
 
@@ -393,7 +487,8 @@ def _interest(
 def _close_positions(
     cash: Tensor, shares: Tensor, quote: Bar, where: Tensor, settings: EnvSettings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Close positions where `[B, N]` says so: cash, shares, traded, costs `[B, N]`, cost, notional."""
+    """Close positions where `[B, N]` says so: cash, shares, traded, costs `[B, N]`, cost,
+    notional."""
     closed = torch.where(where, shares, torch.zeros_like(shares))
     value = in_usd(closed, quote.price)
     notional = value.abs()

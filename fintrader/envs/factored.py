@@ -1,7 +1,8 @@
-"""Policies on the factored observation: what all accounts share is projected once, and gathered by their clocks.
+"""Policies on the factored observation: what all accounts share is projected once, and gathered by
+their clocks.
 
-A first layer maps a flat observation o = (p, m), private part and market row, to W o + b = (W_p p + b) + W_m m. The
-second term is the same for every account at a bar, and m is by far the wider part.
+A first layer maps a flat observation o = (p, m), private part and market row, to W o + b = (W_p p +
+b) + W_m m. The second term is the same for every account at a bar, and m is by far the wider part.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from torch.nn import functional
 from fintrader.errors import EnvError
 
 WORTH_SORTING = 0.875
-"""Rows per sample up to which projecting the occurring rows alone is faster; see `factored_policy` in the results of
-`benchmarks/env.py`."""
+"""Rows per sample up to which projecting the occurring rows alone is faster; see `factored_policy`
+in the results of `benchmarks/env.py`."""
 
 
 def project_market(project: Callable[[Tensor], Tensor], rows: Tensor, clock: Tensor) -> Tensor:
-    """`project(rows[clock])`, computed once for each market row that occurs where that is less work.
+    """`project(rows[clock])`, computed once for each market row that occurs where that is less
+    work.
 
-    `rows` `[T, W]` are the market's rows, `clock` `[S]` the bar of each sample, `project` maps `[S, W]` to `[S, H]`
-    row by row (a policy's first layer, without the private part). In a rollout of B accounts few rows occur many
-    times; in a minibatch drawn from everywhere nearly every sample has a row of its own, and sorting them out costs
-    more than it saves.
+    `rows` `[T, W]` are the market's rows, `clock` `[S]` the bar of each sample, `project` maps `[S,
+    W]` to `[S, H]` row by row (a policy's first layer, without the private part). In a rollout of B
+    accounts few rows occur many times; in a minibatch drawn from everywhere nearly every sample has
+    a row of its own, and sorting them out costs more than it saves.
     """
     occurring, place = torch.unique(clock, return_inverse=True)
     if occurring.numel() <= WORTH_SORTING * clock.numel():
@@ -35,14 +37,17 @@ def project_market(project: Callable[[Tensor], Tensor], rows: Tensor, clock: Ten
 
 
 class FactoredLinear(nn.Module):
-    """A linear layer on flat observations `[..., D]` that takes factored ones, `{"private": [..., P], "clock": [...]}`.
+    """A linear layer on flat observations `[..., D]` that takes factored ones, `{"private": [...,
+    P], "clock": [...]}`.
 
-    The result `[..., H]` is the flat layer's up to rounding, and so are the gradients; the parameters are its own. The
-    rows of a batch are projected once each or for every sample, whichever is less work (`project_market`).
+    The result `[..., H]` is the flat layer's up to rounding, and so are the gradients; the
+    parameters are its own. The rows of a batch are projected once each or for every sample,
+    whichever is less work (`project_market`).
 
-    After `eval()` and without gradients, all T rows are projected once, as soon as that many samples were asked for: a
-    rollout then gathers sums that are ready. They are forgotten by `train()`, by `eval()` and by a call with gradients,
-    and nothing else may change the weights in between (torch's own record of changes misses fused optimisers).
+    After `eval()` and without gradients, all T rows are projected once, as soon as that many
+    samples were asked for: a rollout then gathers sums that are ready. They are forgotten by
+    `train()`, by `eval()` and by a call with gradients, and nothing else may change the weights in
+    between (torch's own record of changes misses fused optimisers).
     """
 
     rows: Tensor
@@ -56,8 +61,9 @@ class FactoredLinear(nn.Module):
         self.private_width = flat.in_features - market_rows.shape[1]
         if self.private_width < 1:
             raise EnvError(
-                f"the layer reads {flat.in_features} columns, the market's rows alone have {market_rows.shape[1]}; "
-                "make it for the flat observation, nn.Linear(env.layout.width, ...)"
+                f"the layer reads {flat.in_features} columns, the market's rows alone have"
+                f" {market_rows.shape[1]}; make it for the flat observation,"
+                " nn.Linear(env.layout.width, ...)"
             )
         self.flat = flat
         self.register_buffer("rows", market_rows, persistent=False)
@@ -76,7 +82,9 @@ class FactoredLinear(nn.Module):
         """`[..., H]`."""
         private, clock = obs["private"], obs["clock"]
         weight = self.flat.weight
-        own = functional.linear(private.to(weight.dtype), weight[:, : self.private_width], self.flat.bias)
+        own = functional.linear(
+            private.to(weight.dtype), weight[:, : self.private_width], self.flat.bias
+        )
         if torch.is_grad_enabled() and weight.requires_grad:
             self._forget()  # the weights are about to change
             shared = project_market(self._project, self.rows, clock.flatten())
@@ -86,10 +94,13 @@ class FactoredLinear(nn.Module):
 
     def _project(self, rows: Tensor) -> Tensor:
         """Market rows `[S, L*W]` to their share of the result `[S, H]`."""
-        return functional.linear(rows.to(self.flat.weight.dtype), self.flat.weight[:, self.private_width :])
+        return functional.linear(
+            rows.to(self.flat.weight.dtype), self.flat.weight[:, self.private_width :]
+        )
 
     def _gather(self, clock: Tensor) -> Tensor:
-        """`[S, H]` without gradients. All rows are not projected before as much was spent on samples."""
+        """`[S, H]` without gradients. All rows are not projected before as much was spent on
+        samples."""
         self._samples += clock.numel()
         if self.training or (self._projected is None and self._samples < len(self.rows)):
             return project_market(self._project, self.rows, clock)

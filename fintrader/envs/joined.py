@@ -1,8 +1,9 @@
-"""Several environments as one (`SeveralEnvs`), and pieces of one market, whose accounts never leave their own
-(`JoinedEnv`).
+"""Several environments as one (`SeveralEnvs`), and pieces of one market, whose accounts never leave
+their own (`JoinedEnv`).
 
-A learner that must not see a block in the middle of a market trains on what lies on both sides of it. Every piece has
-accounts of its own, in proportion to its length, so that no episode runs across the hole.
+A learner that must not see a block in the middle of a market trains on what lies on both sides of
+it. Every piece has accounts of its own, in proportion to its length, so that no episode runs across
+the hole.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from fintrader.seeding import derive
 
 
 class SeveralEnvs:
-    """Environments side by side as one: what `train` needs of one (`TrainingEnvironment`), gradients included.
+    """Environments side by side as one: what `train` needs of one (`TrainingEnvironment`),
+    gradients included.
 
-    Subclasses set `envs`, `settings`, `layout` and `market_rows` `[T, L*W]`, and say which of these rows an account
-    sees. Observations are `[B, D]`, or factored as the settings say; the accounts of the first environment come first.
+    Subclasses set `envs`, `settings`, `layout` and `market_rows` `[T, L*W]`, and say which of these
+    rows an account sees. Observations are `[B, D]`, or factored as the settings say; the accounts
+    of the first environment come first.
     """
 
     envs: Sequence[TradingEnv]
@@ -58,14 +61,23 @@ class SeveralEnvs:
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes everywhere; a seed starts the accounts' random streams anew."""
-        seeds = [None if seed is None else derive(seed, "several", number) for number in range(len(self.envs))]
-        return self._join([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]), {}
+        seeds = [
+            None if seed is None else derive(seed, "several", number)
+            for number in range(len(self.envs))
+        ]
+        return (
+            self._join([env.reset(seed=own)[0] for env, own in zip(self.envs, seeds, strict=True)]),
+            {},
+        )
 
     def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """As `TradingEnv.step`. Raises EnvError for what is no action `[B, N]`."""
         shape = (self.num_envs, self.layout.num_assets)
         if not isinstance(actions, Tensor) or tuple(actions.shape) != shape:
-            raise EnvError(f"actions must be a tensor of shape {shape}, got {getattr(actions, 'shape', type(actions))}")
+            raise EnvError(
+                f"actions must be a tensor of shape {shape}, got"
+                f" {getattr(actions, 'shape', type(actions))}"
+            )
         parts = torch.split(actions, [env.num_envs for env in self.envs])
         steps = [env.step(part) for env, part in zip(self.envs, parts, strict=True)]
         shown, *numbers, infos = zip(*steps, strict=True)
@@ -80,7 +92,9 @@ class SeveralEnvs:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything a bit-exact continuation needs (not the markets, not the settings)."""
         states = enumerate(env.state_dict() for env in self.envs)
-        return {f"{number}.{name}": value for number, state in states for name, value in state.items()}
+        return {
+            f"{number}.{name}": value for number, state in states for name, value in state.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state_dict`. Raises CheckpointError when it does not fit."""
@@ -88,7 +102,9 @@ class SeveralEnvs:
         for name, value in state.items():
             number, _, rest = name.partition(".")
             if number not in own:
-                raise CheckpointError(f"this is no state of {len(own)} environments side by side: {name} is unknown")
+                raise CheckpointError(
+                    f"this is no state of {len(own)} environments side by side: {name} is unknown"
+                )
             own[number][rest] = value
         for env, part in zip(self.envs, own.values(), strict=True):
             env.load_state_dict(part)
@@ -97,7 +113,9 @@ class SeveralEnvs:
         if not isinstance(shown[0], Mapping):
             return torch.cat(list(shown))
         private = torch.cat([one["private"] for one in shown])
-        clock = torch.cat([self.shown_row(number, one["clock"]) for number, one in enumerate(shown)])
+        clock = torch.cat(
+            [self.shown_row(number, one["clock"]) for number, one in enumerate(shown)]
+        )
         if self.settings.observation == "factored":
             return {"private": private, "clock": clock}
         return self.layout.assemble(private, self.market_rows[clock])
@@ -106,8 +124,8 @@ class SeveralEnvs:
 class JoinedEnv(SeveralEnvs):
     """Made of a `TradingEnv` for each piece.
 
-    `observation: factored` shows a bar's number among the bars of all pieces, one after another, as `market_rows` has
-    them.
+    `observation: factored` shows a bar's number among the bars of all pieces, one after another, as
+    `market_rows` has them.
     """
 
     def __init__(
@@ -118,7 +136,8 @@ class JoinedEnv(SeveralEnvs):
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        """Raises EnvError for fewer accounts (or groups of them) than pieces, and what `TradingEnv` raises."""
+        """Raises EnvError for fewer accounts (or groups of them) than pieces, and what `TradingEnv`
+        raises."""
         accounts = shares_of(settings, [piece.num_bars for piece in pieces])
         groups = settings.start_groups
         each = 1 if groups == "auto" else settings.num_envs // groups
@@ -127,7 +146,11 @@ class JoinedEnv(SeveralEnvs):
         self.envs = [
             TradingEnv(
                 piece,
-                settings if groups == "auto" else settings.model_copy(update={"start_groups": count // each}),
+                (
+                    settings
+                    if groups == "auto"
+                    else settings.model_copy(update={"start_groups": count // each})
+                ),
                 num_envs=count,
                 device=device,
                 seed=derive(seed, "piece", number),
@@ -135,12 +158,17 @@ class JoinedEnv(SeveralEnvs):
             for number, (piece, count) in enumerate(zip(pieces, accounts, strict=True))
         ]
         self.layout = self.envs[0].layout
-        self._offsets = [sum(env.market.num_bars for env in self.envs[:number]) for number in range(len(self.envs))]
+        self._offsets = [
+            sum(env.market.num_bars for env in self.envs[:number])
+            for number in range(len(self.envs))
+        ]
 
     def with_settings(self, **changes: Any) -> JoinedEnv:
         """An environment like this one but for these settings, before its first reset."""
         settings = self.settings.model_copy(update=changes)
-        return JoinedEnv([env.market for env in self.envs], settings, device=self.device, seed=self._seed)
+        return JoinedEnv(
+            [env.market for env in self.envs], settings, device=self.device, seed=self._seed
+        )
 
     @cached_property
     def market_rows(self) -> Tensor:  # type: ignore[override]
@@ -152,8 +180,8 @@ class JoinedEnv(SeveralEnvs):
 
 
 def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
-    """Accounts of each piece: in proportion to its bars, one (or one group of `start_groups`) at least, and all of
-    `num_envs` together.
+    """Accounts of each piece: in proportion to its bars, one (or one group of `start_groups`) at
+    least, and all of `num_envs` together.
 
     Raises EnvError when there are fewer accounts, or groups of them, than pieces.
     """
@@ -161,12 +189,14 @@ def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
     units = settings.num_envs if groups == "auto" else groups
     if units < len(bars) or settings.num_envs % units:
         raise EnvError(
-            f"{settings.num_envs} accounts in {units} group(s) cannot trade in {len(bars)} pieces of the market; raise "
-            "env.num_envs, or set env.start_groups to auto"
+            f"{settings.num_envs} accounts in {units} group(s) cannot trade in {len(bars)} pieces"
+            " of the market; raise env.num_envs, or set env.start_groups to auto"
         )
     due = [units * count / sum(bars) for count in bars]
     shares = [max(1, int(part)) for part in due]
-    while (missing := units - sum(shares)) != 0:  # whoever is furthest from what is due to it, the first of equals
+    while (
+        missing := units - sum(shares)
+    ) != 0:  # whoever is furthest from what is due to it, the first of equals
         step = 1 if missing > 0 else -1
         apart = [step * (part - share) for part, share in zip(due, shares, strict=True)]
         shares[apart.index(max(apart))] += step

@@ -1,12 +1,12 @@
 """Several traders in one market: their orders meet in one temporary price impact.
 
-In every game K traders stand at the same bar. The orders they want are added up per symbol; the net flow q (USD,
-bought less sold) moves the price everybody fills at,
+In every game K traders stand at the same bar. The orders they want are added up per symbol; the net
+flow q (USD, bought less sold) moves the price everybody fills at,
 
     p' = p (1 + clamp(kappa q, -limit, +limit))
 
-and it is gone by the close, where accounts are marked at the market's price. Whoever follows the crowd pays for it,
-whoever stands on the other side is paid.
+and it is gone by the close, where accounts are marked at the market's price. Whoever follows the
+crowd pays for it, whoever stands on the other side is paid.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ class TraderSettings(Settings):
     impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Most the price moves, as a share of it."""
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
-    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the others."""
+    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the
+    others."""
 
 
 class MultiTraderEnv:
-    """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, N]`, rewards `[G, K]`.
+    """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, N]`, rewards `[G,
+    K]`.
 
-    A ruined trader is out (`terminated`): he orders nothing and is rewarded 0 until the game ends, which it does for
-    all at the time limit (`truncated`) or when everybody is ruined. An ended game is reset in the same step; its true
-    last observation is `info["final_obs"]` `[G, K, D]` where `info["_final_obs"]` `[G]`.
+    A ruined trader is out (`terminated`): he orders nothing and is rewarded 0 until the game ends,
+    which it does for all at the time limit (`truncated`) or when everybody is ruined. An ended game
+    is reset in the same step; its true last observation is `info["final_obs"]` `[G, K, D]` where
+    `info["_final_obs"]` `[G]`.
     """
 
     def __init__(
@@ -87,15 +90,20 @@ class MultiTraderEnv:
         """Begin all games: obs `[G, K, D]`."""
         if seed is not None:
             self._key = self._keys(seed)
-        episode = torch.zeros_like(self._key) if self._account is None or seed is not None else self._account.episode
+        episode = (
+            torch.zeros_like(self._key)
+            if self._account is None or seed is not None
+            else self._account.episode
+        )
         self._account = self._begin(episode)
         return self._observe(self._account), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One decision of every trader: obs `[G, K, D]`, reward, terminated, truncated `[G, K]`, info.
+        """One decision of every trader: obs `[G, K, D]`, reward, terminated, truncated `[G, K]`,
+        info.
 
-        Raises EnvError, changing nothing, for actions of the wrong shape or with NaN. On CUDA, where to look would be
-        to wait for the device, a NaN counts as 0.
+        Raises EnvError, changing nothing, for actions of the wrong shape or with NaN. On CUDA,
+        where to look would be to wait for the device, a NaN counts as 0.
         """
         account = self.account
         action = self._check_action(actions)
@@ -122,12 +130,23 @@ class MultiTraderEnv:
         ended = over.repeat_interleave(self.num_traders)
         after = select(ended, self._begin(after.episode), after)
         self._account = after
-        return self._observe(after), self._share(reward), self._games(ruined), self._games(truncated), info
+        return (
+            self._observe(after),
+            self._share(reward),
+            self._games(ruined),
+            self._games(truncated),
+            info,
+        )
 
     def _check_action(self, actions: Tensor) -> Tensor:
-        """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for good."""
+        """`[G * K, N]` on the environment's device, without NaN: one would stay in the books for
+        good."""
         shape = (self.num_games, self.num_traders, self.layout.num_assets)
-        if not isinstance(actions, Tensor) or tuple(actions.shape) != shape or not actions.is_floating_point():
+        if (
+            not isinstance(actions, Tensor)
+            or tuple(actions.shape) != shape
+            or not actions.is_floating_point()
+        ):
             raise EnvError(f"actions must be a floating-point tensor of shape {shape}")
         action = actions.flatten(0, 1).to(self.device)
         if not self._on_host:
@@ -142,8 +161,12 @@ class MultiTraderEnv:
 
     def _begin(self, episode: Tensor) -> Account:
         count = self.num_games * self.num_traders
-        cash = torch.full((count,), self.settings.initial_cash_usd, dtype=torch.float64, device=self.device)
-        shares = torch.zeros((count, self.layout.num_assets), dtype=torch.float64, device=self.device)
+        cash = torch.full(
+            (count,), self.settings.initial_cash_usd, dtype=torch.float64, device=self.device
+        )
+        shares = torch.zeros(
+            (count, self.layout.num_assets), dtype=torch.float64, device=self.device
+        )
         length = torch.full_like(self._key, self.settings.episode_bars or 0)
         return begin(self._view, self._key, episode, cash, shares, length, self.settings)
 
@@ -157,7 +180,8 @@ class MultiTraderEnv:
         return price * (1.0 + shift.repeat_interleave(self.num_traders, dim=0))
 
     def _share(self, reward: Tensor) -> Tensor:
-        """Rewards `[G, K]` float32 after cooperation c: (1 - c) own + c mean for c >= 0, own + c others for c < 0."""
+        """Rewards `[G, K]` float32 after cooperation c: (1 - c) own + c mean for c >= 0, own + c
+        others for c < 0."""
         own, c = self._games(reward), self.traders.cooperation
         if c >= 0.0:
             shared = (1.0 - c) * own + c * own.mean(1, keepdim=True)
@@ -170,4 +194,6 @@ class MultiTraderEnv:
         return value.view(self.num_games, self.num_traders)
 
     def _observe(self, account: Account) -> Tensor:
-        return observe(self._view, account, torch.float32).view(self.num_games, self.num_traders, -1)
+        return observe(self._view, account, torch.float32).view(
+            self.num_games, self.num_traders, -1
+        )

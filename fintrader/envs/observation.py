@@ -1,7 +1,8 @@
-"""What an account sees: the layout of the flat observation, the functions that fill it, and those that take it apart.
+"""What an account sees: the layout of the flat observation, the functions that fill it, and those
+that take it apart.
 
-A market's layout is `ObservationLayout`; a classic environment has a `FlatLayout`. `Bfloat16Box` is the space of
-observations in a format that numpy does not have.
+A market's layout is `ObservationLayout`; a classic environment has a `FlatLayout`. `Bfloat16Box` is
+the space of observations in a format that numpy does not have.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from fintrader.errors import CheckpointError
 
 
 class Bfloat16Box(gymnasium.spaces.Box):
-    """The unbounded space of bfloat16 tensors of a shape, and of the float32 arrays that numpy gets in their place.
+    """The unbounded space of bfloat16 tensors of a shape, and of the float32 arrays that numpy gets
+    in their place.
 
-    numpy has no bfloat16, so `dtype`, which is always one of numpy's, is float32; `tensor_dtype` is torch's.
+    numpy has no bfloat16, so `dtype`, which is always one of numpy's, is float32; `tensor_dtype` is
+    torch's.
     """
 
     tensor_dtype = torch.bfloat16
@@ -49,7 +52,8 @@ def _batch(space: Bfloat16Box, n: int = 1) -> Bfloat16Box:
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """An environment without assets: `width` observation columns (D) and `num_actions` action columns."""
+    """An environment without assets: `width` observation columns (D) and `num_actions` action
+    columns."""
 
     width: int
     num_actions: int
@@ -81,10 +85,20 @@ def num_actions(layout: Layout) -> int:
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
-    """Widths of account, holdings, history, features, tradable, member, benchmark and context, as they lie."""
+    """Widths of account, holdings, history, features, tradable, member, benchmark and context, as
+    they lie."""
     assets, features, context = layout.num_assets, layout.num_features, layout.num_context
     history, judged = (layout.lookback - 1) * layout.row_width, assets * layout.benchmark
-    return [layout.account_width, assets, history, assets * features, assets, judged, judged, context]
+    return [
+        layout.account_width,
+        assets,
+        history,
+        assets * features,
+        assets,
+        judged,
+        judged,
+        context,
+    ]
 
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
@@ -96,7 +110,8 @@ def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
 
 
 def window_of(part: Columns) -> Tensor:
-    """`[U, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest last."""
+    """`[U, N, L, F + 1]`: each asset's features and whether it trades, oldest bar first, the newest
+    last."""
     assets, features = part.features.shape[-2:]
     past = part.history[..., : assets * features]
     past = past.reshape(*past.shape[:-1], assets, features).transpose(-2, -3)
@@ -118,7 +133,8 @@ def benchmark_of(rows: Tensor, layout: ObservationLayout) -> Tensor:
 
 
 def statistic_groups(layout: Layout) -> Tensor:
-    """`[D]` int64: which columns share one mean and deviation. Assets and bars share theirs, feature by feature."""
+    """`[D]` int64: which columns share one mean and deviation. Assets and bars share theirs,
+    feature by feature."""
     if isinstance(layout, FlatLayout):
         return torch.arange(layout.width)
     account, assets, *_, context = market_widths(layout)
@@ -130,7 +146,9 @@ def statistic_groups(layout: Layout) -> Tensor:
             torch.arange(context) + account + 1 + features + shown,
         ]
     )
-    return torch.cat([torch.arange(account), torch.full((assets,), account), row.repeat(layout.lookback)])
+    return torch.cat(
+        [torch.arange(account), torch.full((assets,), account), row.repeat(layout.lookback)]
+    )
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
@@ -141,11 +159,13 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 MOST_COLUMNS = 2**24
-"""Of a stored layout. What shares its weights among assets takes memory by the layout alone, whatever was stored."""
+"""Of a stored layout. What shares its weights among assets takes memory by the layout alone,
+whatever was stored."""
 
 
 def layout_from_json(value: dict[str, Any]) -> Layout:
-    """Raises CheckpointError when `value` is no layout of this version, or wider than any that is trained."""
+    """Raises CheckpointError when `value` is no layout of this version, or wider than any that is
+    trained."""
     try:
         if value["kind"] == "flat":
             layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
@@ -153,9 +173,13 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
             layout = ObservationLayout.from_json(value["layout"])
         columns = layout.width + num_actions(layout)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the stored observation layout cannot be read ({error}); train again") from None
+        raise CheckpointError(
+            f"the stored observation layout cannot be read ({error}); train again"
+        ) from None
     if columns > MOST_COLUMNS:
-        raise CheckpointError(f"the stored observation layout has {columns:,} columns, which no market here has")
+        raise CheckpointError(
+            f"the stored observation layout has {columns:,} columns, which no market here has"
+        )
     return layout
 
 
@@ -181,7 +205,9 @@ class ObservationLayout:
     """1 where it is shown who is a member, and what the benchmark portfolio holds; else 0."""
 
     @classmethod
-    def of(cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False) -> ObservationLayout:
+    def of(
+        cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False
+    ) -> ObservationLayout:
         """The layout of observations of `market`."""
         sizes = (market.num_assets, market.num_features, market.num_context)
         return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
@@ -208,9 +234,23 @@ class ObservationLayout:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Part name -> columns, in order; `history`, `member` and `benchmark` only where there are any."""
-        names = ("account", "holdings", "history", "features", "tradable", "member", "benchmark", "context")
-        absent = {"history": self.lookback == 1, "member": not self.benchmark, "benchmark": not self.benchmark}
+        """Part name -> columns, in order; `history`, `member` and `benchmark` only where there are
+        any."""
+        names = (
+            "account",
+            "holdings",
+            "history",
+            "features",
+            "tradable",
+            "member",
+            "benchmark",
+            "context",
+        )
+        absent = {
+            "history": self.lookback == 1,
+            "member": not self.benchmark,
+            "benchmark": not self.benchmark,
+        }
         slices, start = {}, 0
         for name, width in zip(names, market_widths(self), strict=True):
             if not absent.get(name, False):
@@ -219,18 +259,21 @@ class ObservationLayout:
         return slices
 
     def split(self, obs: Tensor) -> dict[str, Tensor]:
-        """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N, F]`, tradable
-        `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1, W]`, oldest bar first; with a
-        benchmark also member and benchmark `[..., N]`."""
+        """Views of `obs` `[..., D]`: account `[..., A]`, holdings `[..., N]`, features `[..., N,
+        F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history `[..., L - 1,
+        W]`, oldest bar first; with a benchmark also member and benchmark `[..., N]`."""
         parts = {name: obs[..., columns] for name, columns in self.slices.items()}
         shape = (*obs.shape[:-1], self.num_assets, self.num_features)
         parts["features"] = parts["features"].reshape(shape)
         if "history" in parts:
-            parts["history"] = parts["history"].reshape(*obs.shape[:-1], self.lookback - 1, self.row_width)
+            parts["history"] = parts["history"].reshape(
+                *obs.shape[:-1], self.lookback - 1, self.row_width
+            )
         return parts
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:
-        """The flat observation `[..., D]` of a private part `[..., A + N]` and its market rows `[..., L*W]`."""
+        """The flat observation `[..., D]` of a private part `[..., A + N]` and its market rows
+        `[..., L*W]`."""
         return torch.cat((private, rows), dim=-1)
 
     def to_json(self) -> dict[str, int]:
@@ -248,7 +291,9 @@ class ObservationLayout:
             ) from None
 
 
-def observation_space(layout: ObservationLayout, dtype: torch.dtype, clocks: int) -> gymnasium.Space[Any]:
+def observation_space(
+    layout: ObservationLayout, dtype: torch.dtype, clocks: int
+) -> gymnasium.Space[Any]:
     """One account's: flat, or factored where there are `clocks`, the numbers of so many bars."""
 
     def box(width: int) -> gymnasium.spaces.Box[Any]:
@@ -263,11 +308,11 @@ def observation_space(layout: ObservationLayout, dtype: torch.dtype, clocks: int
 
 
 def market_rows(parts: Sequence[Tensor], dtype: torch.dtype, lookback: int = 1) -> Tensor:
-    """`[T, L*W]`: the market's part of every observation, laid out once, from features, tradable, (member, benchmark,)
-    context, `[T, ...]` each.
+    """`[T, L*W]`: the market's part of every observation, laid out once, from features, tradable,
+    (member, benchmark,) context, `[T, ...]` each.
 
-    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the rows overlap in
-    memory: each bar is stored once, whatever L. Do not write to them.
+    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With a lookback the
+    rows overlap in memory: each bar is stored once, whatever L. Do not write to them.
     """
     rows = torch.cat([part.flatten(1).to(dtype) for part in parts], dim=1).contiguous()
     if lookback == 1:
@@ -287,16 +332,20 @@ def private_part(
     time_left: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`[B, A + N]`: account features and holdings weights; all arguments `[B]` but shares and mark `[B, N]`."""
+    """`[B, A + N]`: account features and holdings weights; all arguments `[B]` but shares and mark
+    `[B, N]`."""
     # An account at or below zero is over: the guard keeps its last observation finite.
     safe = torch.maximum(equity, 1e-6 * first_equity)
-    account = torch.stack((cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1)
+    account = torch.stack(
+        (cash / safe, safe / first_equity - 1.0, equity / peak - 1.0, time_left), dim=1
+    )
     weights = shares * mark.to(torch.float64) * (1.0 / safe).unsqueeze(1)
     return torch.cat((account.to(dtype), weights.to(dtype)), dim=1)
 
 
 def session_clock(session: Tensor, clock: Literal["episode", "session", "none"]) -> Tensor:
-    """`[T]` float64: what `time_left` shows at each bar's close, -1 where that is for the episode to say.
+    """`[T]` float64: what `time_left` shows at each bar's close, -1 where that is for the episode
+    to say.
 
     session `[T]`: of the bars of a session, the share that is to come.
     """

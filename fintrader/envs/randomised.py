@@ -1,17 +1,20 @@
-"""`RandomisedEnv`: accounts in V variants of one market, for agents that shall learn what holds in all of them.
+"""`RandomisedEnv`: accounts in V variants of one market, for agents that shall learn what holds in
+all of them.
 
-A variant differs in its costs, in how late it shows the market, and in the order of its sessions. The last is a block
-bootstrap (Künsch 1989, https://doi.org/10.1214/aos/1176347265): sessions are drawn with replacement, `block_sessions`
-at a time, and prices are chained. A block's first session follows the one played before it as it followed the session
-before it in the data, overnight gap, splits and dividends included, so that no price jumps but those that did. The
-window's first session is not drawn: how it opened against the day before is not known.
+A variant differs in its costs, in how late it shows the market, and in the order of its sessions.
+The last is a block bootstrap (Künsch 1989, https://doi.org/10.1214/aos/1176347265): sessions are
+drawn with replacement, `block_sessions` at a time, and prices are chained. A block's first session
+follows the one played before it as it followed the session before it in the data, overnight gap,
+splits and dividends included, so that no price jumps but those that did. The window's first session
+is not drawn: how it opened against the day before is not known.
 
-What a variant shows of the market is a row of the original, whose number its clock says: features, and the benchmark's
-weights, are those that were. Volumes stand in dollars as they did. The benchmark grows over every bar as it did over
-the original one.
+What a variant shows of the market is a row of the original, whose number its clock says: features,
+and the benchmark's weights, are those that were. Volumes stand in dollars as they did. The
+benchmark grows over every bar as it did over the original one.
 
-A symbol that has ended, or is not listed yet, stands still and cannot be traded in sessions of that time. It goes on
-at its last price when sessions of its life are played again; after the last of these accounts are sold out of it.
+A symbol that has ended, or is not listed yet, stands still and cannot be traded in sessions of that
+time. It goes on at its last price when sessions of its life are played again; after the last of
+these accounts are sold out of it.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from fintrader.seeding import generator
 
 
 def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
-    """`[T]` int64: the bars that a variant of a window plays, from the window's `session` `[T]`: blocks of so many
-    sessions, drawn with replacement, the last one cut off.
+    """`[T]` int64: the bars that a variant of a window plays, from the window's `session` `[T]`:
+    blocks of so many sessions, drawn with replacement, the last one cut off.
 
     Raises EnvError where there are not so many sessions after the first.
     """
@@ -42,7 +45,8 @@ def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
     count = len(bounds) - 1
     if block > count:
         raise EnvError(
-            f"env.randomise.block_sessions is {block}, but only {count} sessions of the window have one before them; "
+            f"env.randomise.block_sessions is {block}, but only {count} sessions of the window have"
+            " one before them; "
             + (f"set it to at most {count}" if count else "train on more sessions, or leave it out")
         )
     pieces: list[Tensor] = []
@@ -53,9 +57,11 @@ def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
 
 
 def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """`[T, N]` float64: prices of the bars `source` `[T]`, one after the other, and their ratio to the original ones.
+    """`[T, N]` float64: prices of the bars `source` `[T]`, one after the other, and their ratio to
+    the original ones.
 
-    `mark` `[T, N]` are closes, carried forward, 0 before the first; `source` never begins a block at bar 0.
+    `mark` `[T, N]` are closes, carried forward, 0 before the first; `source` never begins a block
+    at bar 0.
     """
     closes = mark.to(torch.float64)
     price, ratio = torch.empty_like(closes), torch.empty_like(closes)
@@ -64,7 +70,8 @@ def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     for start, stop in pairwise([0, *seams, len(source)]):
         first = int(source[start])
         block = closes[first : first + stop - start]
-        # What a block is chained by: the close before it, or the first one of a symbol that is listed in it.
+        # What a block is chained by: the close before it, or the first one of a symbol that is
+        # listed in it.
         listing = block.gather(0, (block > 0).to(torch.int64).argmax(0, keepdim=True))[0]
         before = torch.where(closes[first - 1] > 0, closes[first - 1], listing)
         known = (newest > 0) & (before > 0)
@@ -75,7 +82,8 @@ def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def resampled(view: MarketView, source: Tensor, settings: EnvSettings) -> MarketView:
-    """The market that plays the bars `source` `[T]`; its `rows` stay in the order of the original."""
+    """The market that plays the bars `source` `[T]`; its `rows` stay in the order of the
+    original."""
     bars = len(source)
     price, ratio = chained(view.mark, source)
     end = view.last_bar
@@ -113,7 +121,9 @@ class _Variant(TradingEnv):
         settings, asked = env.settings, env.settings.randomise
         draws = generator(seed, "randomise", number)
         low, high = (math.log(bound) for bound in asked.costs)
-        times = math.exp(low + (high - low) * torch.rand(1, generator=draws, dtype=torch.float64).item())
+        times = math.exp(
+            low + (high - low) * torch.rand(1, generator=draws, dtype=torch.float64).item()
+        )
         self.delay = int(torch.randint(asked.delay_bars + 1, (1,), generator=draws))
         self.source: Tensor | None = None
         """`[T]`: the original's bar that each bar is; None: the same."""
@@ -123,10 +133,15 @@ class _Variant(TradingEnv):
         settings = settings.model_copy(update=changes)
         view = env.view._replace(spread=half_spreads(env.market, settings))
         if asked.block_sessions is not None:
-            self.source = drawn_bars(env.market.session.cpu(), asked.block_sessions, draws).to(env.device)
+            self.source = drawn_bars(env.market.session.cpu(), asked.block_sessions, draws).to(
+                env.device
+            )
             view = resampled(view, self.source, settings)
         self.view = view  # in place of what `TradingEnv.view` would make of the market as it was
-        common: dict[str, Any] = {"autoreset_mode": env.autoreset_mode, "engine": env._asked["engine"]}
+        common: dict[str, Any] = {
+            "autoreset_mode": env.autoreset_mode,
+            "engine": env._asked["engine"],
+        }
         super().__init__(env.market, settings, num_envs=count, **common)
 
     def shown_bar(self, clock: Tensor) -> Tensor:
@@ -136,17 +151,20 @@ class _Variant(TradingEnv):
 
 
 class RandomisedEnv(SeveralEnvs):
-    """B accounts, B / V in each of V variants of `env`'s market: to an agent one environment of that market.
+    """B accounts, B / V in each of V variants of `env`'s market: to an agent one environment of
+    that market.
 
-    Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It has what `train`
-    needs, gradients included, and records nothing. With `block_sessions` each variant holds prices and limits of its
-    own, 17 bytes for each asset and bar (what kernels make of them comes on top), but no features.
+    Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It
+    has what `train` needs, gradients included, and records nothing. With `block_sessions` each
+    variant holds prices and limits of its own, 17 bytes for each asset and bar (what kernels make
+    of them comes on top), but no features.
     """
 
     def __init__(self, env: TradingEnv, *, seed: int = 0) -> None:
         """The variants are those of `env.settings.randomise` and the seed.
 
-        Raises EnvError where variants do not share the accounts evenly, or sessions are too few for their blocks.
+        Raises EnvError where variants do not share the accounts evenly, or sessions are too few for
+        their blocks.
         """
         count, rest = divmod(env.num_envs, env.settings.randomise.variants)
         if rest or not count:
@@ -156,7 +174,9 @@ class RandomisedEnv(SeveralEnvs):
             )
         self.settings, self.market, self.layout = env.settings, env.market, env.layout
         self.market_rows, self.differentiable = env.market_rows, env.settings.fractional
-        self.envs = self.variants = [_Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)]
+        self.envs = self.variants = [
+            _Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)
+        ]
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
         return self.variants[number].shown_bar(clock)

@@ -1,5 +1,5 @@
-"""Rewards: what one decision was worth, from the equity before and after the interval, by itself or beyond what the
-benchmark made of the same bars."""
+"""Rewards: what one decision was worth, from the equity before and after the interval, by itself or
+beyond what the benchmark made of the same bars."""
 
 from __future__ import annotations
 
@@ -32,19 +32,23 @@ class Outcome(NamedTuple):
     turnover: Tensor
     """Notional traded in the interval."""
     memory: Tensor
-    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe), active ones or not."""
+    """`[B, 2]` moving first and second moment of the step returns (differential Sharpe), active
+    ones or not."""
     benchmark: Tensor
-    """r_b: the log return of the benchmark portfolio (`env.benchmark`) from the decision to the end of the interval,
-    before costs; 0 for cash."""
+    """r_b: the log return of the benchmark portfolio (`env.benchmark`) from the decision to the end
+    of the interval, before costs; 0 for cash."""
 
 
 Reward = Callable[[Outcome], Tensor]
 
 
 def step_return(outcome: Outcome) -> Tensor:
-    """r = ln(V[t+k] / V[t]), the loss of a ruined account bounded by its guard at 1e-6 of the first equity."""
+    """r = ln(V[t+k] / V[t]), the loss of a ruined account bounded by its guard at 1e-6 of the first
+    equity."""
     floor = 1e-6 * outcome.first_equity
-    return torch.log(torch.maximum(outcome.equity, floor) / torch.maximum(outcome.equity_before, floor))
+    return torch.log(
+        torch.maximum(outcome.equity, floor) / torch.maximum(outcome.equity_before, floor)
+    )
 
 
 def profit(outcome: Outcome) -> Tensor:
@@ -58,7 +62,8 @@ def active_return(outcome: Outcome) -> Tensor:
 
 
 def mean_variance(r: Tensor, risk_aversion: float) -> Tensor:
-    """r - lambda/2 r^2: the step's share of mean - lambda/2 * variance (steps' squared means are negligible)."""
+    """r - lambda/2 r^2: the step's share of mean - lambda/2 * variance (steps' squared means are
+    negligible)."""
     return r - 0.5 * risk_aversion * r * r
 
 
@@ -70,8 +75,9 @@ def drawdown(outcome: Outcome, penalty: float) -> Tensor:
 
 
 def differential_sharpe(r: Tensor, memory: Tensor, prior_volatility: float) -> Tensor:
-    """D = (B dA - A dB / 2) / (B - A^2)^(3/2), Moody and Saffell (2001), "Learning to trade via direct
-    reinforcement", eq. 14, with dA = r - A, dB = r^2 - B. The variance has a floor of 1 % of the prior's."""
+    """D = (B dA - A dB / 2) / (B - A^2)^(3/2), Moody and Saffell (2001), "Learning to trade via
+    direct reinforcement", eq. 14, with dA = r - A, dB = r^2 - B. The variance has a floor of 1 % of
+    the prior's."""
     a, b = memory.unbind(1)
     variance = torch.clamp(b - a * a, min=(0.1 * prior_volatility) ** 2)
     return (b * (r - a) - 0.5 * a * (r * r - b)) / variance.pow(1.5)
@@ -82,13 +88,17 @@ REMEMBERING = ("differential_sharpe", "differential_information_ratio")
 
 
 def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
-    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B), of what the reward looks at."""
+    """Moments after the step, `[B, 2]`: A += eta (r - A), B += eta (r^2 - B), of what the reward
+    looks at."""
     r = step_return(outcome) if settings.reward == "differential_sharpe" else active_return(outcome)
-    return outcome.memory + settings.sharpe_decay * (torch.stack((r, r * r), dim=1) - outcome.memory)
+    return outcome.memory + settings.sharpe_decay * (
+        torch.stack((r, r * r), dim=1) - outcome.memory
+    )
 
 
 def make_reward(settings: EnvSettings) -> Reward:
-    """The reward the settings name, without its scale. Raises ConfigError for a callable that cannot be imported."""
+    """The reward the settings name, without its scale. Raises ConfigError for a callable that
+    cannot be imported."""
     match settings.reward:
         case "profit":
             return profit
@@ -107,10 +117,15 @@ def make_reward(settings: EnvSettings) -> Reward:
             return lambda outcome: mean_variance(active_return(outcome), settings.risk_aversion)
         case "differential_information_ratio":
             prior = settings.sharpe_prior_volatility
-            return lambda outcome: differential_sharpe(active_return(outcome), outcome.memory, prior)
+            return lambda outcome: differential_sharpe(
+                active_return(outcome), outcome.memory, prior
+            )
         case reference:
             reward = load_object(reference)
             if not callable(reward):
-                raise ConfigError(f"env.reward: {reference!r} is no callable; name a function Outcome -> Tensor [B]")
+                raise ConfigError(
+                    f"env.reward: {reference!r} is no callable; name a function Outcome ->"
+                    " Tensor [B]"
+                )
             custom: Reward = reward
             return custom

@@ -15,7 +15,8 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 MOST_CASH_USD = float(1 << 32)
-"""More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines would differ."""
+"""More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines
+would differ."""
 
 REWARDS = (
     *("profit", "log_return", "mean_variance", "drawdown", "differential_sharpe"),
@@ -26,23 +27,28 @@ ACTIVE_REWARDS = REWARDS[-3:]
 
 
 class RandomiseSettings(Settings):
-    """Markets that differ a little from account to account while an agent trains (`envs/randomised.py`), so that it
-    learns what holds in all of them (https://arxiv.org/abs/1703.06907)."""
+    """Markets that differ a little from account to account while an agent trains
+    (`envs/randomised.py`), so that it learns what holds in all of them
+    (https://arxiv.org/abs/1703.06907)."""
 
     variants: Annotated[int, Field(ge=1)] = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
     costs: tuple[Positive, Positive] = (1.0, 1.0)
-    """Least and most that fees, spread and impact of a variant are multiplied by; the logarithm is uniform between."""
+    """Least and most that fees, spread and impact of a variant are multiplied by; the logarithm is
+    uniform between."""
     delay_bars: Annotated[int, Field(ge=0)] = 0
-    """Most bars by which what a variant shows of the market is late, while orders fill now: 0 to so many."""
+    """Most bars by which what a variant shows of the market is late, while orders fill now: 0 to so
+    many."""
     block_sessions: Annotated[int, Field(ge=1)] | None = None
-    """Each variant plays sessions of the window drawn with replacement, so many at a time in their own order (a block
-    bootstrap); none: the window as it was."""
+    """Each variant plays sessions of the window drawn with replacement, so many at a time in their
+    own order (a block bootstrap); none: the window as it was."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.costs[0] > self.costs[1]:
-            raise ValueError("costs are the least and the most: the first must not exceed the second")
+            raise ValueError(
+                "costs are the least and the most: the first must not exceed the second"
+            )
         return self
 
     @property
@@ -59,15 +65,17 @@ class EnvSettings(Settings):
     num_envs: Annotated[int, Field(ge=1)] = 256
     """B: accounts stepping at once."""
     start_groups: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """G: accounts begin their episodes in G groups, all of a group on the same bar, each group on one of its own. What
-    the market shows is then read, and embedded, once for all of a group. A divisor of the number of accounts; auto: 16,
-    or every account by itself where there are fewer. An account that is ruined leaves its group."""
+    """G: accounts begin their episodes in G groups, all of a group on the same bar, each group on
+    one of its own. What the market shows is then read, and embedded, once for all of a group. A
+    divisor of the number of accounts; auto: 16, or every account by itself where there are fewer.
+    An account that is ruined leaves its group."""
 
-    # --- orders ----------------------------------------------------------------------------------------
+    # --- orders -----------------------------------------------------------------------------------
     action: Literal["target", "trade"] = "target"
     """target: weights relu(a)/max(1, sum); trade: a * max_shares shares."""
     fill: Literal["next_open", "next_close", "close"] = "next_open"
-    """Where orders decided at the close of bar t fill; `close` (bar t itself) is the papers' optimistic choice."""
+    """Where orders decided at the close of bar t fill; `close` (bar t itself) is the papers'
+    optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: Positive = 100.0
@@ -75,64 +83,76 @@ class EnvSettings(Settings):
     dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """`trade` only: actions of at most this size order nothing."""
     rebalance_band: Fraction = 0.0
-    """`target` only: a symbol whose weight is this close to its target is left alone (exits always trade)."""
+    """`target` only: a symbol whose weight is this close to its target is left alone (exits always
+    trade)."""
     trade_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """`target` only: part of the way to its target that a decision trades, a share at least: under costs, the best step
-    towards a target that moves (Gârleanu and Pedersen, 2013)."""
+    """`target` only: part of the way to its target that a decision trades, a share at least: under
+    costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
     decision_interval: Annotated[int, Field(ge=1)] = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
-    # --- volume ----------------------------------------------------------------------------------------
+    # --- volume -----------------------------------------------------------------------------------
     participation: Annotated[float, Field(gt=0.0, le=1.0)] | Literal["none"] = 0.1
-    """Most of a bar's volume that an order takes; the rest of the order is cancelled. none: orders of any size fill,
-    as in the papers."""
+    """Most of a bar's volume that an order takes; the rest of the order is cancelled. none: orders
+    of any size fill, as in the papers."""
 
-    # --- costs -----------------------------------------------------------------------------------------
+    # --- costs ------------------------------------------------------------------------------------
     cost_bps: Annotated[float, Field(ge=0.0, le=5000.0)] = 20.0
     """Commission and fees, basis points of the notional (the paper's 0.2 % is 20)."""
     half_spread_bps: Annotated[float, Field(ge=0.0, lt=5000.0)] = 0.0
     """Half the bid-ask spread, basis points of the notional."""
-    half_spread_bps_of: Mapping[str, Annotated[float, Field(ge=0.0, lt=5000.0)]] = Field(default_factory=dict)
-    """Half-spreads of symbols that have their own, such as {AAPL: 0.5}; the others have `half_spread_bps`."""
+    half_spread_bps_of: Mapping[str, Annotated[float, Field(ge=0.0, lt=5000.0)]] = Field(
+        default_factory=dict
+    )
+    """Half-spreads of symbols that have their own, such as {AAPL: 0.5}; the others have
+    `half_spread_bps`."""
     impact_bps: NonNegative = 0.0
-    """Temporary impact: basis points of the notional of an order as large as all of its bar's volume; falls with the
-    square root of the order's share of the volume."""
+    """Temporary impact: basis points of the notional of an order as large as all of its bar's
+    volume; falls with the square root of the order's share of the volume."""
     min_commission_usd: NonNegative = 0.0
     """Least commission of one order, USD."""
 
-    # --- account ---------------------------------------------------------------------------------------
+    # --- account ----------------------------------------------------------------------------------
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
-    """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of what is added up exactly."""
+    """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of what is
+    added up exactly."""
     ruin_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Equity at or below this share of the episode's first equity is ruin: the episode terminates."""
+    """Equity at or below this share of the episode's first equity is ruin: the episode
+    terminates."""
     short: bool = False
     """Allow negative positions."""
     max_leverage: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0
     """Most gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
     borrow_bps_per_year: NonNegative = 0.0
-    """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365 days."""
+    """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365
+    days."""
     maintenance_margin: Fraction = 0.0
-    """Margin call: equity below this share of gross exposure closes every position at that bar's close."""
+    """Margin call: equity below this share of gross exposure closes every position at that bar's
+    close."""
     turbulence_column: str | None = None
-    """Context column to watch; above `turbulence_threshold` positions are sold and nothing is bought."""
+    """Context column to watch; above `turbulence_threshold` positions are sold and nothing is
+    bought."""
     turbulence_threshold: float = 3.0
     """In the units of the column (standardised, usually)."""
 
     training_cost_multiplier: Positive = 1.0
-    """Costs (fees, spread, impact) are this many times as high while an agent trains, and as they are when it is
-    judged: above 1 it learns to be choosier than it has to be."""
+    """Costs (fees, spread, impact) are this many times as high while an agent trains, and as they
+    are when it is judged: above 1 it learns to be choosier than it has to be."""
     randomise: RandomiseSettings = RandomiseSettings()
-    """What differs between accounts while an agent trains; whoever judges it trades the market as it was."""
+    """What differs between accounts while an agent trains; whoever judges it trades the market as
+    it was."""
 
-    # --- benchmark -------------------------------------------------------------------------------------
+    # --- benchmark --------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
-    """The portfolio to be compared with: of active rewards, of the `tilt` head, of scores. Any but cash is shown, too:
-    who is a member, and the benchmark's weights. auto: equal_weight on real bars, cash on made-up ones."""
+    """The portfolio to be compared with: of active rewards, of the `tilt` head, of scores. Any but
+    cash is shown, too: who is a member, and the benchmark's weights. auto: equal_weight on real
+    bars, cash on made-up ones."""
 
-    # --- reward ----------------------------------------------------------------------------------------
+    # --- reward -----------------------------------------------------------------------------------
     reward: str = Field("log_return", json_schema_extra={"examples": list(REWARDS)})
-    """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark active_return,
-    active_mean_variance, differential_information_ratio; or `package.module:name` of a callable."""
+    """profit, log_return, mean_variance, drawdown, differential_sharpe; against the benchmark
+    active_return, active_mean_variance, differential_information_ratio; or `package.module:name` of
+    a callable."""
     reward_scale: Positive = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegative = 1.0
@@ -144,23 +164,28 @@ class EnvSettings(Settings):
     sharpe_prior_volatility: Positive = 1e-3
     """The two differential rewards: volatility of one step's return assumed before any was seen."""
 
-    # --- episodes --------------------------------------------------------------------------------------
+    # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Annotated[int, Field(ge=1)] | None = None
     """Bars of an episode; none: to the window's end."""
     random_start: bool = True
-    """Every account starts each episode at a bar of its own, drawn uniformly; else at the window's first bar."""
+    """Every account starts each episode at a bar of its own, drawn uniformly; else at the window's
+    first bar."""
 
-    # --- observation -----------------------------------------------------------------------------------
+    # --- observation ------------------------------------------------------------------------------
     clock: Literal["episode", "session", "none"] = "episode"
-    """What the account's column `time_left` shows: the share of the episode that is left, which means nothing to who
-    trades on; the share of the session's bars that are still to come; or nothing (0)."""
+    """What the account's column `time_left` shows: the share of the episode that is left, which
+    means nothing to who trades on; the share of the session's bars that are still to come; or
+    nothing (0)."""
     observation: Literal["flat", "factored"] = "flat"
-    """flat: one row of width D; factored: the private part and the clock (market rows are shared)."""
+    """flat: one row of width D; factored: the private part and the clock (market rows are
+    shared)."""
     lookback: Annotated[int, Field(ge=1)] = 1
-    """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a window's start its
-    first bar is repeated). Whatever stores observations grows with it; see `agent.network.encoder`."""
+    """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a
+    window's start its first bar is repeated). Whatever stores observations grows with it; see
+    `agent.network.encoder`."""
     observation_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays make float32 of it."""
+    """Number format of the observation. numpy has no bfloat16: doors that hand out numpy arrays
+    make float32 of it."""
 
     @field_validator("participation", mode="before")
     @classmethod
@@ -180,14 +205,27 @@ class EnvSettings(Settings):
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
         dearest = self.cost_bps + max(self.half_spread_bps, *self.half_spread_bps_of.values(), 0.0)
-        if dearest * max(1.0, self.training_cost_multiplier * max(1.0, self.randomise.costs[1])) >= 10_000.0:
-            raise ValueError("cost_bps and half_spread_bps together (in training, too) must stay below 10,000")
+        if (
+            dearest * max(1.0, self.training_cost_multiplier * max(1.0, self.randomise.costs[1]))
+            >= 10_000.0
+        ):
+            raise ValueError(
+                "cost_bps and half_spread_bps together (in training, too) must stay below 10,000"
+            )
         return self
 
     def costs_times(self, times: float) -> dict[str, Any]:
         """Fees, spread and impact, `times` as high."""
-        costs = {name: times * getattr(self, name) for name in ("cost_bps", "half_spread_bps", "impact_bps")}
-        return {**costs, "half_spread_bps_of": {name: times * rate for name, rate in self.half_spread_bps_of.items()}}
+        costs = {
+            name: times * getattr(self, name)
+            for name in ("cost_bps", "half_spread_bps", "impact_bps")
+        }
+        return {
+            **costs,
+            "half_spread_bps_of": {
+                name: times * rate for name, rate in self.half_spread_bps_of.items()
+            },
+        }
 
     @property
     def training_costs(self) -> dict[str, Any]:
@@ -213,14 +251,25 @@ class EnvSettings(Settings):
     @property
     def costs_are_proportional(self) -> bool:
         """Whether the cost of all orders is that of their sum."""
-        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0 and not self.half_spread_bps_of
+        return (
+            self.min_commission_usd == 0.0
+            and self.impact_rate == 0.0
+            and not self.half_spread_bps_of
+        )
 
 
 CONVENTIONS = (
     *("fill", "decision_interval", "fractional", "rebalance_band", "trade_rate", "participation"),
-    *("cost_bps", "half_spread_bps", "half_spread_bps_of", "impact_bps", "min_commission_usd", "borrow_bps_per_year"),
+    *(
+        "cost_bps",
+        "half_spread_bps",
+        "half_spread_bps_of",
+        "impact_bps",
+        "min_commission_usd",
+        "borrow_bps_per_year",
+    ),
     *("initial_cash_usd", "ruin_fraction", "max_leverage", "maintenance_margin"),
     *("turbulence_column", "turbulence_threshold"),
 )
-"""Settings of `env` that say how orders are carried out: a trained policy can be traded under others. The rest says
-what it sees, what its outputs mean, or how it was trained."""
+"""Settings of `env` that say how orders are carried out: a trained policy can be traded under
+others. The rest says what it sees, what its outputs mean, or how it was trained."""

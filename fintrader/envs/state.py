@@ -1,4 +1,5 @@
-"""What `TradingEnv.reset` may be told: seeds, which accounts, where they start, what they own, how long they trade."""
+"""What `TradingEnv.reset` may be told: seeds, which accounts, where they start, what they own, how
+long they trade."""
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ def seed_numbers(seed: Any, count: int) -> int | list[int]:
     try:
         numbers = [int(index(one)) for one in seed]
     except TypeError:
-        raise EnvError(f"a seed is a whole number, or a list of one for each account; got {_shown(seed)}") from None
+        raise EnvError(
+            f"a seed is a whole number, or a list of one for each account; got {_shown(seed)}"
+        ) from None
     if len(numbers) != count:
-        raise EnvError(f"got {len(numbers)} seeds for {count} accounts; pass one number or one each")
+        raise EnvError(
+            f"got {len(numbers)} seeds for {count} accounts; pass one number or one each"
+        )
     return numbers
 
 
@@ -53,9 +58,12 @@ def start_groups(settings: EnvSettings, accounts: int) -> int:
         return min(accounts, AUTO_GROUPS)
     groups = settings.start_groups
     if settings.random_start and accounts % groups:
-        nearest = max(number for number in range(1, min(groups, accounts) + 1) if accounts % number == 0)
+        nearest = max(
+            number for number in range(1, min(groups, accounts) + 1) if accounts % number == 0
+        )
         raise EnvError(
-            f"env.start_groups is {groups}, which does not divide {accounts} accounts; set it to {nearest}, or to auto"
+            f"env.start_groups is {groups}, which does not divide {accounts} accounts; set it to"
+            f" {nearest}, or to auto"
         )
     return min(groups, accounts)
 
@@ -77,7 +85,8 @@ def endowment(
     mask: Tensor | None = None,
     before: Endowment | None = None,
 ) -> Endowment:
-    """The accounts' endowment `(B, N)`; with a mask only its accounts change, and only in what the options name.
+    """The accounts' endowment `(B, N)`; with a mask only its accounts change, and only in what the
+    options name.
 
     Raises EnvError for what is no number, and for a wrong shape or range.
     """
@@ -93,13 +102,18 @@ def endowment(
         if name == "cash_usd" and not bool((value.isfinite() & (value >= 0)).all()):
             raise EnvError("options['cash_usd'] must be finite and not negative")
         if name == "cash_usd" and bool((value > MOST_CASH_USD).any()):
-            raise EnvError(f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: sums of more are not exact")
+            raise EnvError(
+                f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: sums of more are not"
+                " exact"
+            )
         if name == "episode_bars" and name in options and bool((value < 1).any()):
             raise EnvError("options['episode_bars'] must be at least 1")
         try:
             values.append(value.expand(size).contiguous())
         except RuntimeError:
-            raise EnvError(f"options[{name!r}] has shape {tuple(value.shape)}, expected {size}") from None
+            raise EnvError(
+                f"options[{name!r}] has shape {tuple(value.shape)}, expected {size}"
+            ) from None
     _check_shares(values[1], settings)
     if mask is not None and before is not None:
         masks = (mask, mask.unsqueeze(1), mask)
@@ -132,7 +146,8 @@ def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
 
 
 def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> Tensor | None:
-    """`[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each with a bar to follow."""
+    """`[B]` int64 or None. Raises EnvError unless it is one bar or `count`, each with a bar to
+    follow."""
     if value is None:
         return None
     start = _numbers("start", value, torch.int64, device)
@@ -180,20 +195,27 @@ _DTYPES = {
 
 
 def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> None:
-    """Raises CheckpointError unless `state` has the names, dtypes and shapes of B accounts and N assets."""
+    """Raises CheckpointError unless `state` has the names, dtypes and shapes of B accounts and N
+    assets."""
     wanted = {*ACCOUNT, *ENDOWMENT, "key"}
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"a state is the dict that state_dict() returned, not {type(state).__name__}")
+        raise CheckpointError(
+            f"a state is the dict that state_dict() returned, not {type(state).__name__}"
+        )
     if set(state) != wanted:
         odd = ", ".join(sorted(set(state) ^ wanted))
         raise CheckpointError(f"this is no state of a TradingEnv: {odd} missing or unknown")
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name} is no tensor but {type(value).__name__}; pass what state_dict() returned")
+            raise CheckpointError(
+                f"{name} is no tensor but {type(value).__name__}; pass what state_dict() returned"
+            )
         width = num_assets if name.endswith(".shares") else _WIDTH.get(name)
         shape = (num_envs,) if width is None else (num_envs, width)
         if tuple(value.shape) != shape:
-            raise CheckpointError(f"{name} has shape {tuple(value.shape)}, this environment needs {shape}")
+            raise CheckpointError(
+                f"{name} has shape {tuple(value.shape)}, this environment needs {shape}"
+            )
         allowed = _DTYPES.get(name, _FLOATS)
         if value.dtype not in allowed:
             raise CheckpointError(f"{name} is {value.dtype}, this environment needs {allowed[-1]}")
@@ -201,16 +223,21 @@ def check_form(state: Mapping[str, Tensor], num_envs: int, num_assets: int) -> N
             raise CheckpointError(f"{name} lies on the meta device and has no values")
 
 
-def check_values(state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars: int, resets_at_once: bool) -> None:
-    """Raises CheckpointError unless accounts in a window of T bars can continue from `state`, all on one device.
+def check_values(
+    state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars: int, resets_at_once: bool
+) -> None:
+    """Raises CheckpointError unless accounts in a window of T bars can continue from `state`, all
+    on one device.
 
-    Accounts may owe and be short only with `short`; only shares of a `fractional` environment may have fractions.
-    Equity may be anything finite: a ruined account's is, and it is there until the account is reset.
-    `resets_at_once` is SAME_STEP: no account is ever left finished.
+    Accounts may owe and be short only with `short`; only shares of a `fractional` environment may
+    have fractions. Equity may be anything finite: a ruined account's is, and it is there until the
+    account is reset. `resets_at_once` is SAME_STEP: no account is ever left finished.
     """
     start, bar, end = (state[f"account.{name}"] for name in ("start_bar", "bar", "end_bar"))
     if bool((end >= num_bars).any()):
-        raise CheckpointError("the state belongs to a longer market; load it into an environment on that one")
+        raise CheckpointError(
+            "the state belongs to a longer market; load it into an environment on that one"
+        )
     if bool(((start < 0) | (start > bar) | (bar > end)).any()):
         raise _broken("an account stands outside its episode")
     finished = state["account.finished"]
@@ -224,15 +251,21 @@ def check_values(state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars
     for name, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise _broken(f"{name} holds NaN or infinity")
-    if bool((state["endowment.cash"] < 0).any()) or bool((state["endowment.episode_bars"] < 0).any()):
+    if bool((state["endowment.cash"] < 0).any()) or bool(
+        (state["endowment.episode_bars"] < 0).any()
+    ):
         raise _broken("the accounts' endowment is negative")
     for name in ("account.shares", "endowment.shares"):
         if not settings.fractional and bool((state[name] != state[name].trunc()).any()):
-            raise CheckpointError(f"{name} has fractions; load it into an environment with env.fractional")
+            raise CheckpointError(
+                f"{name} has fractions; load it into an environment with env.fractional"
+            )
     if not settings.short:
         for name in ("account.cash", "account.shares", "endowment.shares"):
             if bool((state[name] < 0).any()):
-                raise CheckpointError(f"{name} is negative; load it into an environment with env.short")
+                raise CheckpointError(
+                    f"{name} is negative; load it into an environment with env.short"
+                )
 
 
 def _broken(what: str) -> CheckpointError:

@@ -1,7 +1,8 @@
-"""`TradingEnv`: thousands of accounts in one market, stepping at once, as a gymnasium `VectorEnv` on torch tensors.
+"""`TradingEnv`: thousands of accounts in one market, stepping at once, as a gymnasium `VectorEnv`
+on torch tensors.
 
-Time, orders, costs and rewards follow one contract: the observation at bar t uses bars <= t; orders fill in bar
-t + 1 at its open (by default) and the account is marked at the close of t + 1.
+Time, orders, costs and rewards follow one contract: the observation at bar t uses bars <= t; orders
+fill in bar t + 1 at its open (by default) and the account is marked at the close of t + 1.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
-    """What `engine="auto"` takes: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why none applies."""
+    """What `engine="auto"` takes: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why
+    none applies."""
     device = torch.device(device)
     on_cuda = device.type == "cuda"
     reason = (why_not_triton if on_cuda else why_not_fused)(settings, device, record=False)
@@ -75,22 +77,24 @@ def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
 class TradingEnv(VectorEnv[Any, Any, Tensor]):
     """B accounts in one market.
 
-    Observations `[B, D]` follow `layout`; actions `[B, N]` lie in [-1, 1]; rewards `[B]` are float32. With
-    `observation: factored` an observation is `{"private": [B, A + N], "clock": [B] int64}`, and
-    `layout.assemble(private, env.market_rows[clock])` is the flat one. Returned tensors are never written to
-    again, but under SAME_STEP `info["final_obs"]` may be the observation itself: do not write to either.
+    Observations `[B, D]` follow `layout`; actions `[B, N]` lie in [-1, 1]; rewards `[B]` are
+    float32. With `observation: factored` an observation is `{"private": [B, A + N], "clock": [B]
+    int64}`, and `layout.assemble(private, env.market_rows[clock])` is the flat one. Returned
+    tensors are never written to again, but under SAME_STEP `info["final_obs"]` may be the
+    observation itself: do not write to either.
 
-    Info under SAME_STEP: `final_obs` `[B, D]` and `final_info`, valid where `_final_obs` `[B]` (= `_final_info`) is
-    true; the other rows mean nothing. The keys are always there, because to find out whether any account finished
-    would wait for the device.
+    Info under SAME_STEP: `final_obs` `[B, D]` and `final_info`, valid where `_final_obs` `[B]` (=
+    `_final_info`) is true; the other rows mean nothing. The keys are always there, because to find
+    out whether any account finished would wait for the device.
 
-    With `record`, info also holds the fields of `core.Record` (decision and fill bar, shares traded, prices, costs,
-    equity at each bar of the decision interval), which describe the step that was taken, also where SAME_STEP has
-    reset the account since.
+    With `record`, info also holds the fields of `core.Record` (decision and fill bar, shares
+    traded, prices, costs, equity at each bar of the decision interval), which describe the step
+    that was taken, also where SAME_STEP has reset the account since.
 
-    Options of `reset` (all optional): `reset_mask` `[B]` bool (reset these accounts only), `start` (first bar),
-    `cash_usd`, `shares` `[B, N]`, `episode_bars`: a number or one per account. `start` holds for this reset, the
-    others until the next full reset; a later episode begins without the shares of symbols not listed at its start.
+    Options of `reset` (all optional): `reset_mask` `[B]` bool (reset these accounts only), `start`
+    (first bar), `cash_usd`, `shares` `[B, N]`, `episode_bars`: a number or one per account. `start`
+    holds for this reset, the others until the next full reset; a later episode begins without the
+    shares of symbols not listed at its start.
     """
 
     def __init__(
@@ -107,29 +111,37 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         copy: bool = True,
         render_mode: None = None,
     ) -> None:
-        """`market` may be the path of a market file; `record` adds the fills to info; there is nothing to render.
+        """`market` may be the path of a market file; `record` adds the fills to info; there is
+        nothing to render.
 
-        `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`; `fused` one CPU kernel
-        and `triton` one CUDA kernel with the same results, for what training uses (the latter needs
-        triton); `auto` takes a kernel where one applies and `torch` elsewhere. With `copy=False` the CUDA
-        kernel, then a CUDA graph, overwrites the returned observation and reward in the next step, `account` and the
-        flags two steps later, and `final_obs` has rows only for finished accounts. Copy what must last longer.
+        `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`;
+        `fused` one CPU kernel and `triton` one CUDA kernel with the same results, for what training
+        uses (the latter needs triton); `auto` takes a kernel where one applies and `torch`
+        elsewhere. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the returned
+        observation and reward in the next step, `account` and the flags two steps later, and
+        `final_obs` has rows only for finished accounts. Copy what must last longer.
 
-        Raises EnvError for an argument of the wrong type, a device that is not there, a window of one bar, an unknown
-        turbulence column, or `fused` where the kernel does not apply.
+        Raises EnvError for an argument of the wrong type, a device that is not there, a window of
+        one bar, an unknown turbulence column, or `fused` where the kernel does not apply.
         """
         settings = EnvSettings() if settings is None else settings
         if not isinstance(settings, EnvSettings):
             raise EnvError(
-                f"settings must be EnvSettings, such as EnvSettings(**values); got {type(settings).__name__}"
+                "settings must be EnvSettings, such as EnvSettings(**values); got"
+                f" {type(settings).__name__}"
             )
         if not isinstance(market, MarketTensors | Path | str):
-            raise EnvError(f"market must be MarketTensors or the path of a market file, got {type(market).__name__}")
+            raise EnvError(
+                "market must be MarketTensors or the path of a market file, got"
+                f" {type(market).__name__}"
+            )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
         except ValueError:
             modes = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
-            raise EnvError(f"autoreset_mode must be one of {modes}; got {autoreset_mode!r}") from None
+            raise EnvError(
+                f"autoreset_mode must be one of {modes}; got {autoreset_mode!r}"
+            ) from None
         count = settings.num_envs if num_envs is None else num_envs
         if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
             raise EnvError(f"num_envs must be a whole number, at least 1; got {count!r}")
@@ -142,14 +154,21 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.metadata = {"autoreset_mode": self.autoreset_mode, "render_modes": []}
         self.render_mode = render_mode
         self.record = record
-        self.layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
+        self.layout = ObservationLayout.of(
+            market, settings.lookback, benchmark=shows_benchmark(market, settings)
+        )
         self._obs_dtype = _OBS_DTYPES[settings.observation_dtype]
         self._view = self.view
         self._reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
-        # Two generations of accounts, an action, and an observation beside the one that the caller still holds.
-        needed = self.num_envs * (2 * (14 * 8 + 4 + 8 * self.layout.num_assets) + 4 * self.layout.num_assets + 8 * seen)
-        require_memory(needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError)
+        # Two generations of accounts, an action, and an observation beside the one that the caller
+        # still holds.
+        needed = self.num_envs * (
+            2 * (14 * 8 + 4 + 8 * self.layout.num_assets) + 4 * self.layout.num_assets + 8 * seen
+        )
+        require_memory(
+            needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError
+        )
 
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
         clocks = 0 if settings.observation == "flat" else self.market.num_bars
@@ -168,10 +187,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @classmethod
     def evaluation(
-        cls, market: MarketTensors, settings: EnvSettings | None = None, num_envs: int = 1, record: bool = True
+        cls,
+        market: MarketTensors,
+        settings: EnvSettings | None = None,
+        num_envs: int = 1,
+        record: bool = True,
     ) -> TradingEnv:
         """The whole window from its first bar, once (autoreset is disabled)."""
-        settings = (settings or EnvSettings()).model_copy(update={"random_start": False, "episode_bars": None})
+        settings = (settings or EnvSettings()).model_copy(
+            update={"random_start": False, "episode_bars": None}
+        )
         return cls(
             market,
             settings,
@@ -205,19 +230,23 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def market_rows(self) -> Tensor:
-        """`[T, L*W]`: what every account at bar t sees of the market, in the observation's dtype; not to be written."""
+        """`[T, L*W]`: what every account at bar t sees of the market, in the observation's dtype;
+        not to be written."""
         return self._view.rows
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything a bit-exact continuation needs (not the market, not the settings)."""
         state = {f"account.{name}": value.clone() for name, value in self.account._asdict().items()}
-        state |= {f"endowment.{name}": value.clone() for name, value in self._endowment._asdict().items()}
+        state |= {
+            f"endowment.{name}": value.clone() for name, value in self._endowment._asdict().items()
+        }
         return state | {"key": self._key.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict`, whatever device it lies on.
 
-        Raises CheckpointError, changing nothing, when it does not fit or holds what no account can be.
+        Raises CheckpointError, changing nothing, when it does not fit or holds what no account can
+        be.
         """
         check_form(state, self.num_envs, self.layout.num_assets)
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
@@ -230,7 +259,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes; obs `[B, D]`. A seed starts the accounts' random streams anew (one each, or a list).
+        """Begin episodes; obs `[B, D]`. A seed starts the accounts' random streams anew (one each,
+        or a list).
 
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
@@ -238,13 +268,17 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         check_names(options)
         options = dict(options)
         mask = reset_mask(options.pop("reset_mask", None), self.num_envs, self.device)
-        start = start_bars(options.pop("start", None), self.num_envs, self.market.num_bars, self.device)
+        start = start_bars(
+            options.pop("start", None), self.num_envs, self.market.num_bars, self.device
+        )
         previous = None if self._state is None else self.account
         if mask is not None and previous is None:
             raise EnvError("options['reset_mask'] needs accounts; call reset() without it first")
         key = self._key if seed is None else self._make_keys(seed)
         endow = self._endow(options, mask)
-        episode = previous.episode if previous is not None and seed is None else torch.zeros_like(key)
+        episode = (
+            previous.episode if previous is not None and seed is None else torch.zeros_like(key)
+        )
         fresh = begin(self._view, key, episode, *endow, self.settings, start)
         self._check_start(fresh, endow.shares if "shares" in options else None, mask)
         self._check_restarts(endow)
@@ -254,11 +288,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return self._observe(self._state), {}
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated `[B]`, info.
+        """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated
+        `[B]`, info.
 
-        Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with NaN, before the
-        first reset, and for a finished account in DISABLED mode. On CUDA, where to look would be to wait for the
-        device, a NaN counts as 0 and a finished account stands still with reward 0.
+        Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with
+        NaN, before the first reset, and for a finished account in DISABLED mode. On CUDA, where to
+        look would be to wait for the device, a NaN counts as 0 and a finished account stands still
+        with reward 0.
         """
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
@@ -266,7 +302,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         mode = self.autoreset_mode
         on_host = self.device.type == "cpu"
         if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
-            raise EnvError("an account's episode is over; reset it with options={'reset_mask': ...} before stepping on")
+            raise EnvError(
+                "an account's episode is over; reset it with options={'reset_mask': ...} before"
+                " stepping on"
+            )
         kernel = self._kernel_for(action)
         if kernel is not None:
             return self._step_fused(kernel, self._state, action)
@@ -283,7 +322,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             if record is not None:
                 info = record.without(began)._asdict()
         elif mode is AutoresetMode.DISABLED and not on_host:  # a finished account may have got here
-            over, ruined = account.finished, account.equity <= self.settings.ruin_fraction * account.first_equity
+            over, ruined = (
+                account.finished,
+                account.equity <= self.settings.ruin_fraction * account.first_equity,
+            )
             after = select(over, account, after)
             reward = torch.where(over, torch.zeros_like(reward), reward)
             terminated = torch.where(over, ruined, terminated)
@@ -291,7 +333,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         obs = self._observe(after)
         if mode is AutoresetMode.SAME_STEP:
             done = after.finished
-            info |= {"final_obs": obs, "_final_obs": done, "final_info": dict(info), "_final_info": done}
+            info |= {
+                "final_obs": obs,
+                "_final_obs": done,
+                "final_info": dict(info),
+                "_final_info": done,
+            }
             if not on_host or bool(done.any()):
                 after = select(done, self._begin_next(after), after)
                 obs = self._observe(after)
@@ -310,7 +357,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self._why_not_fused is not None:
             if engine == "auto":
                 return None
-            raise EnvError(f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'")
+            raise EnvError(
+                f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'"
+            )
         common = (self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs)
         return TritonStep(*common, reuse=not copy) if on_cuda else FusedStep(*common)
 
@@ -332,14 +381,22 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return self._gradient
 
     def _step_fused(
-        self, fused: FusedStep | TritonStep | GradientStep, state: Account | Generation, action: Tensor
+        self,
+        fused: FusedStep | TritonStep | GradientStep,
+        state: Account | Generation,
+        action: Tensor,
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         old = fused.pack(state) if isinstance(state, Account) else state
         step = fused(old, self._endowment, self._key, action)
         info: dict[str, Any] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             final_obs = self._pack(step.final, step.final_bar)
-            info = {"final_obs": final_obs, "_final_obs": step.done, "final_info": {}, "_final_info": step.done}
+            info = {
+                "final_obs": final_obs,
+                "_final_obs": step.done,
+                "final_info": {},
+                "_final_info": step.done,
+            }
         self._state = step.state
         clock = step.obs if self.settings.observation == "flat" else step.state.account.bar
         return self._pack(step.obs, clock), step.reward, step.terminated, step.truncated, info
@@ -369,18 +426,26 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return endowment(options, self.settings, shape, self.device, mask, before)
 
     def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
-        """`shares` `[B, N]` are those asked for just now; what an earlier reset asked for may be left out by now."""
-        odd = torch.zeros_like(account.finished) if shares is None else (account.shares != shares).any(1)
+        """`shares` `[B, N]` are those asked for just now; what an earlier reset asked for may be
+        left out by now."""
+        odd = (
+            torch.zeros_like(account.finished)
+            if shares is None
+            else (account.shares != shares).any(1)
+        )
         poor = account.equity <= 0
         if mask is not None:
             odd, poor = odd & mask, poor & mask
         if bool(odd.any()):
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
         if bool(poor.any()):
-            raise EnvError("an account must start with positive equity; set options['cash_usd'] or ['shares']")
+            raise EnvError(
+                "an account must start with positive equity; set options['cash_usd'] or ['shares']"
+            )
 
     def _check_restarts(self, endow: Endowment) -> None:
-        """Without cash, and without one of its shares listed at the start, an account would be worth nothing."""
+        """Without cash, and without one of its shares listed at the start, an account would be
+        worth nothing."""
         owned = endow.shares[endow.cash == 0]
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
@@ -388,7 +453,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         there = listed(self._view, torch.arange(starts, device=self.device)).to(torch.float32)
         if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
             raise EnvError(
-                "without cash, a later episode may begin where none of options['shares'] is listed; give some cash_usd"
+                "without cash, a later episode may begin where none of options['shares'] is listed;"
+                " give some cash_usd"
             )
 
     def _check_action(self, actions: Any) -> Tensor:
@@ -396,10 +462,14 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if isinstance(actions, np.ndarray):
             if actions.dtype.kind != "f":
                 raise EnvError(f"actions must be floating point, got {actions.dtype}")
-            with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinity below
+            with np.errstate(
+                over="ignore"
+            ):  # what is too large for float32 is refused as infinity below
                 actions = torch.from_numpy(np.ascontiguousarray(actions, dtype=np.float32))
         if not isinstance(actions, Tensor):
-            raise EnvError(f"actions must be a torch tensor or a numpy array, got {type(actions).__name__}")
+            raise EnvError(
+                f"actions must be a torch tensor or a numpy array, got {type(actions).__name__}"
+            )
         shape = (self.num_envs, self.layout.num_assets)
         if tuple(actions.shape) != shape:
             raise EnvError(f"actions have shape {tuple(actions.shape)}, expected {shape}")
@@ -407,11 +477,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             kind = actions.dtype if actions.layout is torch.strided else actions.layout
             raise EnvError(f"actions must be dense and floating point, got {kind}")
         if actions.device != self.device:
-            raise EnvError(f"actions lie on {actions.device}, the environment on {self.device}; move them there")
+            raise EnvError(
+                f"actions lie on {actions.device}, the environment on {self.device}; move them"
+                " there"
+            )
         differentiable = actions.requires_grad and torch.is_grad_enabled()
         action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
         if self.device.type == "cpu":
-            if not isinstance(self._fused, FusedStep) and not bool(action.isfinite().all()):  # it looks for itself
+            if not isinstance(self._fused, FusedStep) and not bool(
+                action.isfinite().all()
+            ):  # it looks for itself
                 raise EnvError("actions contain NaN or infinity; check the policy's output")
             return action
         kernel = not differentiable and self._fused is not None

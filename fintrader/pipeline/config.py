@@ -33,18 +33,21 @@ class BacktestSettings(Settings):
     """The last look: which windows, and at what costs."""
 
     window: tuple[Window, ...] = Field(("test",), min_length=1)
-    """Windows of the market to trade, each into a folder of its own; nobody has looked at the test window before."""
+    """Windows of the market to trade, each into a folder of its own; nobody has looked at the test
+    window before."""
     cost_bps: float | None = Field(None, ge=0, le=5000)
     """Proportional cost per trade in basis points; None keeps the environment's."""
     null_model: bool = True
-    """Repeat the whole search on features that hold no information (doubles the time; tells luck from skill)."""
+    """Repeat the whole search on features that hold no information (doubles the time; tells luck
+    from skill)."""
     sensitivity: bool = True
     """Also trade at other costs, fills, delays and starts, and without each stock."""
     limits: LimitSettings = LimitSettings()
-    """What a deployment would let the ensemble do: told beside its own figures, which know no limits."""
+    """What a deployment would let the ensemble do: told beside its own figures, which know no
+    limits."""
     tear_sheet: Literal["auto", "png", "pdf", "none"] = "auto"
-    """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is installed (the extra
-    `report`) and the window is a month or longer."""
+    """pyfolio's tear sheet, `backtest/tear_sheet.png` or `.pdf`; `auto`: a PNG where pyfolio is
+    installed (the extra `report`) and the window is a month or longer."""
 
     @field_validator("window", mode="before")
     @classmethod
@@ -58,15 +61,19 @@ class BacktestSettings(Settings):
 
 
 class RunConfig(Settings):
-    """Everything a run is made from. Runs with equal settings and bars have equal results, as far as `reproducible`."""
+    """Everything a run is made from. Runs with equal settings and bars have equal results, as far
+    as `reproducible`."""
 
     name: str = "run"
-    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless set."""
+    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless
+    set."""
     seed: int = Field(0, ge=0)
-    """Root of all randomness of agents and tournament (a synthetic market has a seed of its own)."""
+    """Root of all randomness of agents and tournament (a synthetic market has a seed of its
+    own)."""
     reproducible: Reproducible = "same_machine"
-    """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under Linux, with the same
-    packages and C library). That takes fixed code paths and one thread: two to three times slower, and no GPU."""
+    """Where a seed gives the same bytes: on processors of this kind, or on every x86-64 one (under
+    Linux, with the same packages and C library). That takes fixed code paths and one thread: two to
+    three times slower, and no GPU."""
     device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})
     """`auto` (CUDA where there is one; the CPU `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     runs_dir: Path = Path("runs")
@@ -74,21 +81,27 @@ class RunConfig(Settings):
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
     store: str | None = None
-    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies. None: only here."""
+    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
+    None: only here."""
     log_format: logs.LogFormat = "plain"
-    """`json`: logs as one JSON object a line on standard error, with run and pod (FINTRADER_LOG_FORMAT too)."""
+    """`json`: logs as one JSON object a line on standard error, with run and pod
+    (FINTRADER_LOG_FORMAT too)."""
     metrics_port: int | None = Field(None, ge=0, le=65535)
-    """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no endpoint."""
+    """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no
+    endpoint."""
     metrics_host: str = "127.0.0.1"
-    """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a password."""
+    """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a
+    password."""
     checkpoint_seconds: float = Field(10.0, ge=0)
-    """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every update."""
+    """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every
+    update."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: AgentSettings = PPO()
     from_run: str | None = None
-    """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its networks and
-    optimisers; on other symbols, too, where the network allows it. None: from new weights."""
+    """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its
+    networks and optimisers; on other symbols, too, where the network allows it. None: from new
+    weights."""
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
@@ -112,7 +125,10 @@ class RunConfig(Settings):
     def _readable(cls, env: EnvSettings | GymnasiumSettings) -> EnvSettings | GymnasiumSettings:
         """Told here, before a market is built for nothing."""
         if isinstance(env, EnvSettings) and env.observation != "flat":
-            raise ValueError(f"observation {env.observation} is for your own policies in Python; agents here read flat")
+            raise ValueError(
+                f"observation {env.observation} is for your own policies in Python; agents here"
+                " read flat"
+            )
         return env
 
     @field_validator("name")
@@ -154,9 +170,17 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _no_gpu_across_machines(self) -> RunConfig:
         if self.reproducible == "across_machines":
-            for name, devices in (("device", (self.device,)), ("tournament.devices", self.tournament.devices)):
-                if any(device != "auto" and set(device.split("/")) != {"cpu"} for device in devices):
-                    raise ValueError(f"{name}: reproducible: across_machines holds for processors only; set it to cpu")
+            for name, devices in (
+                ("device", (self.device,)),
+                ("tournament.devices", self.tournament.devices),
+            ):
+                if any(
+                    device != "auto" and set(device.split("/")) != {"cpu"} for device in devices
+                ):
+                    raise ValueError(
+                        f"{name}: reproducible: across_machines holds for processors only; set it"
+                        " to cpu"
+                    )
         return self
 
     @property
@@ -165,7 +189,8 @@ class RunConfig(Settings):
 
     @property
     def trading(self) -> EnvSettings:
-        """The trading environment's settings. Raises ConfigError when `env.kind` says another one."""
+        """The trading environment's settings. Raises ConfigError when `env.kind` says another
+        one."""
         if isinstance(self.env, GymnasiumSettings):
             raise ConfigError(
                 f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "
@@ -179,13 +204,16 @@ class RunConfig(Settings):
         return on_ray(self.ray, device=device) if self.launcher == "ray" else None
 
     def resolved_device(self) -> str:
-        """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and that none has)."""
+        """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and
+        that none has)."""
         if self.reproducible == "across_machines":
             return "cpu"
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            if self.launcher == "ray":  # the cluster's nodes have it, not the one this command runs on
+            if (
+                self.launcher == "ray"
+            ):  # the cluster's nodes have it, not the one this command runs on
                 return "cpu"
             raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
         return self.device
@@ -196,16 +224,23 @@ CHOICES: Choices = {
     "agent.algo": union_choices(RunConfig.model_fields["agent"].annotation, "algo"),
     **DATA_CHOICES,
 }
-"""Options that choose which model stands in a place. Switching one keeps the settings both models share."""
+"""Options that choose which model stands in a place. Switching one keeps the settings both models
+share."""
 _WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
 RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
-"""Settings that say where things lie and pods run, how often they are stored, or how watched: they change no result."""
+"""Settings that say where things lie and pods run, how often they are stored, or how watched: they
+change no result."""
 
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (before, now) of every setting in which two configurations differ, places left out."""
+    """Dotted name -> (before, now) of every setting in which two configurations differ, places left
+    out."""
     found = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
-    return {field: values for field, values in found.items() if field.split(".")[0] not in RESULT_NEUTRAL}
+    return {
+        field: values
+        for field, values in found.items()
+        if field.split(".")[0] not in RESULT_NEUTRAL
+    }
 
 
 def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> RunConfig:
@@ -221,8 +256,11 @@ def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> Ru
     return validate(RunConfig, values, str(path))
 
 
-def configured(config: RunConfig | Mapping[str, Any] | Path | str, overrides: Mapping[str, Any]) -> RunConfig:
-    """A run's settings (a configuration's name, a YAML file, settings or plain values) with `overrides` over them.
+def configured(
+    config: RunConfig | Mapping[str, Any] | Path | str, overrides: Mapping[str, Any]
+) -> RunConfig:
+    """A run's settings (a configuration's name, a YAML file, settings or plain values) with
+    `overrides` over them.
 
     Raises ConfigError naming the field that is wrong.
     """

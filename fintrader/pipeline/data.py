@@ -15,22 +15,38 @@ from fintrader.progress import reporter
 from fintrader.runs import Manifest
 
 
-def check_lookahead(config: RunConfig, settings: LookaheadSettings | None = None) -> LookaheadReport:
-    """Change the future, build and trade again, and compare; prints and, beside a run, stores what was found."""
+def check_lookahead(
+    config: RunConfig, settings: LookaheadSettings | None = None
+) -> LookaheadReport:
+    """Change the future, build and trade again, and compare; prints and, beside a run, stores what
+    was found."""
     with reporter() as progress:
         report = lookahead(
-            config.data, config.trading, settings, seed=config.seed, cache=config.cache, progress=progress
+            config.data,
+            config.trading,
+            settings,
+            seed=config.seed,
+            cache=config.cache,
+            progress=progress,
         )
     print(report)
     if config.folder.root.is_dir():
         tried = {"cuts": list(report.cuts), "prefixes": list(report.prefixes), "modes": list(MODES)}
-        found = {"leaks": list(map(str, report.leaks)), "alarms": list(report.alarms), "trusted": list(report.trusted)}
-        write_json(config.folder.root / "lookahead.json", {**found, "untried": list(report.untried), **tried})
+        found = {
+            "leaks": list(map(str, report.leaks)),
+            "alarms": list(report.alarms),
+            "trusted": list(report.trusted),
+        }
+        write_json(
+            config.folder.root / "lookahead.json",
+            {**found, "untried": list(report.untried), **tried},
+        )
     return report
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
-    """The run's market file. Raises RunError when the run was begun with another one, DataError, StorageError."""
+    """The run's market file. Raises RunError when the run was begun with another one, DataError,
+    StorageError."""
     with manifest.stage("data"):
         try:
             path = built_market(config)
@@ -40,18 +56,26 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
         before = manifest.values["data_hash"]
         if before not in (None, content):
             raise RunError(
-                f"{config.folder.root} was made from other bars (data hash {before[:12]} there, {content[:12]} now); "
-                "put the old file back, or choose another --name"
+                f"{config.folder.root} was made from other bars (data hash {before[:12]} there,"
+                f" {content[:12]} now); put the old file back, or choose another --name"
             )
         manifest.update(market=str(path), data_hash=content)
     return path
 
 
 def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | StorageError) -> Path:
-    """The market that a run was begun with, out of its store, where the bars cannot be had any more."""
+    """The market that a run was begun with, out of its store, where the bars cannot be had any
+    more."""
     content, markets = manifest.values["data_hash"], markets_of(config)
     path: Path = config.cache / str(content) / "market.safetensors"
-    if content is None or markets is None or not (path.is_file() or markets.fetch(content, path.parent)):
+    if (
+        content is None
+        or markets is None
+        or not (path.is_file() or markets.fetch(content, path.parent))
+    ):
         raise error
-    print(f"the bars cannot be had ({error}); the market that this run was begun with comes from {markets.objects}")
+    print(
+        f"the bars cannot be had ({error}); the market that this run was begun with comes from"
+        f" {markets.objects}"
+    )
     return path

@@ -21,11 +21,15 @@ from fintrader.tournament.generator import get, has
 
 
 def table() -> dict[str, Any]:
-    """`settings`: dotted name -> default of a run that says nothing; `choices`: place of a union -> member -> the same
-    of what stands there; `mappings`: settings with anybody's names below (`tournament.search`) -> their entries."""
+    """`settings`: dotted name -> default of a run that says nothing; `choices`: place of a union ->
+    member -> the same of what stands there; `mappings`: settings with anybody's names below
+    (`tournament.search`) -> their entries."""
     settings = flat(whole := RunConfig().model_dump(mode="json"))
     choices = {
-        place: {name: dict(_defaults(model, place.rpartition(".")[0])) for name, model in members.items()}
+        place: {
+            name: dict(_defaults(model, place.rpartition(".")[0]))
+            for name, model in members.items()
+        }
         for place, members in CHOICES.items()
         if place in settings
     }
@@ -35,7 +39,11 @@ def table() -> dict[str, Any]:
 
 def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
     for name, field in model.model_fields.items():  # one that is required has nothing for a default
-        value = None if field.is_required() else to_jsonable_python(field.get_default(call_default_factory=True))
+        value = (
+            None
+            if field.is_required()
+            else to_jsonable_python(field.get_default(call_default_factory=True))
+        )
         yield from flat(value, f"{place}.{name}.").items()
 
 

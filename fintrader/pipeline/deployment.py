@@ -44,17 +44,21 @@ def home_of(name: str, deployments_dir: str) -> Path:
 
 
 def find(name: str, deployments_dir: str) -> Path:
-    """The folder of a deployment by its name or alias (champion, challenger). Raises DeployError."""
+    """The folder of a deployment by its name or alias (champion, challenger). Raises
+    DeployError."""
     home = home_of(aliases(Path(deployments_dir)).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
-        found = sorted(path.parent.parent.name for path in Path(deployments_dir).glob(f"*/bundle/{BUNDLE}"))
+        found = sorted(
+            path.parent.parent.name for path in Path(deployments_dir).glob(f"*/bundle/{BUNDLE}")
+        )
         known = f"known: {', '.join(found)}" if found else "make one with `fintrader paper RUN`"
         raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
     return home
 
 
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
-    """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not finished."""
+    """The bundle of a run's policy, made unless it is there. Raises RunError for a run that has not
+    finished."""
     return _frozen(where, settings)[0]
 
 
@@ -72,16 +76,19 @@ def paper(where: str, settings: PaperSettings) -> Path:
     trained = bundle.data.source.kind
     if settings.feed != "replay" and trained != settings.feed and not settings.other_feed:
         raise DeployError(
-            f"the policy was trained on bars of {trained}, not of {settings.feed}, where features may mean something "
-            "else; add --other-feed true to trade it all the same"
+            f"the policy was trained on bars of {trained}, not of {settings.feed}, where features"
+            " may mean something else; add --other-feed true to trade it all the same"
         )
     with hold(Objects(home)):
         _run(home, bundle, settings, market, cache)
     return home
 
 
-def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors, cache: Path) -> None:
-    """Run until it is over, and tell how far it drifted. The caller holds the deployment's lease."""
+def _run(
+    home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTensors, cache: Path
+) -> None:
+    """Run until it is over, and tell how far it drifted. The caller holds the deployment's
+    lease."""
     replay = settings.feed == "replay"
     window = (int(market.minutes[0]), int(market.minutes[-1])) if replay else None
     with reporter():
@@ -92,7 +99,9 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
         _same_terms(journal, settings, home)
         last = journal.last("decision")
         start = window[0] if window is not None else 0
-        clock: Clock = ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
+        clock: Clock = (
+            ReplayClock(last.time if last else start, settings.speed) if replay else WallClock()
+        )
         broker: Broker
         if simulated:
             broker = SimulatedBroker(market, bundle.env, clock.now, grows=not replay)
@@ -102,15 +111,23 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
             broker = AlpacaBroker(settings.endpoint or PAPER, fractional=bundle.env.fractional)
         level = feed.level if isinstance(feed, ReplayFeed) else no_level
         runner = Runner(
-            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=window, level=level,
+            home,
+            bundle,
+            settings,
+            clock=clock,
+            feed=feed,
+            broker=broker,
+            journal=journal,
+            window=window,
+            level=level,
             daily=lambda: tell_drift(home, feed),
-        )  # fmt: skip
+        )
         if journal.last("end") is None:
             if not replay:
                 print(
-                    f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is stopped (Ctrl-C), and "
-                    "this command goes on with it. In another terminal: "
-                    f"`fintrader status {home.name}`, halt, resume, flatten",
+                    f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is"
+                    " stopped (Ctrl-C), and this command goes on with it. In another terminal:"
+                    f" `fintrader status {home.name}`, halt, resume, flatten",
                     flush=True,
                 )
             runner.run()
@@ -118,7 +135,8 @@ def _run(home: Path, bundle: Bundle, settings: PaperSettings, market: MarketTens
 
 
 def _same_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
-    """Raises DeployError where a deployment began on other terms: its account and its twin are of those."""
+    """Raises DeployError where a deployment began on other terms: its account and its twin are of
+    those."""
     started = journal.last("start")
     if started is None:
         return
@@ -131,15 +149,18 @@ def _same_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
     for term, value in asked.items():
         if started.body[term] != value:
             raise DeployError(
-                f"{home.name} began with another {term} ({started.body[term]}); give this one a --name of its own, or "
-                "go on as it began"
+                f"{home.name} began with another {term} ({started.body[term]}); give this one a"
+                " --name of its own, or go on as it began"
             )
 
 
 def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
-    """Measure the drift of a deployment from its journal, print it, write `drift.json` and `drift.html`."""
+    """Measure the drift of a deployment from its journal, print it, write `drift.json` and
+    `drift.html`."""
     bundle = Bundle.open(home / "bundle")
-    if feed is None and isinstance(bundle.data.source, SyntheticSettings):  # a made-up market has an index of its own
+    if feed is None and isinstance(
+        bundle.data.source, SyntheticSettings
+    ):  # a made-up market has an index of its own
         feed = open_live_feed("replay", bundle.data, bundle.symbols)
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last("start")
@@ -157,10 +178,13 @@ def tell_drift(home: Path, feed: LiveFeed | None = None) -> dict[str, Any]:
 
 
 def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
-    """The bundle, the window its policy was tested on, and the cache beside which its bars are stored."""
+    """The bundle, the window its policy was tested on, and the cache beside which its bars are
+    stored."""
     run = Run(open_run(where))
     folder, config = run.folder, load_config(run.folder.config)
-    config = config.model_copy(update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent})
+    config = config.model_copy(
+        update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent}
+    )
     manifest = Manifest.load(folder.manifest)
     folds = evaluation.folds_of(folder)
     if not manifest.done("tournament") and not folds:
@@ -173,7 +197,9 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
     policy = run.policy_path(settings.policy, folds[-1] if folds else None)
     name = settings.name or f"{config.name}{settings.suffix}"
     last = session_date(market.meta["calendar"], int(market.minutes[-1]))
-    companies = ReplayFeed(config.data.effective(), market.symbols, cache=config.cache, until=last).companies
+    companies = ReplayFeed(
+        config.data.effective(), market.symbols, cache=config.cache, until=last
+    ).companies
     bundle = freeze(
         home_of(name, settings.deployments_dir) / "bundle",
         name=name,
@@ -189,9 +215,14 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
 def _about(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict[str, Any]:
     """Where a bundle comes from, and what to expect of it."""
     about: dict[str, Any] = {
-        "run": config.name, "policy": policy, "config_hash": manifest.values["config_hash"], "versions": versions(),
-        "trials": int(manifest.values["trials"]), "verdict": None, "daily_returns": [],
-    }  # fmt: skip
+        "run": config.name,
+        "policy": policy,
+        "config_hash": manifest.values["config_hash"],
+        "versions": versions(),
+        "trials": int(manifest.values["trials"]),
+        "verdict": None,
+        "daily_returns": [],
+    }
     path = run.folder.backtest / "metrics.json"
     if path.is_file():
         stored = read_backtest(run.folder.backtest)

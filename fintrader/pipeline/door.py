@@ -1,4 +1,5 @@
-"""The verbs of the Python door that train or open something: `fintrader.train`, `run`, `run_tournament`, `open_run`."""
+"""The verbs of the Python door that train or open something: `fintrader.train`, `run`,
+`run_tournament`, `open_run`."""
 
 from __future__ import annotations
 
@@ -30,20 +31,23 @@ def train(
     seed: int = 0,
     folder: Path | str | None = None,
 ) -> TrainResult:
-    """Train `agent` (`fintrader.agents.PPO()`, or an agent of one's own) in `env`; what it learned is `.policy`.
+    """Train `agent` (`fintrader.agents.PPO()`, or an agent of one's own) in `env`; what it learned
+    is `.policy`.
 
-    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights and the exploration of
-    an agent that is made here. With `folder` the training's state and metrics are stored there, and the same call goes
-    on where it was.
+    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights
+    and the exploration of an agent that is made here. With `folder` the training's state and
+    metrics are stored there, and the same call goes on where it was.
 
-    Raises ConfigError for anything that is no agent or no environment and for a budget of none or of two kinds,
-    TrainingError when a number is no longer finite, CheckpointError when `folder` holds a training of
-    another seed or of other settings (the budget may differ).
+    Raises ConfigError for anything that is no agent or no environment and for a budget of none or
+    of two kinds, TrainingError when a number is no longer finite, CheckpointError when `folder`
+    holds a training of another seed or of other settings (the budget may differ).
     """
     _check_environment(env)
     budget = validate(Budget, {"env_steps": env_steps, "seconds": seconds}, "train")
     if isinstance(agent, type):
-        raise ConfigError(f"{agent.__name__} is a class; make its settings first: {agent.__name__}()")
+        raise ConfigError(
+            f"{agent.__name__} is a class; make its settings first: {agent.__name__}()"
+        )
     if not isinstance(agent, Settings) and not callable(getattr(agent, "act", None)):
         raise ConfigError(
             "the first argument is the agent, such as fintrader.agents.PPO(); got "
@@ -52,8 +56,9 @@ def train(
     if isinstance(agent, Settings):
         if not hasattr(env, "layout"):
             raise ConfigError(
-                f"{type(env).__name__} does not say what its observations hold (layout); give it one, such as "
-                "fintrader.agents.FlatLayout(width, num_actions), or make the agent: fintrader.agents.make_agent"
+                f"{type(env).__name__} does not say what its observations hold (layout); give it"
+                " one, such as fintrader.agents.FlatLayout(width, num_actions), or make the agent:"
+                " fintrader.agents.make_agent"
             )
         agent = make_agent(agent, env.layout, device=getattr(env, "device", "cpu"), seed=seed)
     return training.train(agent, env, budget, folder=None if folder is None else Path(folder))
@@ -67,20 +72,23 @@ def _check_environment(env: object) -> None:
             f"make one, fintrader.TradingEnv({window}, num_envs=1024), and pass that"
         )
     count = getattr(env, "num_envs", None)
-    if not isinstance(count, int) or not all(hasattr(env, name) for name in ("reset", "step", "state_dict")):
+    if not isinstance(count, int) or not all(
+        hasattr(env, name) for name in ("reset", "step", "state_dict")
+    ):
         raise ConfigError(
-            f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset, step, state_dict); "
-            "make a fintrader.TradingEnv(market, num_envs=1024), or wrap a gymnasium one in envs.classic.WorkerEnv"
+            f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset,"
+            " step, state_dict); make a fintrader.TradingEnv(market, num_envs=1024), or wrap a"
+            " gymnasium one in envs.classic.WorkerEnv"
         )
 
 
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """The whole pipeline: bars, market, tournament, the same search without information, backtest.
 
-    `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain values; `overrides`
-    are put over it: `run("quickstart", name="mine", env={"cost_bps": 5})`. A run that was killed goes on where it was,
-    a finished one is opened. Raises ConfigError naming the setting, DataError, RunError when the folder is in use or
-    was made with other settings.
+    `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain
+    values; `overrides` are put over it: `run("quickstart", name="mine", env={"cost_bps": 5})`. A
+    run that was killed goes on where it was, a finished one is opened. Raises ConfigError naming
+    the setting, DataError, RunError when the folder is in use or was made with other settings.
     """
     return Run(run_stages(configured(config, overrides)), load_policy=load_policy)
 
@@ -91,10 +99,13 @@ def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrid
 
 
 def open_run(where: Path | str) -> Run:
-    """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError, StorageError."""
+    """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError,
+    StorageError."""
     home = session.open_run(str(where))
     if not RunFolder(home).config.is_file():
         below = sorted(path.parent.name for path in home.glob("*/config.yaml"))
-        hint = f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
+        hint = (
+            f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
+        )
         raise RunError(f"{where}: no run lies here (it would hold config.yaml); {hint}")
     return Run(home, load_policy=load_policy)

@@ -1,4 +1,5 @@
-"""How long a run will take and how much memory, before it starts: from what earlier runs here took, or from constants.
+"""How long a run will take and how much memory, before it starts: from what earlier runs here took,
+or from constants.
 
 An estimate says what it rests on, and between which figures the truth will probably lie.
 """
@@ -29,7 +30,9 @@ COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
 MAIN_BYTES, POD_BYTES = 700 << 20, 450 << 20
 """Of the command itself and of a pod, beside their market: mostly torch."""
-_ONLY_LENGTH = frozenset({"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"})
+_ONLY_LENGTH = frozenset(
+    {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
+)
 _ONLY_LENGTH_GROUPS = ("backtest.", "walkforward.", "tournament.search.")
 
 
@@ -40,7 +43,8 @@ class Record:
     name: str
     config: RunConfig
     race_seconds: float
-    """Of one search of all its pods: the quicker of tournament and null model, since the first may have compiled."""
+    """Of one search of all its pods: the quicker of tournament and null model, since the first may
+    have compiled."""
     other_seconds: float
     """Of all other stages."""
     market_bytes: int | None = None
@@ -73,12 +77,17 @@ class Estimate:
         return self.seconds / FACTOR[self.sure], self.seconds * FACTOR[self.sure]
 
 
-def record_of(name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None) -> Record | None:
-    """An earlier run as a record; None of one whose tournament has not finished, or of another version."""
+def record_of(
+    name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None
+) -> Record | None:
+    """An earlier run as a record; None of one whose tournament has not finished, or of another
+    version."""
     took = {
         stage: float(said["seconds"])
         for stage, said in stages.items()
-        if isinstance(said, Mapping) and said.get("done") and isinstance(said.get("seconds"), int | float)
+        if isinstance(said, Mapping)
+        and said.get("done")
+        and isinstance(said.get("seconds"), int | float)
     }
     races = [took[stage] for stage in ("tournament", "null_model") if took.get(stage, 0.0) > 0]
     if "tournament" not in took or not races:
@@ -87,12 +96,15 @@ def record_of(name: str, config: Mapping[str, Any], stages: Mapping[str, Any], m
         settings = validate(RunConfig, dict(config), name)
     except ConfigError:
         return None
-    other = sum(seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model"))
+    other = sum(
+        seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model")
+    )
     return Record(name, settings, min(races), other, market)
 
 
 def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
-    """What a run of these settings will probably take, from the earlier run that is most like it."""
+    """What a run of these settings will probably take, from the earlier run that is most like
+    it."""
     likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)
     like = likely or next((one for one in records if _comparable(one.config, config)), None)
     settings, compiling = config.tournament, 0.0
@@ -101,7 +113,9 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
     elif like is not None:
         race = like.race_seconds * _work(settings) / _work(like.config.tournament)
     else:
-        race = _work(settings) / STEPS_PER_SECOND * max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS)
+        race = (
+            _work(settings) / STEPS_PER_SECOND * max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS)
+        )
         compiling = COMPILING_SECONDS
     other = like.other_seconds if like is not None else 15.0
     stored = like.market_bytes if like is not None and like.config.data == config.data else None
@@ -115,7 +129,10 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
     elif like is not None:
         sure, why = (
             "rough",
-            f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other settings",
+            (
+                f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other"
+                " settings"
+            ),
         )
     else:
         sure, why = "a guess", "no run of this kind has finished here; from another machine's speed"
@@ -132,7 +149,8 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
 
 def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:
     return all(
-        field in _ONLY_LENGTH or field.startswith(_ONLY_LENGTH_GROUPS) for field in changed_results(before, now)
+        field in _ONLY_LENGTH or field.startswith(_ONLY_LENGTH_GROUPS)
+        for field in changed_results(before, now)
     ) and (before.tournament.budget.env_steps is None) == (now.tournament.budget.env_steps is None)
 
 
@@ -148,7 +166,8 @@ def _at_once(settings: TournamentSettings) -> int:
 
 
 def _work(settings: TournamentSettings) -> float:
-    """Env-steps that follow one another: those of all pods over the pods that a core each works on."""
+    """Env-steps that follow one another: those of all pods over the pods that a core each works
+    on."""
     rounds = math.ceil(settings.pods / _at_once(settings))
     crowded = max(1.0, _at_once(settings) / (os.cpu_count() or 1))
     return rounds * crowded * float(settings.budget.env_steps or 1.0)
@@ -159,7 +178,9 @@ def _shape(config: RunConfig) -> tuple[int | None, int | None]:
     source = config.data.effective().source
     if isinstance(source, SyntheticSettings):
         return source.num_sessions * max(1, 390 // config.data.bar_minutes), source.num_symbols
-    named = config.data.universe.symbols or (source.symbols if isinstance(source, VendorSettings) else ())
+    named = config.data.universe.symbols or (
+        source.symbols if isinstance(source, VendorSettings) else ()
+    )
     return None, len(named) or None
 
 
@@ -168,5 +189,9 @@ def _market_bytes(config: RunConfig) -> int | None:
     bars, symbols = _shape(config)
     if bars is None or symbols is None:
         return None
-    features = len(config.data.features.names) + len(config.data.features.extra) + len(config.data.features.extra_raw)
+    features = (
+        len(config.data.features.names)
+        + len(config.data.features.extra)
+        + len(config.data.features.extra_raw)
+    )
     return bars * symbols * (3 * 8 + 4 * features + 2)

@@ -1,4 +1,5 @@
-"""The last stage: what was chosen, on the window nobody has looked at, beside all that could have been luck."""
+"""The last stage: what was chosen, on the window nobody has looked at, beside all that could have
+been luck."""
 
 from __future__ import annotations
 
@@ -54,37 +55,72 @@ from fintrader.runs import Manifest, RunFolder
 def evaluate_chosen(
     config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None
 ) -> None:
-    """Ensemble, best pod and baselines over one window, with all that tells skill from luck, written down."""
+    """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
+    written down."""
     folder, env = config.folder, backtest_settings(config)
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
 
     def shuffled() -> MarketTensors:
-        free: MarketTensors = getattr(MarketTensors.load(information_free_market(path, config.seed)).split(), window)
+        free: MarketTensors = getattr(
+            MarketTensors.load(information_free_market(path, config.seed)).split(), window
+        )
         return free
 
     with reporter() as progress:
         best = str(manifest.values["best"])
-        results, beside, moved = _simulate_chosen(config, folder, windows, window, shuffled, best, progress)
+        results, beside, moved = _simulate_chosen(
+            config, folder, windows, window, shuffled, best, progress
+        )
         free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
         results = measured_against(results, beside.portfolio)
         policy = load_policy(_policy(folder.root))
-        rows = sensitivity(policy, market, env, progress=progress) if config.backtest.sensitivity else []
+        rows = (
+            sensitivity(policy, market, env, progress=progress)
+            if config.backtest.sensitivity
+            else []
+        )
         limited = _within_limits([policy], [market], env, config.backtest.limits, progress)
-    context = provenance(config, manifest, window, repeat) | shrinkage_of([folder]) | data_summary(path, [market])
+    context = (
+        provenance(config, manifest, window, repeat)
+        | shrinkage_of([folder])
+        | data_summary(path, [market])
+    )
     context |= {"left_out": dict(beside.left_out), "within_limits": limited}
     if planted:
         context["planted"] = planted
-    look = _look(config, manifest, window, results, [market], "backtest" if repeat is None else "re-backtest", context)
-    _write(config, manifest, look, results, [folder], context, free, config.tournament.metric, [market], rows, [moved])
+    look = _look(
+        config,
+        manifest,
+        window,
+        results,
+        [market],
+        "backtest" if repeat is None else "re-backtest",
+        context,
+    )
+    _write(
+        config,
+        manifest,
+        look,
+        results,
+        [folder],
+        context,
+        free,
+        config.tournament.metric,
+        [market],
+        rows,
+        [moved],
+    )
 
 
 def check_window(config: RunConfig) -> None:
     """Raises ConfigError when another window than the folds' test windows is asked for."""
     if config.backtest.window != ("test",):
         asked = " ".join(config.backtest.window)
-        raise ConfigError(f"backtest.window: a walk-forward is judged over its folds' test windows, not {asked}")
+        raise ConfigError(
+            f"backtest.window: a walk-forward is judged over its folds' test windows, not {asked}"
+        )
 
 
 def folds_of(folder: RunFolder) -> list[RunFolder]:
@@ -100,7 +136,10 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     """
     folders = folds_of(config.folder)
     if not folders:
-        raise RunError(f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its config.yaml first")
+        raise RunError(
+            f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its"
+            " config.yaml first"
+        )
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
     folds, tests, policies, moved = [], list[MarketTensors](), [], []
@@ -115,24 +154,46 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
             )
             moved.append(watched)
-            left_out |= {name: f"fold {len(tests) + 1}: {why}" for name, why in beside.left_out.items()}
+            left_out |= {
+                name: f"fold {len(tests) + 1}: {why}" for name, why in beside.left_out.items()
+            }
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
             tests.append(windows.test)
             policies.append(load_policy(_policy(folder.root)))
-            folds.append({name: result.metrics["cumulative_return"] for name, result in results.items()})
-        rows = sensitivity(policies, tests, env, progress=progress) if config.backtest.sensitivity else []
+            folds.append(
+                {name: result.metrics["cumulative_return"] for name, result in results.items()}
+            )
+        rows = (
+            sensitivity(policies, tests, env, progress=progress)
+            if config.backtest.sensitivity
+            else []
+        )
         limited = _within_limits(policies, tests, env, config.backtest.limits, progress)
-    whole = {name: stitch(results, name=name) for name, results in parts.items() if len(results) == len(folders)}
+    whole = {
+        name: stitch(results, name=name)
+        for name, results in parts.items()
+        if len(results) == len(folders)
+    }
     whole = measured_against(whole, whole[beside.portfolio.name])
     free = whole.pop("null_model", None)
-    context = provenance(config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds")
+    context = provenance(
+        config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds"
+    )
     context |= shrinkage_of(folders) | data_summary(Path(str(manifest.values["market"])), tests)
     days = [[str(stamp)[:10] for stamp in test.timestamps()[[0, -1]]] for test in tests]
     context |= {"folds": folds, "fold_windows": days, "left_out": left_out}
     context["within_limits"] = limited
     metric = f"{config.tournament.metric}, mean of {len(folders)} folds"
-    look = _look(config, manifest, "test", whole, tests, "walkforward" if repeat is None else "re-backtest", context)
+    look = _look(
+        config,
+        manifest,
+        "test",
+        whole,
+        tests,
+        "walkforward" if repeat is None else "re-backtest",
+        context,
+    )
     _write(config, manifest, look, whole, folders, context, free, metric, tests, rows, moved)
 
 
@@ -143,7 +204,8 @@ def _within_limits(
     limits: LimitSettings,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """What a deployment's limits would have made of policies, each in a window of its own; empty without limits."""
+    """What a deployment's limits would have made of policies, each in a window of its own; empty
+    without limits."""
     if not limits.enforced:
         return {}
     growth, cut, halted = 1.0, Counter[str](), ""
@@ -152,11 +214,17 @@ def _within_limits(
         growth *= float(result.equity[-1] / result.equity[0])
         cut.update(noted.counts)
         halted = halted or noted.halted
-    return {"cumulative_return": growth - 1.0, "cut": dict(cut), "halted": halted, "limits": limits.model_dump()}
+    return {
+        "cumulative_return": growth - 1.0,
+        "cut": dict(cut),
+        "halted": halted,
+        "limits": limits.model_dump(),
+    }
 
 
 def _own_windows(search: RunFolder, path: Path) -> Split:
-    """The windows of the market that a search was made on, out of its store where `path` is not here."""
+    """The windows of the market that a search was made on, out of its store where `path` is not
+    here."""
     return MarketTensors.load(run_store(search).own_market(path)).split()
 
 
@@ -202,14 +270,21 @@ def _write(
     rows: Sequence[Mapping[str, Any]],
     moved: Sequence[Explainer],
 ) -> None:
-    """The files of a backtest, its report and its tear sheet, sealed; the look at its window is counted before.
+    """The files of a backtest, its report and its tear sheet, sealed; the look at its window is
+    counted before.
 
-    `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by `metric` there.
-    `free`: what the same searches made of information-free features.
+    `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by
+    `metric` there. `free`: what the same searches made of information-free features.
     """
-    null_model = None if free is None else {"metrics": dict(free.metrics), **_selection_scores(folders, metric)}
+    null_model = (
+        None
+        if free is None
+        else {"metrics": dict(free.metrics), **_selection_scores(folders, metric)}
+    )
     chosen = {
-        f"trial_{kind}": [found for folder in folders if (found := _trial_returns(folder, name)) is not None]
+        f"trial_{kind}": [
+            found for folder in folders if (found := _trial_returns(folder, name)) is not None
+        ]
         for kind, name in (("returns", "returns"), ("active", "active_returns"))
     }
     home = window_folder(config.folder, look.window)
@@ -238,7 +313,8 @@ def _write(
 
 
 def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, Any]:
-    """The best score each search found while selecting, with information and without, as means over the folds."""
+    """The best score each search found while selecting, with information and without, as means over
+    the folds."""
     boards = {
         "best_selection_score": [RunFolder(folder.null_model).leaderboard for folder in folders],
         "real_best_selection_score": [folder.leaderboard for folder in folders],
@@ -251,14 +327,18 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, An
 
 
 def window_folder(folder: RunFolder, window: str) -> Path:
-    """Where a window's backtest lies: the test window's in `backtest/`, another's in `backtest/<window>/`."""
+    """Where a window's backtest lies: the test window's in `backtest/`, another's in
+    `backtest/<window>/`."""
     return folder.backtest if window == "test" else folder.backtest / window
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Whether a window's backtest lies there whole, sealed with its report, and as these settings make it."""
+    """Whether a window's backtest lies there whole, sealed with its report, and as these settings
+    make it."""
     home = window_folder(config.folder, window)
-    if not all((home / name).is_file() for name in ("metrics.json", "report.html")) or "look" not in _sealed(home):
+    if not all(
+        (home / name).is_file() for name in ("metrics.json", "report.html")
+    ) or "look" not in _sealed(home):
         return False
     expected = settings_hash(config, window)
     return bool(read_json(home / "context.json").get("settings_hash", expected) == expected)
@@ -287,36 +367,49 @@ def _simulate_chosen(
     progress: Progress,
     share: float = 1.0,
 ) -> tuple[dict[str, BacktestResult], Yardsticks, Explainer]:
-    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one of its `windows`;
-    and what moved a `share` of the decisions that are looked at, the ensemble's.
+    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one
+    of its `windows`; and what moved a `share` of the decisions that are looked at, the ensemble's.
 
-    With them `null_model`: what the same search made of the features of `shuffled()`, where there was one.
+    With them `null_model`: what the same search made of the features of `shuffled()`, where there
+    was one.
     """
     env, store = backtest_settings(config), run_store(folder)
     market: MarketTensors = getattr(windows, window)
     store.ensure_policy(store.read_result(best))
-    traded = {"ensemble": (_policy(folder.root), market), "best": (folder.pod(best) / "policy.safetensors", market)}
+    traded = {
+        "ensemble": (_policy(folder.root), market),
+        "best": (folder.pod(best) / "policy.safetensors", market),
+    }
     if config.backtest.null_model and _policy(folder.null_model).is_file():
         traded["null_model"] = _policy(folder.null_model), shuffled()
     policies = {name: load_policy(path) for name, (path, _) in traded.items()}
     moved = Explainer(policies["ensemble"], market, env, share=share)
     results = {
         name: simulate(
-            policies[name], bars, env, name=name, progress=progress, watch=moved.look if name == "ensemble" else None
+            policies[name],
+            bars,
+            env,
+            name=name,
+            progress=progress,
+            watch=moved.look if name == "ensemble" else None,
         )
         for name, (_, bars) in traded.items()
     }
     # Nothing may be judged on what it was fitted to, or chosen on.
     train = None if window == "train" else windows.train
     validation = windows.validation if window == "test" else None
-    beside = yardsticks(market, env, train=train, validation=validation, every=True, progress=progress)
+    beside = yardsticks(
+        market, env, train=train, validation=validation, every=True, progress=progress
+    )
     return beside.beside(results), beside, moved
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
-    """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of an earlier one.
+    """The report of a backtest that has been written, with pyfolio's tear sheet beside it; none of
+    an earlier one.
 
-    `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line that says so.
+    `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line
+    that says so.
     """
     write_report(home / "report.html", stored)
     wanted = config.backtest.tear_sheet
@@ -331,16 +424,20 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
 
 
 def _trial_returns(folder: RunFolder, name: str) -> NDArray[np.float64] | None:
-    """`[S, M]`: `returns` or `active_returns` of every scored pod, in the order of the pods; None if none."""
+    """`[S, M]`: `returns` or `active_returns` of every scored pod, in the order of the pods; None
+    if none."""
     results = [read_json(path) for path in sorted(folder.pods.glob("*/result.json"))]
-    columns = [result[name] for result in results if result.get("score") is not None and result.get(name)]
+    columns = [
+        result[name] for result in results if result.get("score") is not None and result.get(name)
+    ]
     if not columns or len({len(column) for column in columns}) != 1:
         return None
     return np.array(columns, dtype=np.float64).T
 
 
 def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:
-    """The market with features of other days, beside the true one; made unless it is there already."""
+    """The market with features of other days, beside the true one; made unless it is there
+    already."""
     target = target or path.with_name(f"information_free_{seed}.safetensors")
     if not target.is_file():
         information_free(MarketTensors.load(path), seed).save(target)
@@ -350,20 +447,34 @@ def information_free_market(path: Path, seed: int, target: Path | None = None) -
 def _planted(
     market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
 ) -> dict[str, Any] | None:
-    """What share of the oracle's log growth over this window was made, in a synthetic market; None on real bars.
+    """What share of the oracle's log growth over this window was made, in a synthetic market; None
+    on real bars.
 
-    Adds the strategy `oracle`, which knows the planted states and trades them in the same environment so as to maximise
-    expected wealth (not the Sharpe ratio).
+    Adds the strategy `oracle`, which knows the planted states and trades them in the same
+    environment so as to maximise expected wealth (not the Sharpe ratio).
     """
     planted = market.meta.get("planted")
-    if planted is None or planted["kind"] == IN_REAL or env.action != "target" or env.half_spread_bps or env.impact_bps:
+    if (
+        planted is None
+        or planted["kind"] == IN_REAL
+        or env.action != "target"
+        or env.half_spread_bps
+        or env.impact_bps
+    ):
         return None
     layout = TradingEnv.evaluation(market, env).layout
     at_once = env.model_copy(update={"trade_rate": 1.0})  # it knows the costs of its steps
     results["oracle"] = simulate(
-        oracle_policy(market, layout, env.cost_bps), market, at_once, name="oracle", progress=progress
+        oracle_policy(market, layout, env.cost_bps),
+        market,
+        at_once,
+        name="oracle",
+        progress=progress,
     )
-    reached = {name: 1.0 + float(result.metrics["cumulative_return"] or 0.0) for name, result in results.items()}
+    reached = {
+        name: 1.0 + float(result.metrics["cumulative_return"] or 0.0)
+        for name, result in results.items()
+    }
     best = math.log(reached["oracle"])
     names = ("ensemble", "best") if best > 0 else ()
     return {"share_of_oracle": {name: math.log(reached[name]) / best for name in names}}

@@ -1,4 +1,5 @@
-"""Whether what a run's settings name is there, asked before it starts: files, runs, devices, packages, rights."""
+"""Whether what a run's settings name is there, asked before it starts: files, runs, devices,
+packages, rights."""
 
 from __future__ import annotations
 
@@ -27,11 +28,18 @@ _KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
 
 
 def missing_inputs(config: RunConfig) -> list[str]:
-    """One sentence for each thing that `fintrader run` would stop at for want of it; empty where nothing is missing.
+    """One sentence for each thing that `fintrader run` would stop at for want of it; empty where
+    nothing is missing.
 
-    Nothing is read but names, and nothing outside this machine is asked: what lies at a URL is taken for there.
+    Nothing is read but names, and nothing outside this machine is asked: what lies at a URL is
+    taken for there.
     """
-    return [*_environment(config), *_data(config.data.effective()), *_earlier(config), *_places(config)]
+    return [
+        *_environment(config),
+        *_data(config.data.effective()),
+        *_earlier(config),
+        *_places(config),
+    ]
 
 
 def _environment(config: RunConfig) -> Iterator[str]:
@@ -58,7 +66,10 @@ def _data(data: DataSettings) -> Iterator[str]:
         if isinstance(source, kind) and find_spec(package) is None:
             yield f"data.source: {source.kind} needs {package}; `{install_command(extra)}`"
     if isinstance(source, AlpacaSettings) and not all(map(os.environ.get, _KEYS)):
-        yield f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of this app"
+        yield (
+            f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of"
+            " this app"
+        )
     for field, path in named_files(data).items():
         if path is not None and not is_url(path) and not Path(path).is_file():
             yield f"data.{field}: {path}: no such file; give another path, or leave the setting out"
@@ -79,8 +90,15 @@ def named_files(data: DataSettings) -> dict[str, str | None]:
 def _earlier(config: RunConfig) -> Iterator[str]:
     """The run to begin with, and the one that already has this name."""
     address = config.from_run
-    if address is not None and not is_url(address) and not (Path(address) / "tournament.json").is_file():
-        yield f"from_run: {address}: no tournament lies there; give the folder of a run that has raced"
+    if (
+        address is not None
+        and not is_url(address)
+        and not (Path(address) / "tournament.json").is_file()
+    ):
+        yield (
+            f"from_run: {address}: no tournament lies there; give the folder of a run that has"
+            " raced"
+        )
     try:
         changed_claim(config)
     except RunError as error:
@@ -89,7 +107,9 @@ def _earlier(config: RunConfig) -> Iterator[str]:
 
 def _places(config: RunConfig) -> Iterator[str]:
     for field, folder in (("runs_dir", config.runs_dir), ("cache", config.cache)):
-        there = next((one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()), None)
+        there = next(
+            (one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()), None
+        )
         if there is None or not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             yield f"{field}: {folder} cannot be written to; choose another folder"
     try:

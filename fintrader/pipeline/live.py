@@ -1,9 +1,10 @@
 """Real money: what `fintrader live` asks for before it trades a deployment, and what it refuses.
 
-A deployment may trade real money once it has traded a paper account for twenty sessions inside the band of its
-backtest. A person then reads what it is, what it may lose, and types the account's number and the amount; that consent
-stands in a sealed file, names bundle, account and amount, and lapses after thirty days. Keys of the real account are
-variables of their own, so that no paper deployment can ever use them.
+A deployment may trade real money once it has traded a paper account for twenty sessions inside the
+band of its backtest. A person then reads what it is, what it may lose, and types the account's
+number and the amount; that consent stands in a sealed file, names bundle, account and amount, and
+lapses after thirty days. Keys of the real account are variables of their own, so that no paper
+deployment can ever use them.
 """
 
 from __future__ import annotations
@@ -47,19 +48,25 @@ class LiveSettings(PaperSettings):
 
 
 def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
-    """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its folder.
+    """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its
+    folder.
 
-    Raises DeployError where it has not proved itself on paper, the keys are missing, or nobody consents.
+    Raises DeployError where it has not proved itself on paper, the keys are missing, or nobody
+    consents.
     """
     home = find(name, settings.deployments_dir)
     bundle = Bundle.open(home / "bundle")
     report = proven(home, bundle)
     if missing := [variable for variable in VARIABLES if not os.environ.get(variable)]:
-        raise DeployError(f"real money needs keys of its own; set {' and '.join(missing)} in the environment")
+        raise DeployError(
+            f"real money needs keys of its own; set {' and '.join(missing)} in the environment"
+        )
     if not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
     endpoint = settings.endpoint or ENDPOINT
-    broker = AlpacaBroker(endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES)
+    broker = AlpacaBroker(
+        endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES
+    )
     number = broker.account().number
     consent = consented(home, bundle, number, settings, report, ask)
     place = real_one(home, bundle)
@@ -68,16 +75,27 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
         until = int(dt.datetime.fromisoformat(consent["until"]).timestamp() * 1e9)
         Runner(
-            place, bundle, chosen, clock=WallClock(), feed=feed, broker=broker, journal=journal, window=None,
-            until=until, cap_usd=float(consent["cap_usd"]), daily=lambda: tell_drift(place, feed),
-        ).run()  # fmt: skip
-    print(f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one")
+            place,
+            bundle,
+            chosen,
+            clock=WallClock(),
+            feed=feed,
+            broker=broker,
+            journal=journal,
+            window=None,
+            until=until,
+            cap_usd=float(consent["cap_usd"]),
+            daily=lambda: tell_drift(place, feed),
+        ).run()
+    print(
+        f"the consent of {consent['given']} has lapsed; `fintrader live {name}` asks for a new one"
+    )
     return place
 
 
 def real_one(home: Path, bundle: Bundle) -> Path:
-    """The folder of the deployment that trades real money: one like any other, so that whatever asks or steers one
-    (`halt`, `flatten`, `status`, the app) finds it by its name.
+    """The folder of the deployment that trades real money: one like any other, so that whatever
+    asks or steers one (`halt`, `flatten`, `status`, the app) finds it by its name.
 
     Raises DeployError where another bundle stands there.
     """
@@ -90,40 +108,64 @@ def real_one(home: Path, bundle: Bundle) -> Path:
 
 
 def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
-    """The drift report of a deployment that may trade real money. Raises DeployError for any other."""
+    """The drift report of a deployment that may trade real money. Raises DeployError for any
+    other."""
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last("start")
     if started is None or started.body["broker"] != "alpaca":
         raise DeployError(
-            f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca --broker alpaca` first"
+            f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca"
+            " --broker alpaca` first"
         )
-    report: Mapping[str, Any] = tell_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
+    report: Mapping[str, Any] = (
+        tell_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
+    )
     daily, sessions = report["daily"], int(report["sessions"])
     if report["bundle"] != bundle.id:
-        raise DeployError(f"{home / REPORT} is of another bundle; run `fintrader drift {home.name}` again")
+        raise DeployError(
+            f"{home / REPORT} is of another bundle; run `fintrader drift {home.name}` again"
+        )
     if sessions < SESSIONS:
         raise DeployError(f"{home.name} has {sessions} paper sessions; real money needs {SESSIONS}")
     if report["surprise"]["alarm"]:
-        raise DeployError(f"{home.name} earns less on paper than its backtest did; real money would, too")
+        raise DeployError(
+            f"{home.name} earns less on paper than its backtest did; real money would, too"
+        )
     if "low_usd" not in daily:
-        raise DeployError(f"{home.name} comes from a run without a backtest; there is no band that it could be inside")
+        raise DeployError(
+            f"{home.name} comes from a run without a backtest; there is no band that it could be"
+            " inside"
+        )
     low, high = daily["low_usd"][-1], daily["high_usd"][-1]
     if not low <= daily["account_usd"][-1] <= high:
         raise DeployError(
-            f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the backtest's band of "
-            f"{low:,.0f} to {high:,.0f}; wait until it is inside, or find out why"
+            f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the"
+            f" backtest's band of {low:,.0f} to {high:,.0f}; wait until it is inside, or find"
+            " out why"
         )
     return report
 
 
 def consented(
-    home: Path, bundle: Bundle, number: str, settings: LiveSettings, report: Mapping[str, Any], ask: Ask
+    home: Path,
+    bundle: Bundle,
+    number: str,
+    settings: LiveSettings,
+    report: Mapping[str, Any],
+    ask: Ask,
 ) -> Mapping[str, Any]:
-    """The consent that stands, or a new one that is typed now. Raises DeployError where there is none."""
+    """The consent that stands, or a new one that is typed now. Raises DeployError where there is
+    none."""
     path, now = home / CONSENT, dt.datetime.now(dt.UTC)
     if path.is_file():
-        stands = unseal(path.read_bytes(), DeployError(f"{path} was changed; remove it, and consent again"))
-        same = stands["bundle"] == bundle.id and stands["account"] == number and stands["cap_usd"] == settings.cap_usd
+        stands = unseal(
+            path.read_bytes(), DeployError(f"{path} was changed; remove it, and consent again")
+        )
+        same = (
+            stands["bundle"] == bundle.id
+            and stands["account"] == number
+            and stands["cap_usd"] == settings.cap_usd
+        )
         if same and now < dt.datetime.fromisoformat(stands["until"]):
             return stands
     if settings.cap_usd <= 0:
@@ -134,20 +176,33 @@ def consented(
     expected = np.array(bundle.body["daily_returns"])
     print(f"{home.name}, bundle {bundle.id}, of the run {bundle.body['run']}")
     print(f"  verdict: {bundle.body['verdict']}")
-    print(f"  paper: {report['sessions']} sessions, {report['equity']['return']:+.2%}; worst day {returns.min():+.2%}")
-    print(f"  backtest: worst day {expected.min():+.2%}, deepest loss {_deepest(expected):.2%} of its peak")
     print(
-        f"  limits: it halts after {settings.limits.day_loss:.1%} a day, {settings.limits.drawdown:.1%} from its peak"
+        f"  paper: {report['sessions']} sessions, {report['equity']['return']:+.2%}; worst day"
+        f" {returns.min():+.2%}"
+    )
+    print(
+        f"  backtest: worst day {expected.min():+.2%}, deepest loss {_deepest(expected):.2%} of its"
+        " peak"
+    )
+    print(
+        f"  limits: it halts after {settings.limits.day_loss:.1%} a day,"
+        f" {settings.limits.drawdown:.1%} from its peak"
     )
     if ask(f"Type the number of the account that will trade ({number}): ").strip() != number:
         raise DeployError("that is not the account's number; nothing was begun")
-    if ask(f"Type the amount it may hold in USD ({settings.cap_usd:.0f}): ").strip() != f"{settings.cap_usd:.0f}":
+    if (
+        ask(f"Type the amount it may hold in USD ({settings.cap_usd:.0f}): ").strip()
+        != f"{settings.cap_usd:.0f}"
+    ):
         raise DeployError("that is not the amount; nothing was begun")
     until = now + dt.timedelta(days=DAYS)
     body = {
-        "bundle": bundle.id, "account": number, "cap_usd": settings.cap_usd,
-        "given": now.isoformat(timespec="seconds"), "until": until.isoformat(timespec="seconds"),
-    }  # fmt: skip
+        "bundle": bundle.id,
+        "account": number,
+        "cap_usd": settings.cap_usd,
+        "given": now.isoformat(timespec="seconds"),
+        "until": until.isoformat(timespec="seconds"),
+    }
     write_bytes(path, seal(body, indent=2))
     return body
 

@@ -1,4 +1,5 @@
-"""What a backtest says of itself: how its figures were made, of which data, and what they take for granted."""
+"""What a backtest says of itself: how its figures were made, of which data, and what they take for
+granted."""
 
 from __future__ import annotations
 
@@ -39,14 +40,23 @@ def backtest_settings(config: RunConfig) -> EnvSettings:
 
 def settings_hash(config: RunConfig, window: str) -> str:
     """SHA-256 of everything a window's backtest is made with besides the run itself."""
-    asked = {"window": window, "null_model": config.backtest.null_model, "sensitivity": config.backtest.sensitivity}
+    asked = {
+        "window": window,
+        "null_model": config.backtest.null_model,
+        "sensitivity": config.backtest.sensitivity,
+    }
     asked["limits"] = config.backtest.limits.model_dump()
     made_with = {"env": backtest_settings(config).model_dump(mode="json"), **asked}
     return hashlib.sha256(dump_json(made_with).encode()).hexdigest()
 
 
 def provenance(
-    config: RunConfig, manifest: Manifest, window: str, repeat: Repeat | None = None, *, title: str | None = None
+    config: RunConfig,
+    manifest: Manifest,
+    window: str,
+    repeat: Repeat | None = None,
+    *,
+    title: str | None = None,
 ) -> dict[str, Any]:
     """What a report says of where its figures come from; nothing in it depends on the clock.
 
@@ -65,25 +75,31 @@ def provenance(
         "seed": config.seed,
         "settings_hash": settings_hash(config, window),
         "recipe": run_recipe(config, manifest, window, own=own, rolling=title is not None),
-        **{name: manifest.values[name] for name in ("data_hash", "config_hash", "versions", "command")},
+        **{
+            name: manifest.values[name]
+            for name in ("data_hash", "config_hash", "versions", "command")
+        },
     }
     if other:
-        context["changed"] = {name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other}
+        context["changed"] = {
+            name: f"{getattr(env, name)} ({getattr(trained, name)} in training)" for name in other
+        }
     if repeat is not None:
         context |= {"command": repeat.command, "run_command": manifest.values["command"]}
     return context
 
 
 def shrinkage_of(folders: Sequence[RunFolder]) -> dict[str, Any]:
-    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence; empty where they were
-    not asked to be."""
+    """How far the ensembles of these searches were drawn to the benchmark, and by what evidence;
+    empty where they were not asked to be."""
     stored = [read_json(folder.ensemble / "ensemble.json").get("shrinkage") for folder in folders]
     known = [one for one in stored if one is not None]
     return {"shrinkage": known[0] if len(folders) == 1 else known} if known else {}
 
 
 def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]:
-    """For the report: how much of the windows has prices, what the build mended, and the faults found (`data quality`).
+    """For the report: how much of the windows has prices, what the build mended, and the faults
+    found (`data quality`).
 
     `path` is the market file; what lies beside it is used where it is there.
     """
@@ -95,17 +111,24 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
         "symbols": first.num_assets,
         "bars": sum(window.num_bars for window in windows),
         "bar_minutes": first.bar_minutes,
-        "bars_from_to": f"{str(first.timestamps()[0])[:16]} to {str(last.timestamps()[-1])[:16]} UTC",
-        "cells_with_a_trade": f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)",
+        "bars_from_to": (
+            f"{str(first.timestamps()[0])[:16]} to {str(last.timestamps()[-1])[:16]} UTC"
+        ),
+        "cells_with_a_trade": (
+            f"{traded / cells:.2%} (the others carry the last price, and nothing trades there)"
+        ),
         "cells_without_a_price": f"{1 - listed / cells:.2%} (before a listing, after an end)",
     }
     planted = first.meta.get("planted") or {}
     if planted.get("kind") == IN_REAL and planted["ic"] == 0:
-        summary["planted_noise"] = f"the feature {planted['feature']} is made up and says nothing about the bars"
+        summary["planted_noise"] = (
+            f"the feature {planted['feature']} is made up and says nothing about the bars"
+        )
     elif planted.get("kind") == IN_REAL:
         summary["planted_signal"] = (
-            f"the feature {planted['feature']} is made up and knows the future: an information coefficient of "
-            f"{planted['ic']:g} with the return of the next {planted['horizon']} bars"
+            f"the feature {planted['feature']} is made up and knows the future: an information"
+            f" coefficient of {planted['ic']:g} with the return of the next {planted['horizon']}"
+            " bars"
         )
     record: dict[str, Any] = {}
     if (build := path.with_name("build.json")).is_file():
@@ -114,11 +137,15 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
         for name in ("waived", "doubtful"):
             if faults := record.get(name):
                 kinds = Counter(fault["kind"] for fault in faults)
-                summary[f"{name}_faults"] = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+                summary[f"{name}_faults"] = ", ".join(
+                    f"{kind}: {count}" for kind, count in sorted(kinds.items())
+                )
         summary["symbols_left_out"] = len(record.get("left_out") or {})
         survivors = record.get("survivorship") or {"survivors_only": False}
         if words := describe(survivors):
-            summary["survivorship" if survivors["survivors_only"] else "members_without_bars"] = words
+            summary["survivorship" if survivors["survivors_only"] else "members_without_bars"] = (
+                words
+            )
     found = {"data": summary, "market": data_recipe(first.meta, record)}
     if (quality := path.with_name("quality.json")).is_file():
         found["quality"] = read_json(quality)["kinds"]
@@ -128,7 +155,11 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
 def caveats(config: RunConfig, context: Mapping[str, Any]) -> list[str]:
     """What a run's data and windows take for granted, in words that complete "with ..."."""
     found = []
-    embargo = config.walkforward.embargo_sessions if context.get("folds") else config.data.windows.embargo_sessions
+    embargo = (
+        config.walkforward.embargo_sessions
+        if context.get("folds")
+        else config.data.windows.embargo_sessions
+    )
     if embargo == 0:
         found.append("no embargo between the windows")
     if context["data"].get("survivorship"):

@@ -1,4 +1,5 @@
-"""What a run was made from, as its reports carry it, and the way back: a configuration out of a report."""
+"""What a run was made from, as its reports carry it, and the way back: a configuration out of a
+report."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ _CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """`package.module:name`, which is imported."""
 
 
-def run_recipe(config: RunConfig, manifest: Manifest, window: str, *, own: RunConfig, rolling: bool) -> dict[str, Any]:
-    """How a window's backtest came about; plain JSON without a clock, a machine's folders or a store's address.
+def run_recipe(
+    config: RunConfig, manifest: Manifest, window: str, *, own: RunConfig, rolling: bool
+) -> dict[str, Any]:
+    """How a window's backtest came about; plain JSON without a clock, a machine's folders or a
+    store's address.
 
-    `own`: the configuration that the policies were trained with; `config` is what they are backtested with.
+    `own`: the configuration that the policies were trained with; `config` is what they are
+    backtested with.
     """
     found = {"verb": "walkforward" if rolling else "run", "window": window, "config": portable(own)}
     if changed_results(own, config):
@@ -30,24 +35,32 @@ def run_recipe(config: RunConfig, manifest: Manifest, window: str, *, own: RunCo
 def portable(config: RunConfig) -> dict[str, Any]:
     """Every setting but those that change no result: where things lie and how they are watched."""
     values: dict[str, Any] = config.model_dump(mode="json")
-    return {name: value for name, value in values.items() if name == "name" or name not in RESULT_NEUTRAL}
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "name" or name not in RESULT_NEUTRAL
+    }
 
 
 def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
-    """Settings out of a report, with `places` (name, runs_dir, cache) over them, checked as those of a file are.
+    """Settings out of a report, with `places` (name, runs_dir, cache) over them, checked as those
+    of a file are.
 
-    Raises ReportError where they name code that would be imported and that is not allowed, ConfigError for what is no
-    configuration of this version.
+    Raises ReportError where they name code that would be imported and that is not allowed,
+    ConfigError for what is no configuration of this version.
     """
     if not isinstance(values, Mapping):
         raise ReportError(f"{where}: its configuration is damaged; ask for the file again")
     unknown = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
     if unknown:
-        raise ReportError(f"{where}: a report says nothing of {', '.join(unknown)}; ask for the file again")
+        raise ReportError(
+            f"{where}: a report says nothing of {', '.join(unknown)}; ask for the file again"
+        )
     named = sorted({text for text in _texts(values) if _CODE.fullmatch(text)})
     if named and not allow_code:
         raise ReportError(
-            f"{where}: its configuration imports {', '.join(named)}; read that code, then say --allow-code True"
+            f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
+            " --allow-code True"
         )
     return validate(RunConfig, {**values, **places}, where)
 

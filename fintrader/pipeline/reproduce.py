@@ -1,4 +1,5 @@
-"""`fintrader reproduce`: a run again, from its report alone, and every metric beside the report's own."""
+"""`fintrader reproduce`: a run again, from its report alone, and every metric beside the report's
+own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from fintrader.results.backtest_files import read_backtest
 from fintrader.runs import RunFolder
 
 TOLERANCE = 1e-6
-"""Relative difference that is forgiven where code, packages or processor are others than the report's."""
+"""Relative difference that is forgiven where code, packages or processor are others than the
+report's."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
@@ -41,7 +43,11 @@ class Difference:
         if self.told is None or self.found is None:
             return text
         apart = self.found - self.told
-        return f"{text}, {apart:+.3g} ({apart / abs(self.told):+.2%})" if self.told else f"{text}, {apart:+.3g}"
+        return (
+            f"{text}, {apart:+.3g} ({apart / abs(self.told):+.2%})"
+            if self.told
+            else f"{text}, {apart:+.3g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,34 +72,48 @@ def reproduce(
 ) -> Reproduction:
     """Run what a report tells of again, in a folder of its own, and compare.
 
-    `keep`: where that folder is to stay (it must not hold the run yet); None: it is removed. `data`: where the bars lie
-    here. What changes no metric (null model, sensitivity, tear sheet) is left out. Code that the configuration names is
-    imported only with `allow_code`.
+    `keep`: where that folder is to stay (it must not hold the run yet); None: it is removed.
+    `data`: where the bars lie here. What changes no metric (null model, sensitivity, tear sheet) is
+    left out. Code that the configuration names is imported only with `allow_code`.
 
-    Raises ReportError for a report that cannot be read, holds no configuration, or was made of other bars than those
-    that are here; DataError when they are not here at all; whatever else `run` raises.
+    Raises ReportError for a report that cannot be read, holds no configuration, or was made of
+    other bars than those that are here; DataError when they are not here at all; whatever else
+    `run` raises.
     """
     record = read_record(report)
     recipe, where = record["recipe"], str(report)
     if "config" not in recipe:
-        raise ReportError(f"{where} is of a policy made in Python: no configuration says how to make it again")
+        raise ReportError(
+            f"{where} is of a policy made in Python: no configuration says how to make it again"
+        )
     verb, window = recipe.get("verb"), recipe.get("window")
     if verb not in ("run", "walkforward") or window not in get_args(Window):
-        raise ReportError(f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})")
+        raise ReportError(
+            f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})"
+        )
     others = differing(recipe)
     with _place(keep) as home:
 
         def settings(values: Any) -> RunConfig:
             places = {"runs_dir": str(home), "cache": str(home / "tensors")}
             config = config_from(values, where, allow_code=allow_code, **places)
-            only = {"window": [window], "null_model": False, "sensitivity": False, "tear_sheet": "none"}
-            changes: dict[str, Any] = {"backtest": only} | ({"data": _bars_at(config, data)} if data else {})
+            only = {
+                "window": [window],
+                "null_model": False,
+                "sensitivity": False,
+                "tear_sheet": "none",
+            }
+            changes: dict[str, Any] = {"backtest": only} | (
+                {"data": _bars_at(config, data)} if data else {}
+            )
             return type(config).model_validate(overlay(config.model_dump(mode="json"), changes))
 
         own = settings(recipe["config"])
         judged = settings(recipe["backtest"]) if "backtest" in recipe else own
         if own.folder.root.exists():
-            raise ReportError(f"{own.folder.root} is there already; choose another folder for --keep")
+            raise ReportError(
+                f"{own.folder.root} is there already; choose another folder for --keep"
+            )
         _check_bars(own, record.get("data_hash"), where)
         again = bool(changed_results(own, judged))
         if verb == "walkforward":
@@ -111,8 +131,13 @@ def reproduce(
 
 
 def compare(told: Metrics, found: Metrics, tolerance: float) -> tuple[int, tuple[Difference, ...]]:
-    """How many numbers there are on either side, and those that differ by more than `tolerance` (relative)."""
-    names = [(strategy, key) for strategy in sorted({*told, *found}) for key in _keys(told, found, strategy)]
+    """How many numbers there are on either side, and those that differ by more than `tolerance`
+    (relative)."""
+    names = [
+        (strategy, key)
+        for strategy in sorted({*told, *found})
+        for key in _keys(told, found, strategy)
+    ]
     rows = [
         Difference(strategy, key, told.get(strategy, {}).get(key), found.get(strategy, {}).get(key))
         for strategy, key in names
@@ -131,23 +156,34 @@ def _same(told: float | None, found: float | None, tolerance: float) -> bool:
 
 
 def differing(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    """In what the code, the packages and the processor here are others than those that a recipe names."""
+    """In what the code, the packages and the processor here are others than those that a recipe
+    names."""
     here, said = made_by(), []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"
         said.append(f"{which} code has changes that no commit holds")
     if recipe.get("commit") != here["commit"]:
-        said.append(f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here")
+        said.append(
+            f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here"
+        )
     told = recipe.get("versions")
     versions = told if isinstance(told, Mapping) else {}
     for name in sorted({*versions, *here["versions"]}):
         if versions.get(name) != here["versions"].get(name):
             there = versions.get(name) or "none"
-            said.append(f"{name} {there!s:.40} in the report, {here['versions'].get(name) or 'none'} here")
+            said.append(
+                f"{name} {there!s:.40} in the report, {here['versions'].get(name) or 'none'} here"
+            )
     config = recipe.get("config")
     fixed = isinstance(config, Mapping) and config.get("reproducible") == "across_machines"
-    if not fixed and any(one not in here["processors"] for one in recipe.get("processors") or [None]):
-        told_of = [one.get("processor", "?") for one in recipe.get("processors") or () if isinstance(one, Mapping)]
+    if not fixed and any(
+        one not in here["processors"] for one in recipe.get("processors") or [None]
+    ):
+        told_of = [
+            one.get("processor", "?")
+            for one in recipe.get("processors") or ()
+            if isinstance(one, Mapping)
+        ]
         names = ", ".join(f"{name!s:.60}" for name in told_of) or "unknown"
         said.append(f"processor {names} in the report, {here['processors'][0]['processor']} here")
     return tuple(said)
@@ -159,7 +195,8 @@ def _short(commit: Any) -> str:
 
 @contextlib.contextmanager
 def _place(keep: Path | None) -> Iterator[Path]:
-    """The folder to run in, with the market built in it: nothing that lies here already is believed."""
+    """The folder to run in, with the market built in it: nothing that lies here already is
+    believed."""
     if keep is not None:
         yield keep
         return
@@ -168,7 +205,8 @@ def _place(keep: Path | None) -> Iterator[Path]:
 
 
 def _bars_at(config: RunConfig, path: str) -> dict[str, Any]:
-    """The change that reads a configuration's bars at another place. Raises ReportError where they are no files."""
+    """The change that reads a configuration's bars at another place. Raises ReportError where they
+    are no files."""
     effective = config.data.effective().source
     if not hasattr(effective, "path"):
         raise ReportError(f"--data: this run's bars are {effective.kind}, not files")
@@ -186,6 +224,7 @@ def _check_bars(config: RunConfig, told: Any, where: str) -> None:
     content = MarketTensors.stored_hash(built)
     if content != told:
         raise ReportError(
-            f"other bars: {where} was made of a market with the hash {told!s:.12}, and those here make {content:.12}; "
-            "get the same files (--data PATH), or the version of fintrader that built them"
+            f"other bars: {where} was made of a market with the hash {told!s:.12}, and those here"
+            f" make {content:.12}; get the same files (--data PATH), or the version of fintrader"
+            " that built them"
         )

@@ -1,7 +1,8 @@
-"""The whole way in one place: bars → market → tournament → backtest, each stage resumable; once or fold by fold.
+"""The whole way in one place: bars → market → tournament → backtest, each stage resumable; once or
+fold by fold.
 
-Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming are one code
-path: whatever is killed is picked up again by the same command.
+Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming
+are one code path: whatever is killed is picked up again by the same command.
 """
 
 from __future__ import annotations
@@ -72,14 +73,17 @@ def run_tournament(config: RunConfig) -> Path:
 
 
 def walk_forward(config: RunConfig) -> Path:
-    """All folds below `runs/<name>/folds/`, and one backtest over all their test windows in `runs/<name>/backtest/`.
+    """All folds below `runs/<name>/folds/`, and one backtest over all their test windows in
+    `runs/<name>/backtest/`.
 
-    Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are counted together.
-    Raises BacktestError when not even one fold fits into the data.
+    Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are
+    counted together. Raises BacktestError when not even one fold fits into the data.
     """
     evaluation.check_window(config)
     with observing(config), workplace(config) as mirror:
-        manifest = claim(config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report"))
+        manifest = claim(
+            config, "walkforward", mirror=mirror, plan=("data", "tournament", "backtest", "report")
+        )
         path = make_market(config, manifest)
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"):
@@ -93,7 +97,9 @@ def walk_forward(config: RunConfig) -> Path:
         return conclude(config, manifest)
 
 
-def _race_fold(config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int) -> int:
+def _race_fold(
+    config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int
+) -> int:
     """The fold's tournament (and the same search without information): how many trials it took."""
     folder, start = _fold_folder(config, fold.number), _start(config, manifest)
     if config.walkforward.warm_start and fold.number:
@@ -105,9 +111,18 @@ def _race_fold(config: RunConfig, manifest: Manifest, market: MarketTensors, fol
         fold_market(market, fold).save(path)
     number = f"fold {fold.number + 1} of {count}"
     print(number)
-    result = search(config, folder, path, MarketTensors.stored_hash(path), start=start, title=f"{number}, tournament")
+    result = search(
+        config,
+        folder,
+        path,
+        MarketTensors.stored_hash(path),
+        start=start,
+        title=f"{number}, tournament",
+    )
     if config.backtest.null_model:
-        shuffled = evaluation.information_free_market(path, config.seed, path.with_name("information_free.safetensors"))
+        shuffled = evaluation.information_free_market(
+            path, config.seed, path.with_name("information_free.safetensors")
+        )
         null_model = RunFolder(folder.null_model)
         start = _without_information(start, null_model)
         content = MarketTensors.stored_hash(shuffled)
@@ -120,16 +135,19 @@ def _fold_folder(config: RunConfig, number: int) -> RunFolder:
 
 
 def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> Path:
-    """Backtest a run's stored policies again, with `config` where it concerns the backtest and its trading.
+    """Backtest a run's stored policies again, with `config` where it concerns the backtest and its
+    trading.
 
-    A walk-forward is judged over all its folds. Every further look at a window is counted, and the report says
-    `called` (default: the folder) as the run of the command that gives it again. Raises ConfigError for a setting that
-    the stored policies were trained with, RunError when the run's tournament has not finished or the ledger of looks is
-    broken.
+    A walk-forward is judged over all its folds. Every further look at a window is counted, and the
+    report says `called` (default: the folder) as the run of the command that gives it again. Raises
+    ConfigError for a setting that the stored policies were trained with, RunError when the run's
+    tournament has not finished or the ledger of looks is broken.
     """
     own = load_config(folder / "config.yaml")
     repeat = Repeat(_command(called or str(folder), own, config), own.trading)
-    config = config.model_copy(update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent})
+    config = config.model_copy(
+        update={"name": folder.resolve().name, "runs_dir": folder.resolve().parent}
+    )
     Ledger(config.runs_dir).lines()
     with workplace(config.model_copy(update={"store": None})) as mirror:
         manifest = Manifest.load(config.folder.manifest)
@@ -139,7 +157,8 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
         if not manifest.done("tournament"):
             verb = "walkforward" if rolling else "run"
             raise RunError(
-                f"{folder}: its tournament has not finished; run `fintrader {verb} {folder}/config.yaml` first"
+                f"{folder}: its tournament has not finished; run `fintrader {verb}"
+                f" {folder}/config.yaml` first"
             )
         if not rolling:
             market = make_market(config, manifest)
@@ -155,42 +174,66 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
 
 
 def _command(called: str, own: RunConfig, config: RunConfig) -> str:
-    """The shell line for the settings in which `config` differs from the run's own. Raises ConfigError."""
+    """The shell line for the settings in which `config` differs from the run's own. Raises
+    ConfigError."""
     words = ["fintrader", "backtest", called]
-    # Places change no result, but these three would be ignored without a word: the folder says them.
-    places = [name for name in ("name", "runs_dir", "store") if getattr(own, name) != getattr(config, name)]
-    changed = changed_results(own, config) | {name: (None, getattr(config, name)) for name in places}
+    # Places change no result, but these three would be ignored without a word: the folder says
+    # them.
+    places = [
+        name
+        for name in ("name", "runs_dir", "store")
+        if getattr(own, name) != getattr(config, name)
+    ]
+    changed = changed_results(own, config) | {
+        name: (None, getattr(config, name)) for name in places
+    }
     for field, (_, value) in changed.items():
-        option = [f"--{field.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+        option = [
+            f"--{field.replace('_', '-')}",
+            *map(str, value if isinstance(value, list) else [value]),
+        ]
         if field.startswith("backtest.") or field in {f"env.{name}" for name in CONVENTIONS}:
             words += option
             continue
         if field in places:
             what, other = "is said by the folder", ""
         else:
-            what, other = "says how policies are trained, and these are already", f" --name {config.name}-2"
+            what, other = (
+                "says how policies are trained, and these are already",
+                f" --name {config.name}-2",
+            )
         raise ConfigError(
-            f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are carried out (fill, "
-            f"decision-interval, costs, initial-cash-usd, limits). For another run: "
-            f"`fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
+            f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are"
+            " carried out (fill, decision-interval, costs, initial-cash-usd, limits). For another"
+            f" run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
         )
     return shlex.join(words)
 
 
 def claim(
-    config: RunConfig, verb: str = "run", *, mirror: Mirror | None = None, plan: Sequence[str] | None = None
+    config: RunConfig,
+    verb: str = "run",
+    *,
+    mirror: Mirror | None = None,
+    plan: Sequence[str] | None = None,
 ) -> Manifest:
-    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other settings.
+    """The run's manifest, new or as it stands. Raises RunError when the folder was made with other
+    settings.
 
-    A new one says that `fintrader <verb>` makes the run again. `plan` names the stages to come, in order; by default
-    all that the settings ask for. Why an earlier attempt failed is forgotten: this one may come further.
+    A new one says that `fintrader <verb>` makes the run again. `plan` names the stages to come, in
+    order; by default all that the settings ask for. Why an earlier attempt failed is forgotten:
+    this one may come further.
 
-    Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes on with them, and
-    what followed from it is made again.
+    Settings that alter no pod that exists (how many pods, say) may change: the tournament then goes
+    on with them, and what followed from it is made again.
     """
     if verb != "train":
-        assert config.trading  # raises for an environment that is no market, before anything is built
-        Ledger(config.runs_dir).lines()  # raises where it is broken: no look could be counted at the end
+        assert (
+            config.trading
+        )  # raises for an environment that is no market, before anything is built
+        Ledger(
+            config.runs_dir
+        ).lines()  # raises where it is broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
     if _nothing_made(folder):
@@ -214,14 +257,18 @@ def claim(
     manifest.values.pop("failure", None)
     planned = plan or [name for name in WHOLE if config.backtest.null_model or name != "null_model"]
     manifest.update(
-        reproducible=config.reproducible, code_paths=used if here in used else [*used, here], plan=list(planned)
+        reproducible=config.reproducible,
+        code_paths=used if here in used else [*used, here],
+        plan=list(planned),
     )
     if isinstance(config.env, EnvSettings):
         engine = engine_for(config.env, config.resolved_device())
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():
-        manifest.update(config_hash=hashlib.sha256(text.encode()).hexdigest())  # first: a kill between is made good
+        manifest.update(
+            config_hash=hashlib.sha256(text.encode()).hexdigest()
+        )  # first: a kill between is made good
         write_text(folder.config, text)
     if mirror is not None:
         manifest.saved = mirror.publish
@@ -230,7 +277,8 @@ def claim(
 
 
 def changed_claim(config: RunConfig) -> set[str]:
-    """The stages to be made again because settings differ from those that the run in the folder was made with.
+    """The stages to be made again because settings differ from those that the run in the folder was
+    made with.
 
     Raises RunError where the difference makes it another run.
     """
@@ -244,11 +292,13 @@ def changed_claim(config: RunConfig) -> set[str]:
         elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
             reopened |= {"tournament", "null_model", "backtest"}
         elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
-            reopened |= {"tournament"}  # nothing has begun with the other one, which may have been a slip
+            reopened |= {
+                "tournament"
+            }  # nothing has begun with the other one, which may have been a slip
         else:
             raise RunError(
-                f"{folder.root} was made with other settings ({field}: {there} there, {here} here); "
-                "choose another --name, or remove the folder"
+                f"{folder.root} was made with other settings ({field}: {there} there, {here} here);"
+                " choose another --name, or remove the folder"
             )
     return reopened
 
@@ -261,7 +311,9 @@ def _nothing_made(folder: RunFolder) -> bool:
     if made - {LIVE} != {folder.config.name, folder.manifest.name}:
         return False
     values = Manifest.load(folder.manifest).values
-    return values["data_hash"] is None and not any(stage.get("done") for stage in values["stages"].values())
+    return values["data_hash"] is None and not any(
+        stage.get("done") for stage in values["stages"].values()
+    )
 
 
 def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
@@ -274,19 +326,29 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
 
 
 def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
-    """The same search on features that hold no information: what it finds there is luck by construction."""
+    """The same search on features that hold no information: what it finds there is luck by
+    construction."""
     if not config.backtest.null_model or manifest.done("null_model"):
         return
     try:
         shuffled = evaluation.information_free_market(market, config.seed)
     except BacktestError as error:
         print(f"no null model: {error}")
-        manifest.update(plan=[name for name in manifest.values.get("plan", []) if name != "null_model"])
+        manifest.update(
+            plan=[name for name in manifest.values.get("plan", []) if name != "null_model"]
+        )
         return
     with manifest.stage("null_model"):
         null_model = RunFolder(config.folder.null_model)
         start = _without_information(_start(config, manifest), null_model)
-        search(config, null_model, shuffled, MarketTensors.stored_hash(shuffled), start=start, title="null model")
+        search(
+            config,
+            null_model,
+            shuffled,
+            MarketTensors.stored_hash(shuffled),
+            start=start,
+            title="null model",
+        )
 
 
 @dataclass(frozen=True)
@@ -307,7 +369,12 @@ def _start(config: RunConfig, manifest: Manifest) -> Start | None:
         return None
 
     def noted(found: Inheritance) -> None:
-        said = {"address": found.address, "run": found.run, "policies": found.policies, "trials": found.trials}
+        said = {
+            "address": found.address,
+            "run": found.run,
+            "policies": found.policies,
+            "trials": found.trials,
+        }
         if manifest.values.get("inherited") != said:
             manifest.update(inherited=said)
 
@@ -320,8 +387,8 @@ def _earlier_trials(manifest: Manifest) -> int:
 
 
 def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
-    """The earlier run's search without information, for the one in `folder`; from new weights where it has none: what
-    is learned from information must not stand in a null model."""
+    """The earlier run's search without information, for the one in `folder`; from new weights where
+    it has none: what is learned from information must not stand in a null model."""
     begun = (folder.root / "tournament.json").is_file()
     if start is None or (begun and Inheritance.read(folder) is None):
         return None
@@ -331,7 +398,9 @@ def _without_information(start: Start | None, folder: RunFolder) -> Start | None
 
     if Inheritance.read(folder) is None and not has_pods(find()):
         return None
-    return replace(start, address=f"{start.address}/null_model", find=find, noted=lambda found: None)
+    return replace(
+        start, address=f"{start.address}/null_model", find=find, noted=lambda found: None
+    )
 
 
 def search(
@@ -343,9 +412,11 @@ def search(
     start: Start | None = None,
     title: str = "tournament",
 ) -> TournamentResult:
-    """The configured tournament on a market, in a folder; resumes, or returns at once when it is over.
+    """The configured tournament on a market, in a folder; resumes, or returns at once when it is
+    over.
 
-    `race` is called as `tournament.run.run_tournament` is; `title` is what the search is called in its progress.
+    `race` is called as `tournament.run.run_tournament` is; `title` is what the search is called in
+    its progress.
     """
     trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
     where: dict[str, Any] = {
@@ -359,7 +430,15 @@ def search(
         heirs = Heirs(config.tournament, config.agents or (config.agent,), config.trading, market)
         where["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
-        return race(config.tournament, **where, **trained, **machines, progress=progress, watch=watch, title=title)
+        return race(
+            config.tournament,
+            **where,
+            **trained,
+            **machines,
+            progress=progress,
+            watch=watch,
+            title=title,
+        )
 
 
 def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:
@@ -368,10 +447,16 @@ def _inherit(start: Start, heirs: Heirs, store: RunStore) -> Inheritance:
     return found
 
 
-def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, repeat: Repeat | None = None) -> Path:
+def backtest_stage(
+    config: RunConfig, manifest: Manifest, market: Path, repeat: Repeat | None = None
+) -> Path:
     """Judge every window; where nothing was changed, those that lie there are left as they are."""
     fresh = repeat is None and manifest.done("backtest")
-    windows = [window for window in config.backtest.window if not (fresh and evaluation.as_configured(config, window))]
+    windows = [
+        window
+        for window in config.backtest.window
+        if not (fresh and evaluation.as_configured(config, window))
+    ]
     if windows:
         with manifest.stage("backtest"):
             for window in windows:
@@ -384,7 +469,9 @@ def backtest_stage(config: RunConfig, manifest: Manifest, market: Path, repeat: 
 def conclude(config: RunConfig, manifest: Manifest) -> Path:
     """Print what a finished run found in every window; returns its folder."""
     for window in config.backtest.window:
-        _print_outcome(config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window)))
+        _print_outcome(
+            config, manifest, window, read_backtest(evaluation.window_folder(config.folder, window))
+        )
     for path in (config.folder.leaderboard, config.folder.root):
         if path.exists():
             Console(soft_wrap=True).print(f"  {path}", highlight=False)
@@ -392,16 +479,22 @@ def conclude(config: RunConfig, manifest: Manifest) -> Path:
 
 
 def wide_console() -> Console:
-    """Standard output; a log file has room, and a table cut to 80 columns would hide its figures."""
+    """Standard output; a log file has room, and a table cut to 80 columns would hide its
+    figures."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
-def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest) -> None:
+def _print_outcome(
+    config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest
+) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
     folder, console = evaluation.window_folder(config.folder, window), wide_console()
     context = stored.context
-    title = f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a trade"
+    title = (
+        f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a"
+        " trade"
+    )
     shown = {name: stored.metrics[name] for name in in_order(stored.metrics)}
     console.print(metrics_table(shown, title=title))
     console.print(active_table(shown, stored.portfolio))
@@ -409,7 +502,10 @@ def _print_outcome(config: RunConfig, manifest: Manifest, window: str, stored: S
         console.print(stands, highlight=False)
     for name, said in context.get("changed", {}).items():
         console.print(f"Not as trained: {name.replace('_', ' ')} {said}.", highlight=False)
-    console.print(f"Chosen from {manifest.values['trials']} trials by their validation {config.tournament.metric}.")
+    console.print(
+        f"Chosen from {manifest.values['trials']} trials by their validation"
+        f" {config.tournament.metric}."
+    )
     if planted := planted_words(context):
         console.print(planted)
     if limited := limits_words(context):

@@ -1,4 +1,5 @@
-"""Where and how a command works: its logs, its metrics endpoint, and the run it holds, here and in its store."""
+"""Where and how a command works: its logs, its metrics endpoint, and the run it holds, here and in
+its store."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _endpoint: ContextVar[Endpoint | None] = ContextVar("fintrader_endpoint", defaul
 
 @contextlib.contextmanager
 def observing(config: RunConfig) -> Iterator[Endpoint | None]:
-    """Inside the block logs have the configured form and name the run, and metrics are served where asked for.
+    """Inside the block logs have the configured form and name the run, and metrics are served where
+    asked for.
 
     Raises ConfigError when the port is taken or the extra `observe` is missing.
     """
@@ -49,7 +51,9 @@ def observing(config: RunConfig) -> Iterator[Endpoint | None]:
 
 
 @contextlib.contextmanager
-def watching(config: RunConfig, folder: RunFolder) -> Iterator[Callable[[Orchestrator], None] | None]:
+def watching(
+    config: RunConfig, folder: RunFolder
+) -> Iterator[Callable[[Orchestrator], None] | None]:
     """What the reconcile loop of a search is to call after each turn; None where nobody watches."""
     endpoint = _endpoint.get()
     with logs.bound(run=folder.label):
@@ -70,11 +74,11 @@ HELD = ".held"
 def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
-    A store that does not answer is waited for as long as `tournament.outage_seconds` says where this run has been begun
-    here; where it has not, its URL may be wrong, and it is given up soon.
+    A store that does not answer is waited for as long as `tournament.outage_seconds` says where
+    this run has been begun here; where it has not, its URL may be wrong, and it is given up soon.
 
-    Raises RunError when another process holds it, here or on another machine; StorageError; ConfigError when this
-    process does not compute as `config.reproducible` promises.
+    Raises RunError when another process holds it, here or on another machine; StorageError;
+    ConfigError when this process does not compute as `config.reproducible` promises.
     """
     reproducible.require(config.reproducible)
     folder = config.folder
@@ -105,7 +109,8 @@ def run_store(folder: RunFolder) -> RunStore:
 
 
 def index_tournaments(root: Path, *, again: bool = False) -> None:
-    """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of all)."""
+    """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of
+    all)."""
     for path in (
         root / "tournament.json",
         *root.glob("null_model/tournament.json"),
@@ -115,11 +120,12 @@ def index_tournaments(root: Path, *, again: bool = False) -> None:
             make_index(RunFolder(path.parent))
 
 
-# --- runs by URL -----------------------------------------------------------------------------------------------
+# --- runs by URL ----------------------------------------------------------------------------------
 
 
 def open_run(where: str) -> Path:
-    """The folder of a run: the path itself, or for a URL a copy of what is there now, databases included.
+    """The folder of a run: the path itself, or for a URL a copy of what is there now, databases
+    included.
 
     Nothing is written to the store. Raises RunError when no run is there, StorageError.
     """
@@ -128,7 +134,9 @@ def open_run(where: str) -> Path:
     url = check_url(where)
     if not Objects(url).names():
         Objects(url).reach()
-        raise RunError(f"{url}: no run lies here; give the URL of the store and the name of the run")
+        raise RunError(
+            f"{url}: no run lies here; give the URL of the store and the name of the run"
+        )
     home = working_copy(url, copies("runs"))
     refresh(home)
     return home

@@ -31,15 +31,19 @@ from fintrader.tournament.status import compare
 
 
 def train_one(config: RunConfig) -> Path:
-    """Train the configured agent for one pod's budget; returns the policy's path in `runs/<name>/train/`.
+    """Train the configured agent for one pod's budget; returns the policy's path in
+    `runs/<name>/train/`.
 
-    Killed anywhere, the same call goes on. In a market its validation figures are printed beside the baselines', and
-    the test window stays unseen; in a classic environment the return of its episodes.
+    Killed anywhere, the same call goes on. In a market its validation figures are printed beside
+    the baselines', and the test window stays unseen; in a classic environment the return of its
+    episodes.
     """
     check_unused(config.from_run, "train")
     with workplace(config) as mirror:
         classic = isinstance(config.env, GymnasiumSettings)
-        manifest = claim(config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train"))
+        manifest = claim(
+            config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train")
+        )
         home = config.folder.root / "train"
         if isinstance(config.env, GymnasiumSettings):
             with manifest.stage("train"):
@@ -59,38 +63,69 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     seed_everything(seed)
     env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
     trained = _learn(config, env, home, {}, market.train)
-    results = {"policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)}
+    results = {
+        "policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)
+    }
     beside = yardsticks(market.validation, settings, train=market.train)
     results = beside.beside(results)
     metrics = {name: dict(one.metrics) for name, one in results.items()}
-    write_json(home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1})
-    title = f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a trade"
+    write_json(
+        home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1}
+    )
+    title = (
+        f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a"
+        " trade"
+    )
     wide_console().print(metrics_table(metrics, title=title))
     wide_console().print(active_table(metrics, beside.portfolio.name))
-    print(standing(metrics, {"benchmark_portfolio": beside.portfolio.name, "left_out": beside.left_out}))
+    print(
+        standing(
+            metrics, {"benchmark_portfolio": beside.portfolio.name, "left_out": beside.left_out}
+        )
+    )
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
     seed, device = derive(config.seed, "train"), config.resolved_device()
     seed_everything(seed)
-    with contextlib.closing(WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)) as env:
+    with contextlib.closing(
+        WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
+    ) as env:
         trained = _learn(config, env, home, {"environment": settings.id})
         policy = load_policy(home / "policy.safetensors", device=device)
-        returns = episode_returns(env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation"))
+        returns = episode_returns(
+            env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation")
+        )
     mean, deviation = float(np.mean(returns)), float(np.std(returns))
-    said = {"environment": settings.id, "mean_return": mean, "deviation": deviation, "returns": returns}
-    write_json(home / "evaluation.json", {**said, "env_steps": trained.env_steps, "seconds": trained.seconds})
+    said = {
+        "environment": settings.id,
+        "mean_return": mean,
+        "deviation": deviation,
+        "returns": returns,
+    }
+    write_json(
+        home / "evaluation.json",
+        {**said, "env_steps": trained.env_steps, "seconds": trained.seconds},
+    )
     print(
-        f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation {deviation:,.1f}) "
-        f"over {len(returns)} episodes, after {trained.env_steps:,} env-steps in {trained.seconds:,.0f} s"
+        f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation"
+        f" {deviation:,.1f}) over {len(returns)} episodes, after {trained.env_steps:,} env-steps in"
+        f" {trained.seconds:,.0f} s"
     )
 
 
 def _learn(
-    config: RunConfig, env: Any, home: Path, meta: dict[str, Any], market: MarketTensors | None = None
+    config: RunConfig,
+    env: Any,
+    home: Path,
+    meta: dict[str, Any],
+    market: MarketTensors | None = None,
 ) -> TrainResult:
-    """`train` the configured agent for one pod's budget, with a progress bar; its policy lies in `home` then."""
-    agent = make_agent(config.agent, env.layout, device=config.resolved_device(), seed=derive(config.seed, "train"))
+    """`train` the configured agent for one pod's budget, with a progress bar; its policy lies in
+    `home` then."""
+    agent = make_agent(
+        config.agent, env.layout, device=config.resolved_device(), seed=derive(config.seed, "train")
+    )
     budget = config.tournament.budget
     with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
 
@@ -98,15 +133,26 @@ def _learn(
             steps = f"{state.env_steps:,} env-steps"
             task.update(state.fraction, note=f"{steps}, {state.steps_per_second:,.0f}/s")
 
-        trained = train(agent, env, budget, folder=home, on_progress=show, checkpoint_seconds=config.checkpoint_seconds)
-    save_policy(home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market)
+        trained = train(
+            agent,
+            env,
+            budget,
+            folder=home,
+            on_progress=show,
+            checkpoint_seconds=config.checkpoint_seconds,
+        )
+    save_policy(
+        home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market
+    )
     return trained
 
 
 def replay_run(folder: Path, name: str | None = None) -> list[str]:
-    """Race a finished run again, each pod seeing what it saw then; returns the differences (none: byte-equal).
+    """Race a finished run again, each pod seeing what it saw then; returns the differences (none:
+    byte-equal).
 
-    Raises TournamentError when the run is unfinished or lost a pod for good, RunError when the market has changed.
+    Raises TournamentError when the run is unfinished or lost a pod for good, RunError when the
+    market has changed.
     """
     source = RunFolder(folder.resolve())
     config = load_config(source.config)
@@ -114,7 +160,10 @@ def replay_run(folder: Path, name: str | None = None) -> list[str]:
     manifest = Manifest.load(source.manifest)
     market = Path(manifest.values["market"])
     if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:
-        raise RunError(f"{market} is not the market this run was made from; run `fintrader data build {source.config}`")
+        raise RunError(
+            f"{market} is not the market this run was made from; run `fintrader data build"
+            f" {source.config}`"
+        )
     target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
     here = config.model_copy(update={"launcher": "local"})
     with target.lock():

@@ -1,4 +1,5 @@
-"""The sections of a report that an allocator turns to: where the profit came from, when, and what it would carry."""
+"""The sections of a report that an allocator turns to: where the profit came from, when, and what
+it would carry."""
 
 from __future__ import annotations
 
@@ -10,14 +11,25 @@ import pandas as pd
 
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures, periods
-from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_by_month, pnl_table, symbol_pnl, trips
+from fintrader.results.allocation import (
+    OTHER,
+    active_shares,
+    capacity,
+    pnl_by_month,
+    pnl_table,
+    symbol_pnl,
+    trips,
+)
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import fewest_sessions
 from fintrader.results.formatting import DASH, count, percent, ratio, span, statistic, usd
 
 MOST_SYMBOLS = 12
 """Rows of a table by symbol; of more, the others stand together in one."""
-_NO_MARKET = "Not known: this backtest was written without its market; `fintrader backtest RUN_DIR` writes it."
+_NO_MARKET = (
+    "Not known: this backtest was written without its market; `fintrader backtest RUN_DIR`"
+    " writes it."
+)
 
 
 def allocator_sections(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -40,22 +52,30 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
     ranked = by_symbol.index[: MOST_SYMBOLS // 2].append(by_symbol.index[-MOST_SYMBOLS // 2 :])
     shown = by_symbol if len(by_symbol) <= MOST_SYMBOLS else by_symbol.loc[ranked]
     rest = by_symbol.drop(index=shown.index).sum()
-    rows = [(str(name), *row) for name, row in zip(shown.index, shown.itertuples(index=False), strict=True)]
+    rows = [
+        (str(name), *row)
+        for name, row in zip(shown.index, shown.itertuples(index=False), strict=True)
+    ]
     if len(by_symbol) > len(shown):
         rows.insert(MOST_SYMBOLS // 2, (f"{len(by_symbol) - len(shown)} others, in between", *rest))
     rows.append((OTHER.capitalize(), profit[OTHER].sum(), 0.0, 0))
     total = float(profit.to_numpy().sum())
-    cells = [("", [html.escape(name), _usd(gain), usd(cost), count(fills)]) for name, gain, cost, fills in rows]
+    cells = [
+        ("", [html.escape(name), _usd(gain), usd(cost), count(fills)])
+        for name, gain, cost, fills in rows
+    ]
     sums = [_usd(total), usd(by_symbol["cost_usd"].sum()), count(by_symbol["fills"].sum())]
     cells.append(("main", ["All", *sums]))
     lines = []
     for month, row in pnl_by_month(profit, stored.timezone).to_dict("index").items():
-        named = [f"{html.escape(str(row[end]))} {_usd(row[f'{end}_usd'])}" for end in ("best", "worst")]
+        named = [
+            f"{html.escape(str(row[end]))} {_usd(row[f'{end}_usd'])}" for end in ("best", "worst")
+        ]
         lines.append(("", [str(month), _usd(row["profit_usd"]), *named]))
     lines.append(("main", ["All", _usd(total), "", ""]))
     text = (
-        "Profit of a symbol: what its position gained between session closes, less what was paid for it and the costs "
-        "of its trades. The rows sum to the change of the equity."
+        "Profit of a symbol: what its position gained between session closes, less what was paid"
+        " for it and the costs of its trades. The rows sum to the change of the equity."
     )
     page.section(
         "Where the profit came from",
@@ -76,15 +96,26 @@ def _attribution(page: Page, stored: StoredBacktest, main: str) -> None:
     rival, start = figures.title_of(found["portfolio"]).lower(), float(stored.curve()[main].iloc[0])
     parts = [
         (f"Profit of {figures.title_of(main).lower()}", "pnl_usd", "as in the table above"),
-        (f"Less: {rival} on the same capital", "portfolio_pnl_usd", "its return of each bar on our equity before it"),
+        (
+            f"Less: {rival} on the same capital",
+            "portfolio_pnl_usd",
+            "its return of each bar on our equity before it",
+        ),
         ("Active profit", "active_usd", "the difference, which the rows below sum to"),
         ("Selection", "selection_usd", "holding the mean weights throughout, less the portfolio's"),
         ("Timing", "timing_usd", "having other weights than the mean ones when prices moved"),
-        ("Fill prices", "fills_usd", "what trades made between the price they filled at and their bar's close"),
+        (
+            "Fill prices",
+            "fills_usd",
+            "what trades made between the price they filled at and their bar's close",
+        ),
         ("Costs", "costs_usd", "fees, spread, impact and interest, less the portfolio's"),
     ]
     rows = [
-        ("main" if key == "active_usd" else "", [html.escape(name), _usd(found[key]), _share(found[key], start), said])
+        (
+            "main" if key == "active_usd" else "",
+            [html.escape(name), _usd(found[key]), _share(found[key], start), said],
+        )
         for name, key, said in parts
     ]
     symbols = found["symbols"][:MOST_SYMBOLS]
@@ -111,7 +142,10 @@ def _attribution(page: Page, stored: StoredBacktest, main: str) -> None:
         title,
         table(["Part", "USD", "of the capital", "Meaning"], rows, css="dense words"),
         table(head, lines, css="dense"),
-        note("Weights at every bar, not only at session closes. The symbols that matter most come first."),
+        note(
+            "Weights at every bar, not only at session closes. The symbols that matter most come"
+            " first."
+        ),
         link="Attribution",
     )
 
@@ -123,10 +157,24 @@ def _trips(page: Page, stored: StoredBacktest, main: str) -> None:
         return
     cells = []
     for row in rows:
-        money = [_usd(row[key]) for key in ("profit_usd", "mean_usd", "median_usd", "best_usd", "worst_usd")]
+        money = [
+            _usd(row[key])
+            for key in ("profit_usd", "mean_usd", "median_usd", "best_usd", "worst_usd")
+        ]
         days = (row["mean_minutes"] or 0.0) / 1440
-        held = DASH if row["mean_minutes"] is None else f"{ratio(days, 1)} days" if days >= 1 else _minutes(row)
-        cells.append(("main" if row["which"] == "All" else "", [row["which"], count(row["lots"]), *money, held]))
+        held = (
+            DASH
+            if row["mean_minutes"] is None
+            else f"{ratio(days, 1)} days"
+            if days >= 1
+            else _minutes(row)
+        )
+        cells.append(
+            (
+                "main" if row["which"] == "All" else "",
+                [row["which"], count(row["lots"]), *money, held],
+            )
+        )
     head = ["Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding"]
     text = "First in, first out; net of both trades' costs; nights and weekends count as time."
     page.section("Round trips", table(head, cells, css="dense"), note(text), link="Round trips")
@@ -139,7 +187,11 @@ def _minutes(row: Mapping[str, Any]) -> str:
 def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     """Years, months, the worst drawdowns, regimes and the worst days of the index."""
     daily, zone = stored.daily_returns(), stored.timezone
-    beside = [name for name in dict.fromkeys((main, stored.portfolio or main, "benchmark")) if name in daily.columns]
+    beside = [
+        name
+        for name in dict.fromkeys((main, stored.portfolio or main, "benchmark"))
+        if name in daily.columns
+    ]
     names = [figures.title_of(name) for name in beside]
     daily = daily[beside]
     years, months = periods.yearly(daily, zone), periods.monthly(daily, zone)
@@ -164,16 +216,27 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
         for row in depths.to_dict("records")
     ]
     head = ["Peak", "Trough", "Recovered", "Depth", "Sessions"]
-    drawn = table(head, rows, css="dense") if rows else note("No session closed below an earlier one.")
+    drawn = (
+        table(head, rows, css="dense") if rows else note("No session closed below an earlier one.")
+    )
     parts.append(f"<h3>Worst drawdowns, from session closes</h3>{drawn}")
     page.section("Years, months and drawdowns", *parts, link="Periods")
     index = "benchmark" if "benchmark" in beside and main != "benchmark" else None
     if index is not None:
-        page.section("In which markets", *_markets(daily, index, main, names, stored.sessions_a_year), link="Regimes")
+        page.section(
+            "In which markets",
+            *_markets(daily, index, main, names, stored.sessions_a_year),
+            link="Regimes",
+        )
 
 
-def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int) -> list[str]:
-    states, least = periods.regime_table(daily, index, main, year), max(periods.FEWEST_SESSIONS, fewest_sessions(year))
+def _markets(
+    daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int
+) -> list[str]:
+    states, least = (
+        periods.regime_table(daily, index, main, year),
+        max(periods.FEWEST_SESSIONS, fewest_sessions(year)),
+    )
     if states.empty or len(daily) < least:
         parts = [note(f"Regimes need {least} sessions; this window has {len(daily)}.")]
     else:
@@ -190,8 +253,8 @@ def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str], y
             rows.append(("", cells))
         head = ["The index", "Sessions", "Return a year", "Index a year", "Sharpe", "Beta"]
         text = (
-            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns are means times "
-            f"{year}."
+            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns"
+            f" are means times {year}."
         )
         parts = [table(head, rows, css="dense"), note(text)]
     worst = periods.stress_days(daily, index)
@@ -201,7 +264,10 @@ def _markets(daily: pd.DataFrame, index: str, main: str, names: Sequence[str], y
             for time, row in zip(pd.DatetimeIndex(worst.index), worst.to_numpy(), strict=True)
         ]
         rows.append(("main", ["Mean", *(number(percent(value)) for value in worst.mean())]))
-        parts.append(f"<h3>The index's {len(worst)} worst days</h3>{table(['Day', *names], rows, css='dense')}")
+        parts.append(
+            f"<h3>The index's {len(worst)} worst"
+            f" days</h3>{table(['Day', *names], rows, css='dense')}"
+        )
     return parts
 
 
@@ -217,9 +283,14 @@ def _holdings(page: Page, stored: StoredBacktest, main: str) -> None:
     ):
         values = found[key]
         rows.append(("", [title, write(values.mean()), write(values.min()), write(values.max())]))
-    shown = [name for name in dict.fromkeys((main, rival)) if name in stored.strategies and name != "cash"]
+    shown = [
+        name
+        for name in dict.fromkeys((main, rival))
+        if name in stored.strategies and name != "cash"
+    ]
     text = (
-        "At session closes. Active share: ½ Σ|w − b|, cash included; 0 is the portfolio itself, 100 % shares nothing."
+        "At session closes. Active share: ½ Σ|w − b|, cash included; 0 is the portfolio itself, 100"
+        " % shares nothing."
     )
     page.section(
         "Exposure and active share",
@@ -236,41 +307,71 @@ def _execution(page: Page, stored: StoredBacktest) -> None:
     if found:
         rows = []
         for row in [*found["classes"], {**found["all"], "participation": "All"}]:
-            bps = [f"{ratio(row[key])} bps" if row[key] is not None else DASH for key in ("slippage_bps", "cost_bps")]
+            bps = [
+                f"{ratio(row[key])} bps" if row[key] is not None else DASH
+                for key in ("slippage_bps", "cost_bps")
+            ]
             shares = [percent(row[key]) for key in ("mean_participation", "most_participation")]
-            cells = [row["participation"].capitalize(), count(row["fills"]), usd(row["notional_usd"]), *shares, *bps]
+            cells = [
+                row["participation"].capitalize(),
+                count(row["fills"]),
+                usd(row["notional_usd"]),
+                *shares,
+                *bps,
+            ]
             rows.append(("main" if row["participation"] == "All" else "", cells))
-        head = ["Share of the bar's volume", "Fills", "Notional", "Mean share", "Largest share", "Slippage", "Costs"]
+        head = [
+            "Share of the bar's volume",
+            "Fills",
+            "Notional",
+            "Mean share",
+            "Largest share",
+            "Slippage",
+            "Costs",
+        ]
         text = (
-            "Slippage: the fill's price beyond the close at which it was decided, a loss > 0, weighted by notional. "
-            f"Costs come on top. All in all {usd(found['slippage_usd'])} of slippage, {usd(found['cost_usd'])} costs."
+            "Slippage: the fill's price beyond the close at which it was decided, a loss > 0,"
+            f" weighted by notional. Costs come on top. All in all {usd(found['slippage_usd'])} of"
+            f" slippage, {usd(found['cost_usd'])} costs."
         )
         parts += [table(head, rows, css="dense"), note(text)]
     elif not stored.analysis:
         parts.append(note(_NO_MARKET))
-    page.section("Participation, slippage and capacity", *parts, *_capacity(page, stored), link="Execution")
+    page.section(
+        "Participation, slippage and capacity", *parts, *_capacity(page, stored), link="Execution"
+    )
 
 
 def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
     rows = capacity(stored.sensitivity)
     if not rows:
         return [
-            note("Capacity: not simulated; with `--backtest.sensitivity True` a run also trades with more capital.")
+            note(
+                "Capacity: not simulated; with `--backtest.sensitivity True` a run also trades with"
+                " more capital."
+            )
         ]
     cells = []
     for row in rows:
         kind = "main" if row["chosen"] else ""
-        numbers = [number(statistic(key, row[key])) for key in ("cumulative_return", "sharpe", "max_drawdown")]
+        numbers = [
+            number(statistic(key, row[key]))
+            for key in ("cumulative_return", "sharpe", "max_drawdown")
+        ]
         cells.append((kind, [usd(float(row["setting"])), *numbers]))
     head = ["Starting capital", "Cumulative return", "Sharpe", "Max drawdown"]
     trading = stored.context.get("trading")
     share = trading.get("participation") if isinstance(trading, Mapping) else None
     limit = (
-        "any volume" if share == "none" else f"{share:.0%} of a bar's volume" if share else "its share of the volume"
+        "any volume"
+        if share == "none"
+        else f"{share:.0%} of a bar's volume"
+        if share
+        else "its share of the volume"
     )
     text = (
-        f"Capacity: each row is a whole simulation at that capital, an order taking at most {limit}. Prices do not "
-        "move with the orders beyond the impact that is charged."
+        "Capacity: each row is a whole simulation at that capital, an order taking at most"
+        f" {limit}. Prices do not move with the orders beyond the impact that is charged."
     )
     drawn = page.chart("capital", figures.capital_figure(rows))
     return [f"<h3>Capacity</h3>{table(head, cells, css='dense')}{drawn}{note(text)}"]
@@ -281,7 +382,11 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
     if found is None:
         return
     if main not in found:
-        page.section("Factor betas", note("Not known: too few sessions, or symbols, for a regression."), link="Factors")
+        page.section(
+            "Factor betas",
+            note("Not known: too few sessions, or symbols, for a regression."),
+            link="Factors",
+        )
         return
     parts = []
     for name in dict.fromkeys(one for one in (main, stored.portfolio or main) if one in found):
@@ -292,13 +397,20 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
         ]
         scale, over = span(fit["sessions"], stored.sessions_a_year)
         alpha = number(percent(scale * fit["alpha"], signed=True))
-        rows.append(("main", [f"Alpha {over}", alpha, _ratio(fit["alpha_t"]), "what the factors leave"]))
-        about = f"{figures.title_of(name)}: {fit['sessions']} sessions, R² {ratio(fit['r_squared'])}"
+        rows.append(
+            ("main", [f"Alpha {over}", alpha, _ratio(fit["alpha_t"]), "what the factors leave"])
+        )
+        about = (
+            f"{figures.title_of(name)}: {fit['sessions']} sessions, R² {ratio(fit['r_squared'])}"
+        )
         parts.append(f"<h3>{html.escape(about)}</h3>")
-        parts.append(table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words"))
+        parts.append(
+            table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words")
+        )
     text = (
-        "Daily returns, least squares, Newey-West errors. The factors are long the first third of the universe and "
-        "short the last, ranked at the close before, without costs; they are not those of Fama and French."
+        "Daily returns, least squares, Newey-West errors. The factors are long the first third of"
+        " the universe and short the last, ranked at the close before, without costs; they are not"
+        " those of Fama and French."
     )
     page.section("Factor betas", *parts, note(text), link="Factors")
 

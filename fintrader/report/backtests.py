@@ -1,4 +1,5 @@
-"""`backtest`: a policy and its baselines over one window, as something that prints, plots and reports itself."""
+"""`backtest`: a policy and its baselines over one window, as something that prints, plots and
+reports itself."""
 
 from __future__ import annotations
 
@@ -48,17 +49,19 @@ def backtest(
 ) -> Backtests:
     """`policy` over the whole of `market`, and its baselines over the same bars at the same costs.
 
-    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`, and the portfolio that `settings.benchmark`
-    names if it is another. `settings` say how orders are carried out and what they cost; give those that the policy was
-    trained in (`env.settings`). With `train=market.split().train` there is `ridge`, too: what a linear regression makes
-    of the same features, fitted on that window; `validation` is where its few choices are made.
+    The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`, and the portfolio that
+    `settings.benchmark` names if it is another. `settings` say how orders are carried out and what
+    they cost; give those that the policy was trained in (`env.settings`). With
+    `train=market.split().train` there is `ridge`, too: what a linear regression makes of the same
+    features, fitted on that window; `validation` is where its few choices are made.
 
-    With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs (`fintrader looks`),
-    as a backtest of a run is; without it nobody counts it. `.looks` is which look it was.
+    With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs
+    (`fintrader looks`), as a backtest of a run is; without it nobody counts it. `.looks` is which
+    look it was.
 
-    Raises BacktestError for arguments of another kind or in another order, a policy made for another market, a window
-    of fewer than two bars, and an output that cannot be traded; EnvError for a benchmark this market cannot make;
-    LedgerError when the look cannot be noted.
+    Raises BacktestError for arguments of another kind or in another order, a policy made for
+    another market, a window of fewer than two bars, and an output that cannot be traded; EnvError
+    for a benchmark this market cannot make; LedgerError when the look cannot be noted.
     """
     _check_market(policy, market)
     _check_policy(policy)
@@ -66,12 +69,16 @@ def backtest(
     if not isinstance(settings, EnvSettings):
         hint = "; pass its .env" if isinstance(getattr(settings, "env", None), EnvSettings) else ""
         raise BacktestError(
-            f"settings must be EnvSettings, such as those of the environment trained in (env.settings), not "
-            f"{type(settings).__name__}{hint}"
+            "settings must be EnvSettings, such as those of the environment trained in"
+            f" (env.settings), not {type(settings).__name__}{hint}"
         )
     if not is_result(name):
-        raise BacktestError(f"name={name!r} is what a baseline is called; choose another name for the policy")
-    layout = ObservationLayout.of(market, settings.lookback, benchmark=shows_benchmark(market, settings))
+        raise BacktestError(
+            f"name={name!r} is what a baseline is called; choose another name for the policy"
+        )
+    layout = ObservationLayout.of(
+        market, settings.lookback, benchmark=shows_benchmark(market, settings)
+    )
     _check_width(policy, layout, name)
     traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
     own = simulate(traded, market, settings, name=name)
@@ -79,13 +86,23 @@ def backtest(
     looks = None
     if runs_dir is not None:
         unknown = dict.fromkeys(("created", "seed", "trials", "command"))
-        look = look_at([market], {name: own}, [name], kind="policy", run=name, folder="", window="test", **unknown)
+        look = look_at(
+            [market],
+            {name: own},
+            [name],
+            kind="policy",
+            run=name,
+            folder="",
+            window="test",
+            **unknown,
+        )
         looks, _ = Ledger(runs_dir).record(look)
     return Backtests(beside.beside({name: own}), market, settings, beside, looks)
 
 
 class Backtests(Mapping[str, BacktestResult]):
-    """Strategies over one window, ours first: name -> BacktestResult. Printed, it is the paper's table."""
+    """Strategies over one window, ours first: name -> BacktestResult. Printed, it is the paper's
+    table."""
 
     def __init__(
         self,
@@ -118,7 +135,9 @@ class Backtests(Mapping[str, BacktestResult]):
         Raises BacktestError when they cover other bars.
         """
         added = measured_against(others, self._beside.portfolio)
-        return Backtests({**self._results, **added}, self.market, self.settings, self._beside, self.looks)
+        return Backtests(
+            {**self._results, **added}, self.market, self.settings, self._beside, self.looks
+        )
 
     @property
     def name(self) -> str:
@@ -135,12 +154,14 @@ class Backtests(Mapping[str, BacktestResult]):
 
     @property
     def trades(self) -> pd.DataFrame:
-        """One row a fill: `strategy`, when it was decided and filled, symbol, signed shares, price and cost in USD."""
+        """One row a fill: `strategy`, when it was decided and filled, symbol, signed shares, price
+        and cost in USD."""
         return self.tables.trades
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One row a strategy, one column a number; `fintrader.results.catalogue` says what each one is."""
+        """One row a strategy, one column a number; `fintrader.results.catalogue` says what each one
+        is."""
         return pd.DataFrame.from_dict(self.tables.metrics, orient="index")
 
     def plot(self) -> go.Figure:
@@ -148,22 +169,32 @@ class Backtests(Mapping[str, BacktestResult]):
         return figures.equity_figure(self.tables.curve(), main=self.name)
 
     def honesty(self, trials: int | None = None) -> Honesty:
-        """How far the result can be believed, given that it was chosen from `trials` strategies (None: unknown).
+        """How far the result can be believed, given that it was chosen from `trials` strategies
+        (None: unknown).
 
         Raises BacktestError when `trials` is no count.
         """
-        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-            raise BacktestError(f"trials is how many strategies were tried, at least 1; got {trials!r}")
-        return Honesty(assess(self._results, trials=trials, market=self.market, settings=self.settings))
+        if trials is not None and (
+            isinstance(trials, bool) or not isinstance(trials, int) or trials < 1
+        ):
+            raise BacktestError(
+                f"trials is how many strategies were tried, at least 1; got {trials!r}"
+            )
+        return Honesty(
+            assess(self._results, trials=trials, market=self.market, settings=self.settings)
+        )
 
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
-        """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its path."""
+        """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its
+        path."""
         context = {**self.tables.context, "run": self.name.replace("_", " ").capitalize()}
         context |= {} if trials is None else {"trials": trials}
         context |= {"policy": note} if (note := self[self.name].note) else {}
         context |= {"recipe": made_by(), "market": data_recipe(self.market.meta)}
         found = analyse(self._results, self.market)
-        return write_report(Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found))
+        return write_report(
+            Path(path), tabulate(self._results, context, self.honesty(trials), analysis=found)
+        )
 
     def __repr__(self) -> str:
         return f"{self._title()}\n{table_text(self.tables.metrics, self.tables.portfolio)}"
@@ -173,14 +204,20 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def _title(self) -> str:
         result = self[self.name]
-        first, last = (np.datetime_as_string(self.market.timestamps()[at], unit="D") for at in (0, -1))
+        first, last = (
+            np.datetime_as_string(self.market.timestamps()[at], unit="D") for at in (0, -1)
+        )
         sessions = len(result.daily_returns)
         said = f"; {self.name} {result.note}" if result.note else ""
-        return f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a trade{said}"
+        return (
+            f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"
+            f" trade{said}"
+        )
 
 
 class Honesty(dict[str, Any]):
-    """What `backtesting.honesty.assess` says, plain JSON; printed, the verdict and the numbers behind it."""
+    """What `backtesting.honesty.assess` says, plain JSON; printed, the verdict and the numbers
+    behind it."""
 
     @property
     def verdict(self) -> str:
@@ -194,7 +231,7 @@ class Honesty(dict[str, Any]):
         return f"{self.verdict}\n{plain_text(table)}"
 
 
-# --- what was given --------------------------------------------------------------------------------------------------
+# --- what was given -------------------------------------------------------------------------------
 
 
 def _check_market(policy: object, market: object) -> None:
@@ -204,11 +241,16 @@ def _check_market(policy: object, market: object) -> None:
     if isinstance(policy, MarketTensors | Split):
         raise BacktestError(f"the market comes second, the policy first; {order}: swap the two")
     if isinstance(market, Split):
-        raise BacktestError("a backtest trades one window; pass market.split().test, or another one by its name")
+        raise BacktestError(
+            "a backtest trades one window; pass market.split().test, or another one by its name"
+        )
     if isinstance(market, TradingEnv):
-        raise BacktestError("an environment was given for the market; pass env.market, and env.settings after it")
+        raise BacktestError(
+            "an environment was given for the market; pass env.market, and env.settings after it"
+        )
     raise BacktestError(
-        f"the market must be MarketTensors (fintrader.load_market makes one), not {type(market).__name__}; {order}"
+        "the market must be MarketTensors (fintrader.load_market makes one), not"
+        f" {type(market).__name__}; {order}"
     )
 
 
@@ -218,12 +260,15 @@ def _check_policy(policy: object) -> None:
     if isinstance(policy, MarketTensors | Split):
         raise BacktestError("a market was given for the policy; it is backtest(policy, market)")
     if isinstance(policy, str | Path):
-        raise BacktestError(f"a policy is a callable; read the file first: fintrader.load_policy({str(policy)!r})")
+        raise BacktestError(
+            f"a policy is a callable; read the file first: fintrader.load_policy({str(policy)!r})"
+        )
     if callable(getattr(policy, "policy", None)):
         raise BacktestError(f"{type(policy).__name__} is no policy, but has one; pass its .policy")
     raise BacktestError(
-        "a policy is a callable from observations [B, D] to actions [B, N], such as those of fintrader.load_policy, "
-        f"not {policy.__name__ if isinstance(policy, type) else type(policy).__name__}"
+        "a policy is a callable from observations [B, D] to actions [B, N], such as those of"
+        " fintrader.load_policy, not"
+        f" {policy.__name__ if isinstance(policy, type) else type(policy).__name__}"
     )
 
 
@@ -232,11 +277,14 @@ def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
     own = getattr(policy, "layout", None)
     if own is None or own == layout:
         return
-    assets = "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
+    assets = (
+        "" if num_actions(own) == layout.num_assets else f" and trades {num_actions(own)} assets"
+    )
     raise BacktestError(
-        f"{name} was trained on another market or lookback: it reads {own.width} columns{assets}, and this market "
-        f"shows {layout.width} columns of {layout.num_assets} assets; use a market with the same symbols and features, "
-        "or load the policy for these: fintrader.load_policy(path, universe=market)"
+        f"{name} was trained on another market or lookback: it reads {own.width} columns{assets},"
+        f" and this market shows {layout.width} columns of {layout.num_assets} assets; use a market"
+        " with the same symbols and features, or load the policy for these:"
+        " fintrader.load_policy(path, universe=market)"
     )
 
 
@@ -249,8 +297,9 @@ def _asked(policy: Policy, layout: ObservationLayout, name: str) -> Callable[[Te
                 return policy(obs)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise BacktestError(
-                f"{name} fails on an observation of shape {tuple(obs.shape)} ({error}); it is to give an action of "
-                f"shape (1, {layout.num_assets}), see TradingEnv.layout for the columns"
+                f"{name} fails on an observation of shape {tuple(obs.shape)} ({error}); it is to"
+                f" give an action of shape (1, {layout.num_assets}), see TradingEnv.layout for the"
+                " columns"
             ) from error
 
     return ask

@@ -1,4 +1,5 @@
-"""A comparison of two sets of bars (`data.compare`) as lines for a terminal, and as a page with a heat map."""
+"""A comparison of two sets of bars (`data.compare`) as lines for a terminal, and as a page with a
+heat map."""
 
 from __future__ import annotations
 
@@ -17,17 +18,33 @@ from fintrader.report.page import Page, note, table
 from fintrader.results.figures.style import layout
 from fintrader.results.formatting import DASH, count
 
-SHADES = ((0.0, "#eef4fb"), (0.25, "#a9cbe6"), (0.5, "#f4c98b"), (0.75, "#d9730d"), (1.0, "#7a1a12"))
+SHADES = (
+    (0.0, "#eef4fb"),
+    (0.25, "#a9cbe6"),
+    (0.5, "#f4c98b"),
+    (0.75, "#d9730d"),
+    (1.0, "#7a1a12"),
+)
 """From no difference to a large one."""
 LEAST_BPS, MOST_BPS = 0.01, 10_000.0
 """Ends of the logarithmic scale; what lies beyond has the colour of the end."""
 SHOWN = 12
-NUMBERS = {"median_bps": "Median, bps", "p99_bps": "99 %, bps", "largest_bps": "Largest, bps", "mean_bps": "Mean, bps"}
-KINDS = {"scale": "another scale", "volume_scale": "volumes in another unit", "shift": "times moved"}
+NUMBERS = {
+    "median_bps": "Median, bps",
+    "p99_bps": "99 %, bps",
+    "largest_bps": "Largest, bps",
+    "mean_bps": "Mean, bps",
+}
+KINDS = {
+    "scale": "another scale",
+    "volume_scale": "volumes in another unit",
+    "shift": "times moved",
+}
 
 
 def merged_suspicions(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Suspicions that several symbols share, as one: `symbols` in place of `symbol`; the widest first."""
+    """Suspicions that several symbols share, as one: `symbols` in place of `symbol`; the widest
+    first."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for one in report["suspicions"]:
         key = one["value"] if one["kind"] == "shift" else round(float(np.log(one["value"])), 1)
@@ -52,14 +69,17 @@ def describe(report: Mapping[str, Any]) -> str:
     for side in "ab":
         names = report[f"symbols_only_{side}"]
         lines += [f"symbols only in {side.upper()}: {_some(names)}"] if names else []
-    lines.append(f"  {'':<8}{'cells':>12}{'agree':>9}" + "".join(f"{name:>14}" for name in NUMBERS.values()))
+    lines.append(
+        f"  {'':<8}{'cells':>12}{'agree':>9}" + "".join(f"{name:>14}" for name in NUMBERS.values())
+    )
     for name, column in report["columns"].items():
         if column["cells"]:
             numbers = "".join(f"{column[key]:>14,.2f}" for key in NUMBERS)
             lines.append(f"  {name:<8}{column['cells']:>12,}{column['agree']:>9.2%}{numbers}")
     suspects = merged_suspicions(report)
     lines += [
-        f"  {KINDS[one['kind']]}? {one['detail']}: {_some(one['symbols'])}, {one['first']} to {one['last']}"
+        f"  {KINDS[one['kind']]}? {one['detail']}: {_some(one['symbols'])}, {one['first']} to"
+        f" {one['last']}"
         for one in suspects[:SHOWN]
     ]
     if len(suspects) > SHOWN:
@@ -70,9 +90,10 @@ def describe(report: Mapping[str, Any]) -> str:
 def _lead(report: Mapping[str, Any]) -> str:
     bars = report["both"] + report["only_a"] + report["only_b"]
     return (
-        f"{len(report['symbols'])} symbols of both, {report['sessions'][0]} to {report['sessions'][-1]}, bars of "
-        f"{report['bar_minutes']} minutes: of {bars:,} bars {report['agree']:,} agree within "
-        f"{report['tolerance_bps']:g} bps in all prices; {report['only_a']:,} only in A, {report['only_b']:,} only in B"
+        f"{len(report['symbols'])} symbols of both, {report['sessions'][0]} to"
+        f" {report['sessions'][-1]}, bars of {report['bar_minutes']} minutes: of {bars:,} bars"
+        f" {report['agree']:,} agree within {report['tolerance_bps']:g} bps in all prices;"
+        f" {report['only_a']:,} only in A, {report['only_b']:,} only in B"
     )
 
 
@@ -88,25 +109,47 @@ def render_comparison(report: Mapping[str, Any]) -> str:
         for side in "ab"
     )
     tone = "good" if share > 0.99 else "doubt"
-    page.header("Two sources of bars", f"{share:.1%} of the bars agree.", f"{_lead(report)}.", about, tone=tone)
+    page.header(
+        "Two sources of bars",
+        f"{share:.1%} of the bars agree.",
+        f"{_lead(report)}.",
+        about,
+        tone=tone,
+    )
     page.contents()
-    rows = [("", [html.escape(name), *_cells(column)]) for name, column in report["columns"].items()]
+    rows = [
+        ("", [html.escape(name), *_cells(column)]) for name, column in report["columns"].items()
+    ]
     head = ["Column", "Cells", "Agree", *NUMBERS.values()]
     text = (
-        "Prices: 10,000 (B / A - 1); volume: 10,000 (B - A) / the larger. Median, 99 % and largest are of the absolute "
-        f"difference. A cell agrees within {report['tolerance_bps']:g} bps."
+        "Prices: 10,000 (B / A - 1); volume: 10,000 (B - A) / the larger. Median, 99 % and largest"
+        f" are of the absolute difference. A cell agrees within {report['tolerance_bps']:g} bps."
     )
     page.section("By column", table(head, rows), note(text), link="Columns")
     page.section("What would explain it", _suspicions(report), link="Explanations")
-    worst = page.chart("prices", heat_map(report, _worst(report), "Largest price difference of each day, bps"))
-    page.section("By symbol and day", worst, note("Blank where the two have no bar in common."), link="Heat map")
+    worst = page.chart(
+        "prices", heat_map(report, _worst(report), "Largest price difference of each day, bps")
+    )
+    page.section(
+        "By symbol and day",
+        worst,
+        note("Blank where the two have no bar in common."),
+        link="Heat map",
+    )
     if report["only_a"] or report["only_b"]:
         page.section("Bars that only one has", page.chart("alone", _alone(report)), link="Only one")
     lacking = [report[f"symbols_only_{side}"] for side in "ab"]
-    said = [note(f"Only in {side}: {', '.join(names)}.") for side, names in zip("AB", lacking, strict=True) if names]
+    said = [
+        note(f"Only in {side}: {', '.join(names)}.")
+        for side, names in zip("AB", lacking, strict=True)
+        if names
+    ]
     page.section("By symbol", *said, _by_symbol(report), link="Symbols")
     details = [
-        page.chart(name, heat_map(report, report["days"][name], f"{name.capitalize()}: largest difference, bps"))
+        page.chart(
+            name,
+            heat_map(report, report["days"][name], f"{name.capitalize()}: largest difference, bps"),
+        )
         for name in COLUMNS
         if report["columns"][name]["cells"]
     ]
@@ -121,9 +164,13 @@ def write_comparison(report: Mapping[str, Any], folder: Path) -> tuple[Path, Pat
     return folder / "comparison.json", folder / "comparison.html"
 
 
-def heat_map(report: Mapping[str, Any], values: Sequence[Sequence[float | None]], title: str) -> go.Figure:
+def heat_map(
+    report: Mapping[str, Any], values: Sequence[Sequence[float | None]], title: str
+) -> go.Figure:
     """Symbols by sessions, differences in bps on a logarithmic scale."""
-    cells = np.array([[np.nan if cell is None else cell for cell in row] for row in values], dtype=np.float64)
+    cells = np.array(
+        [[np.nan if cell is None else cell for cell in row] for row in values], dtype=np.float64
+    )
     ticks = [LEAST_BPS, 0.1, 1.0, 10.0, 100.0, 1000.0, MOST_BPS]
     return _map(
         report,
@@ -133,7 +180,10 @@ def heat_map(report: Mapping[str, Any], values: Sequence[Sequence[float | None]]
         hover="%{y}, %{x}: %{customdata:,.2f} bps",
         zmin=float(np.log10(LEAST_BPS)),
         zmax=float(np.log10(MOST_BPS)),
-        colorbar={"tickvals": np.log10(ticks).tolist(), "ticktext": [f"{tick:g}" for tick in ticks]},
+        colorbar={
+            "tickvals": np.log10(ticks).tolist(),
+            "ticktext": [f"{tick:g}" for tick in ticks],
+        },
     )
 
 
@@ -142,20 +192,34 @@ def _alone(report: Mapping[str, Any]) -> go.Figure:
     days = report["days"]
     alone = np.array(days["only_b"], dtype=np.float64) - np.array(days["only_a"], dtype=np.float64)
     most = max(float(np.abs(alone).max()), 1.0)
-    title, hover = "Bars only in B (red) less bars only in A (blue)", "%{y}, %{x}: %{customdata:+,.0f} bars"
+    title, hover = (
+        "Bars only in B (red) less bars only in A (blue)",
+        "%{y}, %{x}: %{customdata:+,.0f} bars",
+    )
     scale = [[0.0, "#0b4f9e"], [0.5, "#ffffff"], [1.0, "#b42318"]]
     return _map(report, alone, alone, title, hover=hover, zmin=-most, zmax=most, colorscale=scale)
 
 
-def _map(report: Mapping[str, Any], z: Any, shown: Any, title: str, *, hover: str, **look: Any) -> go.Figure:
+def _map(
+    report: Mapping[str, Any], z: Any, shown: Any, title: str, *, hover: str, **look: Any
+) -> go.Figure:
     symbols = report["symbols"]
     gap = 0.5 if len(report["sessions"]) <= 300 else 0.0  # finer cells would be nothing but gap
     look = {"colorscale": [list(one) for one in SHADES], "xgap": gap, "ygap": 0.5, **look}
     look["colorbar"] = {"thickness": 12, "outlinewidth": 0, **look.get("colorbar", {})}
-    look |= {"x": report["sessions"], "y": symbols, "customdata": shown, "hovertemplate": f"{hover}<extra></extra>"}
+    look |= {
+        "x": report["sessions"],
+        "y": symbols,
+        "customdata": shown,
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
     height = max(260, 13 * len(symbols) + 130)
-    figure = layout(go.Figure(go.Heatmap(z=z, **look)), title, "", height=height, hovermode="closest")
-    figure.update_yaxes(autorange="reversed", type="category", dtick=1, tickfont={"size": 9}, showgrid=False)
+    figure = layout(
+        go.Figure(go.Heatmap(z=z, **look)), title, "", height=height, hovermode="closest"
+    )
+    figure.update_yaxes(
+        autorange="reversed", type="category", dtick=1, tickfont={"size": 9}, showgrid=False
+    )
     return figure.update_xaxes(type="category", nticks=10, tickangle=0)
 
 
@@ -163,7 +227,10 @@ def _worst(report: Mapping[str, Any]) -> list[list[float | None]]:
     """The largest difference of any price, by symbol and session."""
     tables = [report["days"][name] for name in PRICES]
     return [
-        [max((cell for cell in cells if cell is not None), default=None) for cells in zip(*rows, strict=True)]
+        [
+            max((cell for cell in cells if cell is not None), default=None)
+            for cells in zip(*rows, strict=True)
+        ]
         for rows in zip(*tables, strict=True)
     ]
 
@@ -171,7 +238,11 @@ def _worst(report: Mapping[str, Any]) -> list[list[float | None]]:
 def _cells(column: Mapping[str, Any]) -> list[str]:
     if not column["cells"]:
         return ["0", *[DASH] * (1 + len(NUMBERS))]
-    return [count(column["cells"]), f"{column['agree']:.2%}", *(f"{column[key]:,.2f}" for key in NUMBERS)]
+    return [
+        count(column["cells"]),
+        f"{column['agree']:.2%}",
+        *(f"{column[key]:,.2f}" for key in NUMBERS),
+    ]
 
 
 def _suspicions(report: Mapping[str, Any]) -> str:
@@ -180,9 +251,17 @@ def _suspicions(report: Mapping[str, Any]) -> str:
         return note("Neither a scale nor a shift in time that would explain differences.")
     rows = []
     for one in found:
-        words = (KINDS[one["kind"]].capitalize(), one["detail"], _some(one["symbols"]), one["first"], one["last"])
+        words = (
+            KINDS[one["kind"]].capitalize(),
+            one["detail"],
+            _some(one["symbols"]),
+            one["first"],
+            one["last"],
+        )
         rows.append(("", [*map(html.escape, words), count(one["symbol_days"])]))
-    return table(["What", "How", "Symbols", "First day", "Last day", "Symbol-days"], rows, css="left dense")
+    return table(
+        ["What", "How", "Symbols", "First day", "Last day", "Symbol-days"], rows, css="left dense"
+    )
 
 
 def _by_symbol(report: Mapping[str, Any]) -> str:
@@ -198,7 +277,13 @@ def _by_symbol(report: Mapping[str, Any]) -> str:
     for row in report["by_symbol"]:
         medians = [row["columns"][name]["median_bps"] for name in COLUMNS]
         share = f"{row['agree'] / row['both']:.1%}" if row["both"] else DASH
-        cells = [html.escape(row["symbol"]), count(row["both"]), share, count(row["only_a"]), count(row["only_b"])]
+        cells = [
+            html.escape(row["symbol"]),
+            count(row["both"]),
+            share,
+            count(row["only_a"]),
+            count(row["only_b"]),
+        ]
         rows.append(("", cells + [DASH if value is None else f"{value:,.2f}" for value in medians]))
     return table(head, rows, css="dense")
 

@@ -1,4 +1,5 @@
-"""Several runs beside each other on one page: what each one's main strategy did, and what it is worth."""
+"""Several runs beside each other on one page: what each one's main strategy did, and what it is
+worth."""
 
 from __future__ import annotations
 
@@ -29,11 +30,16 @@ _LEFT_OUT = ("strategies", "quality", "market", "recipe")
 
 
 def labels(places: Sequence[str]) -> list[str]:
-    """A name for each path or URL: its last part, with as many parts above it as tell it from the others.
+    """A name for each path or URL: its last part, with as many parts above it as tell it from the
+    others.
 
-    A window's folder (`RUN/backtest/WINDOW`) always says its run. Raises BacktestError for a place named twice.
+    A window's folder (`RUN/backtest/WINDOW`) always says its run. Raises BacktestError for a place
+    named twice.
     """
-    parts = [tuple(place.rstrip("/").split("/")) if "://" in place else Path(place).resolve().parts for place in places]
+    parts = [
+        tuple(place.rstrip("/").split("/")) if "://" in place else Path(place).resolve().parts
+        for place in places
+    ]
     found = []
     for own, place in zip(parts, places, strict=True):
         others = [other for other in parts if other != own]
@@ -47,13 +53,22 @@ def labels(places: Sequence[str]) -> list[str]:
 
 
 def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
-    """The page as text; `runs` maps a run's name to its stored backtest. Raises BacktestError below two runs."""
+    """The page as text; `runs` maps a run's name to its stored backtest. Raises BacktestError below
+    two runs."""
     if len(runs) < 2:
         raise BacktestError("a comparison needs at least two backtests")
     page = Page("Comparison of runs")
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
-    about = "the same window" if len(windows) == 1 else f"{len(windows)} different windows: compare with care"
-    made_up = [f"{name}: {notice}" for name, stored in runs.items() if (notice := market_notice(stored.context))]
+    about = (
+        "the same window"
+        if len(windows) == 1
+        else f"{len(windows)} different windows: compare with care"
+    )
+    made_up = [
+        f"{name}: {notice}"
+        for name, stored in runs.items()
+        if (notice := market_notice(stored.context))
+    ]
     if made_up:
         page.notice(" ".join(made_up))
     both = union_of_looks(runs)
@@ -63,18 +78,27 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     page.header("Comparison", _heading(runs, both.looks), chosen, about)
     page.contents()
     caption = (
-        "Equal weight and Index: cumulative returns of these baselines in the run's own window. Active figures are "
-        "against what env.benchmark names there, net of costs."
+        "Equal weight and Index: cumulative returns of these baselines in the run's own window."
+        " Active figures are against what env.benchmark names there, net of costs."
     )
     page.section("What each is worth", _verdicts(runs), link="Verdicts")
-    shorter = short_window(stored.metrics[main_strategy(stored.strategies)] for stored in runs.values())
+    shorter = short_window(
+        stored.metrics[main_strategy(stored.strategies)] for stored in runs.values()
+    )
     page.section("Runs", _runs_table(runs), note(f"{caption} {shorter}".strip()), link="Runs")
-    daily = {name: stored.daily_returns()[main_strategy(stored.strategies)] for name, stored in runs.items()}
+    daily = {
+        name: stored.daily_returns()[main_strategy(stored.strategies)]
+        for name, stored in runs.items()
+    }
     page.section("", page.chart("growth", figures.growth_figure(daily)), link="Growth")
     page.section("", page.chart("drawdown", figures.growth_figure(daily, drawdown=True)))
     for name, stored in runs.items():
-        known = {key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT}
-        page.section(name, facts({str(key).replace("_", " "): value for key, value in known.items()}))
+        known = {
+            key: value for key, value in sorted(stored.context.items()) if key not in _LEFT_OUT
+        }
+        page.section(
+            name, facts({str(key).replace("_", " "): value for key, value in known.items()})
+        )
     return page.render()
 
 
@@ -85,7 +109,8 @@ def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
 
 
 def _heading(runs: Mapping[str, StoredBacktest], looks: int) -> str:
-    """Whoever picks one of several results is held to the part of 5 % that each of all their looks has."""
+    """Whoever picks one of several results is held to the part of 5 % that each of all their looks
+    has."""
     skilled = [name for name, stored in runs.items() if stands_among(stored, looks)]
     among = f"among {looks:,} results looked at"
     if not skilled:
@@ -94,7 +119,8 @@ def _heading(runs: Mapping[str, StoredBacktest], looks: int) -> str:
 
 
 def stands_among(stored: StoredBacktest, looks: int) -> bool:
-    """Whether a backtest is likely skill by itself, and still is as one of `looks` results (Bonferroni)."""
+    """Whether a backtest is likely skill by itself, and still is as one of `looks` results
+    (Bonferroni)."""
     alpha = (stored.honesty.get("evidence") or {}).get("alpha") or {}
     likely = stored.honesty.get("likely_skill") is True and not stored.changed
     return likely and alpha["p_value"] <= LEVEL / max(looks, 1)
@@ -106,7 +132,11 @@ def _verdicts(runs: Mapping[str, StoredBacktest]) -> str:
         verdict = stored.verdict
         cells = [name, verdict.headline, verdict.why, f"{verdict.sees} {verdict.change}".strip()]
         rows.append(("main" if verdict.skill else "", [html.escape(cell) for cell in cells]))
-    return table(["Run", "Verdict", "Why", "What the window can see, and what would change it"], rows, css="left")
+    return table(
+        ["Run", "Verdict", "Why", "What the window can see, and what would change it"],
+        rows,
+        css="left",
+    )
 
 
 def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
@@ -115,7 +145,10 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         main = main_strategy(stored.strategies)
         evidence = stored.honesty.get("evidence") or {}
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
-        label = f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first} to {last}</span>'
+        label = (
+            f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first}'
+            f" to {last}</span>"
+        )
         cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]

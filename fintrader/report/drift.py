@@ -12,7 +12,12 @@ import pandas as pd
 from fintrader.deploy.drift import ALARM, PSI_NOTABLE, one_line
 from fintrader.files import write_text
 from fintrader.report.page import Page, note, number, table
-from fintrader.results.figures.drift import SHORTFALL, difference_figure, drift_figure, shortfall_figure
+from fintrader.results.figures.drift import (
+    SHORTFALL,
+    difference_figure,
+    drift_figure,
+    shortfall_figure,
+)
 from fintrader.results.figures.luck import betting_figure
 
 _SHOWN = 20
@@ -33,22 +38,37 @@ def heading(report: Mapping[str, Any]) -> tuple[str, str]:
     apart = abs(report["equity"]["difference_bps"])
     if report["equity"]["largest_difference_usd"] == 0:
         return "The account is its twin's to the last bit.", "good"
-    return f"{apart:,.1f} bps from its twin, and no evidence that it earns less than its backtest.", "good"
+    return (
+        f"{apart:,.1f} bps from its twin, and no evidence that it earns less than its backtest.",
+        "good",
+    )
 
 
 def render_drift(report: Mapping[str, Any]) -> str:
     """The page. Equal reports give equal bytes."""
     page = Page(f"Drift of {report['deployment']}")
     finding, tone = heading(report)
-    about = f"Bundle {report['bundle']} of the run {report['run']}; {report['from']} to {report['to']}."
+    about = (
+        f"Bundle {report['bundle']} of the run {report['run']}; {report['from']} to {report['to']}."
+    )
     page.header("From backtest to paper", finding, one_line(report), about, tone=tone)
     if report["verdict"]:
         page.told({"The backtest it comes from": report["verdict"]})
     page.contents()
     daily, equity = report["daily"], report["equity"]
     rows = [
-        ("", ["Account", number(f"{equity['account_usd']:,.2f}"), number(f"{equity['return']:+.2%}")]),
-        ("", ["Twin", number(f"{equity['twin_usd']:,.2f}"), number(f"{equity['twin_return']:+.2%}")]),
+        (
+            "",
+            [
+                "Account",
+                number(f"{equity['account_usd']:,.2f}"),
+                number(f"{equity['return']:+.2%}"),
+            ],
+        ),
+        (
+            "",
+            ["Twin", number(f"{equity['twin_usd']:,.2f}"), number(f"{equity['twin_return']:+.2%}")],
+        ),
     ]
     page.section(
         "Account and twin",
@@ -56,15 +76,23 @@ def render_drift(report: Mapping[str, Any]) -> str:
         page.chart("difference", difference_figure(daily)),
         table(["", "Equity, USD", "Return"], rows),
         note(
-            "The twin is the same policy under the same limits in the ledger of the backtest, over the bars that were "
-            "recorded. The band is where nine in ten accounts lie that draw their days from the backtest's."
+            "The twin is the same policy under the same limits in the ledger of the backtest, over"
+            " the bars that were recorded. The band is where nine in ten accounts lie that draw"
+            " their days from the backtest's."
         ),
         link="Account",
     )
     _surprise(page, report)
     shortfall = report["shortfall"]
     cells = [
-        ("", [SHORTFALL[key], number(f"{shortfall['usd'][key]:+,.2f}"), number(f"{shortfall['bps'][key]:+.2f}")])
+        (
+            "",
+            [
+                SHORTFALL[key],
+                number(f"{shortfall['usd'][key]:+,.2f}"),
+                number(f"{shortfall['bps'][key]:+.2f}"),
+            ],
+        )
         for key in SHORTFALL
     ]
     page.section(
@@ -72,19 +100,29 @@ def render_drift(report: Mapping[str, Any]) -> str:
         page.chart("shortfall", shortfall_figure(shortfall)),
         table(["Against the price at the decision", "USD", "bps"], cells),
         note(
-            f"{shortfall['fills']:,} of {shortfall['orders']:,} orders filled, {shortfall['ordered_usd']:,.0f} USD "
-            "in all. Above zero is a cost."
+            f"{shortfall['fills']:,} of {shortfall['orders']:,} orders filled,"
+            f" {shortfall['ordered_usd']:,.0f} USD in all. Above zero is a cost."
         ),
         link="Shortfall",
     )
     features = [
-        ("", [html.escape(row["name"]), number(f"{row['psi']:.3f}"), "shifted" if row["psi"] > PSI_NOTABLE else ""])
+        (
+            "",
+            [
+                html.escape(row["name"]),
+                number(f"{row['psi']:.3f}"),
+                "shifted" if row["psi"] > PSI_NOTABLE else "",
+            ],
+        )
         for row in report["features"][:_SHOWN]
     ]
     page.section(
         "What it saw",
         table(["Feature", "Population stability index", ""], features),
-        note(f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually called a shift."),
+        note(
+            f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
+            " called a shift."
+        ),
         link="Features",
     )
     page.section("Limits and news", _limits(report), *_news(report), link="News")
@@ -94,13 +132,17 @@ def render_drift(report: Mapping[str, Any]) -> str:
 def _surprise(page: Page, report: Mapping[str, Any]) -> None:
     surprise = report["surprise"]
     if surprise["value"] is None:
-        page.section("Is it surprising?", note("The backtest has too few sessions to say what is usual."), link="Alarm")
+        page.section(
+            "Is it surprising?",
+            note("The backtest has too few sessions to say what is usual."),
+            link="Alarm",
+        )
         return
     figure = betting_figure(surprise["path"], pd.DatetimeIndex(report["daily"]["date"]))
     text = (
-        f"What 1 became for a bettor who holds that the account earns less than its backtest did. Above {ALARM:g} "
-        "he has a point: that happens to one in twenty deployments without drift, however long they run. The first "
-        "twenty sessions teach him how much days vary."
+        "What 1 became for a bettor who holds that the account earns less than its backtest did."
+        f" Above {ALARM:g} he has a point: that happens to one in twenty deployments without drift,"
+        " however long they run. The first twenty sessions teach him how much days vary."
     )
     page.section("Is it surprising?", page.chart("surprise", figure), note(text), link="Alarm")
 
@@ -111,15 +153,29 @@ def _limits(report: Mapping[str, Any]) -> str:
     if not names:
         return note("No limit bound any order.")
     rows = [
-        ("", [name, number(str(limits["account"].get(name, 0))), number(str(limits["twin"].get(name, 0)))])
+        (
+            "",
+            [
+                name,
+                number(str(limits["account"].get(name, 0))),
+                number(str(limits["twin"].get(name, 0))),
+            ],
+        )
         for name in names
     ]
     return table(["Decisions cut by", "Account", "Twin"], rows)
 
 
 def _news(report: Mapping[str, Any]) -> list[str]:
-    said = [note(f"{report['late_bars']:,} bars came late and were not acted on.")] if report["late_bars"] else []
+    said = (
+        [note(f"{report['late_bars']:,} bars came late and were not acted on.")]
+        if report["late_bars"]
+        else []
+    )
     if report["alerts"]:
-        rows = [("", [one["time"], one["kind"], html.escape(one["text"])]) for one in report["alerts"][-_SHOWN:]]
+        rows = [
+            ("", [one["time"], one["kind"], html.escape(one["text"])])
+            for one in report["alerts"][-_SHOWN:]
+        ]
         said.append(table(["When", "What", ""], rows))
     return said

@@ -1,4 +1,5 @@
-"""`report.html`: one self-contained page, verdict first. No network, no wall clock: equal inputs, equal bytes."""
+"""`report.html`: one self-contained page, verdict first. No network, no wall clock: equal inputs,
+equal bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _KIND_TITLES |= {"start_sessions": "Start, sessions later"}
 
 
 def summary(stored: StoredBacktest) -> str:
-    """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest baselines."""
+    """The plain numbers behind the verdict: return and Sharpe ratio beside the simplest
+    baselines."""
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
     text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
@@ -57,7 +59,9 @@ def summary(stored: StoredBacktest) -> str:
             returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
             text += f", {title} {returned}"
     trials = stored.context.get("trials")
-    return f"{text}. It was chosen from {count(trials) if trials else 'an unknown number of'} trials."
+    return (
+        f"{text}. It was chosen from {count(trials) if trials else 'an unknown number of'} trials."
+    )
 
 
 def render_report(stored: StoredBacktest) -> str:
@@ -71,17 +75,29 @@ def render_report(stored: StoredBacktest) -> str:
     verdict = stored.verdict
     tone = "good" if verdict.skill else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
-    told = (summary(stored), standing(stored.metrics, stored.context), planted_words(stored.context))
+    told = (
+        summary(stored),
+        standing(stored.metrics, stored.context),
+        planted_words(stored.context),
+    )
     lead = " ".join(part for part in told if part)
     if notice := market_notice(stored.context):
         page.notice(notice)
     page.header(run, verdict.headline, lead, about, tone=tone, sentences=verdict.sentences)
-    told_first = {"Survivorship": survivorship_words(stored.context), "Costs": cost_words(stored, main)}
+    told_first = {
+        "Survivorship": survivorship_words(stored.context),
+        "Costs": cost_words(stored, main),
+    }
     if limited := limits_words(stored.context):
         told_first["Limits"] = f"{limited}."
     page.told(told_first)
     page.contents()
-    page.section("Against the baselines", _paper_table(stored, main), _active_table(stored, main), link="Baselines")
+    page.section(
+        "Against the baselines",
+        _paper_table(stored, main),
+        _active_table(stored, main),
+        link="Baselines",
+    )
     _curves(page, stored, main)
     _folds(page, stored)
     luck_section(page, stored, main)
@@ -109,7 +125,11 @@ def _as_traded(context: Mapping[str, Any]) -> str:
         return ""
     bars = int(trading["decision_interval"])
     every = "every bar" if bars == 1 else f"every {bars} bars"
-    spread = f" and a half-spread of {trading['half_spread_bps']:g}" if trading["half_spread_bps"] else ""
+    spread = (
+        f" and a half-spread of {trading['half_spread_bps']:g}"
+        if trading["half_spread_bps"]
+        else ""
+    )
     fill = str(trading["fill"]).replace("_", " ")
     share = trading["participation"]
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
@@ -117,7 +137,7 @@ def _as_traded(context: Mapping[str, Any]) -> str:
     return f"; decides {every}, fills at the {fill}, {volume}, {pays}"
 
 
-# --- sections ----------------------------------------------------------------------------------------------
+# --- sections -------------------------------------------------------------------------------------
 
 
 def _paper_table(stored: StoredBacktest, main: str) -> str:
@@ -132,10 +152,17 @@ def _paper_table(stored: StoredBacktest, main: str) -> str:
         cells = [metric(key, values) for key, _ in columns]
         rows.append(("main" if name == main else "", [label, *cells]))
     year = stored.sessions_a_year
-    caption = f"Daily returns, {year} sessions a year, risk-free rate 0; Calmar = annual return / |max drawdown|. " + (
-        short_window(stored.metrics.values()) or "An annual return of less than a year is an extrapolation."
+    caption = (
+        f"Daily returns, {year} sessions a year, risk-free rate 0; Calmar = annual return / |max"
+        " drawdown|. "
+        + (
+            short_window(stored.metrics.values())
+            or "An annual return of less than a year is an extrapolation."
+        )
     )
-    return table(["Strategy", *[_HEADINGS.get(key, heading) for key, heading in columns]], rows) + note(caption)
+    return table(
+        ["Strategy", *[_HEADINGS.get(key, heading) for key, heading in columns]], rows
+    ) + note(caption)
 
 
 def _active_table(stored: StoredBacktest, main: str) -> str:
@@ -148,12 +175,17 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
         cells = [*map(number, cells), html.escape(band)]
         rows.append(("main" if name == main else "", [html.escape(figures.title_of(name)), *cells]))
     caption = (
-        f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')} (env.benchmark), which pays the "
-        "same costs; the index above pays none. The interval is the information ratio's, by resampling blocks of the "
-        "same days of both; one that holds 0 says that chance could have done it."
+        f"Active: daily returns less those of {stored.portfolio.replace('_', ' ')} (env.benchmark),"
+        " which pays the same costs; the index above pays none. The interval is the information"
+        " ratio's, by resampling blocks of the same days of both; one that holds 0 says that"
+        " chance could have done it."
     )
     left_out = stored.context.get("left_out")
-    missing = [f"{name}: {why}" for name, why in left_out.items()] if isinstance(left_out, Mapping) else []
+    missing = (
+        [f"{name}: {why}" for name, why in left_out.items()]
+        if isinstance(left_out, Mapping)
+        else []
+    )
     said = note(f"Left out: {'; '.join(missing)}.") if missing else ""
     return table(active_headings(stored.portfolio), rows) + note(caption) + said
 
@@ -162,10 +194,19 @@ def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
     curves, rival = stored.curve(), stored.portfolio
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
-    by_bar = ordered[[name for name in ordered.columns if name in (main, rival) and (name == main or name != "cash")]]
+    by_bar = ordered[
+        [
+            name
+            for name in ordered.columns
+            if name in (main, rival) and (name == main or name != "cash")
+        ]
+    ]
     own = stored.metrics[main]
     depths = [statistic(key, own.get(key)) for key in ("max_drawdown", "minute_max_drawdown")]
-    text = f"{figures.title_of(main)}: {depths[0]} at its deepest between session closes, {depths[1]} at every bar."
+    text = (
+        f"{figures.title_of(main)}: {depths[0]} at its deepest between session closes, {depths[1]}"
+        " at every bar."
+    )
     charts = [
         page.chart("drawdown", figures.drawdown_figure(ordered, session=stored.session)),
         page.chart("drawdown-bars", figures.drawdown_figure(by_bar)),
@@ -179,22 +220,42 @@ def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
     timezone = stored.timezone
     charts = [
         page.chart("monthly", figures.monthly_figure(daily[main], timezone)),
-        page.chart("intraday", figures.intraday_figure(stored.curve()[main], stored.session, timezone)),
-        note("Simple returns. Overnight: from one session's close to the close of the next one's first bar."),
-        page.chart("distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)),
+        page.chart(
+            "intraday", figures.intraday_figure(stored.curve()[main], stored.session, timezone)
+        ),
+        note(
+            "Simple returns. Overnight: from one session's close to the close of the next one's"
+            " first bar."
+        ),
+        page.chart(
+            "distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)
+        ),
     ]
     rolling, year = [], stored.sessions_a_year
     window = figures.rolling_sessions(len(daily))
     if window is not None:
-        drawn = figures.rolling_figure(daily, "sharpe", main=main, window=window, sessions_a_year=year)
+        drawn = figures.rolling_figure(
+            daily, "sharpe", main=main, window=window, sessions_a_year=year
+        )
         rolling.append(page.chart("rolling", drawn))
-        drawn = figures.rolling_figure(daily, "volatility", main=main, window=window, sessions_a_year=year)
+        drawn = figures.rolling_figure(
+            daily, "volatility", main=main, window=window, sessions_a_year=year
+        )
         rolling.append(page.chart("volatility", drawn))
         if benchmark:
-            moving = daily.loc[:, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]]
-            rolling.append(page.chart("beta", figures.rolling_figure(moving, "beta", main=main, window=window)))
+            moving = daily.loc[
+                :, [main, *[n for n in daily.columns if is_baseline(n) and n not in (main, "cash")]]
+            ]
+            rolling.append(
+                page.chart("beta", figures.rolling_figure(moving, "beta", main=main, window=window))
+            )
     else:
-        rolling.append(note(f"Rolling ratios need {figures.FEWEST_TO_ROLL} sessions; this window has {len(daily)}."))
+        rolling.append(
+            note(
+                f"Rolling ratios need {figures.FEWEST_TO_ROLL} sessions; this window has"
+                f" {len(daily)}."
+            )
+        )
     page.section(f"Returns of {figures.title_of(main).lower()}", *charts, *rolling, link="Returns")
 
 
@@ -202,14 +263,20 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
     weights = stored.weights(main)
     trades = stored.trades[stored.trades["strategy"] == main]
     if not weights.shape[1] and not len(trades):
-        page.section("Positions and trades", note("This strategy never held a position."), link="Trading")
+        page.section(
+            "Positions and trades", note("This strategy never held a position."), link="Trading"
+        )
         return
     parts = []
     if weights.shape[1]:
         parts.append(page.chart("weights", figures.weights_figure(weights)))
     traded, equity = (stored.curve(name)[main] for name in ("turnover_usd", "equity_usd"))
-    parts.append(page.chart("turnover", figures.turnover_figure(traded, equity, stored.session, name=main)))
-    ranked = trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
+    parts.append(
+        page.chart("turnover", figures.turnover_figure(traded, equity, stored.session, name=main))
+    )
+    ranked = (
+        trades.groupby("symbol")["notional_usd"].sum().sort_values(ascending=False, kind="stable")
+    )
     for symbol in ranked.index[:2]:
         rows = stored.prices[stored.prices["symbol"] == symbol]
         if len(rows):
@@ -223,12 +290,21 @@ def _decisions(page: Page, stored: StoredBacktest) -> None:
     found = read_explanation(stored.explanation)
     if found is None:
         told = (
-            "Nobody looked at them: this backtest is of an earlier version, or its policy sees observations in parts."
+            "Nobody looked at them: this backtest is of an earlier version, or its policy sees"
+            " observations in parts."
         )
         page.section("What moved the decisions", note(told), link="Decisions")
         return
-    parts = [note(found.sentence()), page.chart("importance", figures.importance_figure(found)), note(METHOD)]
-    page.section(f"What moved the decisions of {figures.title_of(found.strategy).lower()}", *parts, link="Decisions")
+    parts = [
+        note(found.sentence()),
+        page.chart("importance", figures.importance_figure(found)),
+        note(METHOD),
+    ]
+    page.section(
+        f"What moved the decisions of {figures.title_of(found.strategy).lower()}",
+        *parts,
+        link="Decisions",
+    )
 
 
 def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
@@ -244,15 +320,25 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     for kind, title in _KIND_TITLES.items():
         for row in groups.get(kind, []):
             label = f"{html.escape(title)}: {html.escape(str(row['setting']).replace('_', ' '))}"
-            cells = [number(statistic(key, row[key])) for key in ("cumulative_return", "sharpe", "max_drawdown")]
+            cells = [
+                number(statistic(key, row[key]))
+                for key in ("cumulative_return", "sharpe", "max_drawdown")
+            ]
             rows.append(("main" if row["chosen"] else "", [label, *cells]))
     if rows:
-        parts.append(table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense"))
+        parts.append(
+            table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense")
+        )
     if "without" in groups:
         returned = stored.metrics[main].get("cumulative_return")
         parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
     if stored.context.get("folds"):
-        parts.append(note("Each fold's policy over its own test window, the windows one after another as above."))
+        parts.append(
+            note(
+                "Each fold's policy over its own test window, the windows one after another as"
+                " above."
+            )
+        )
     page.section("What if one choice had been another?", *parts, link="Sensitivity")
 
 
@@ -266,7 +352,9 @@ def _all_metrics(stored: StoredBacktest) -> str:
             rows.append(("", [f"{title}{html.escape(one.title)}</span>", *cells]))
         head = [group.capitalize(), *[figures.title_of(name) for name in stored.strategies]]
         parts.append(table(head, rows, css="dense"))
-    summary_line = f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
+    summary_line = (
+        f"{len(BY_KEY)} metrics for each strategy (hover a name for its formula and source)"
+    )
     return f"<details><summary>{summary_line}</summary>{''.join(parts)}</details>"
 
 
@@ -278,8 +366,22 @@ def _folds(page: Page, stored: StoredBacktest) -> None:
     windows = stored.context.get("fold_windows") or [["", ""]] * len(folds)
     rows = []
     for k, (fold, (first, last)) in enumerate(zip(folds, windows, strict=True)):
-        when = f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>' if first else ""
-        rows.append(("", [f"Fold {k + 1}{when}", *(number(percent(fold.get(name))) for name in stored.strategies)]))
+        when = (
+            f'<span class="note">{html.escape(first)} to {html.escape(last)}</span>'
+            if first
+            else ""
+        )
+        rows.append(
+            (
+                "",
+                [
+                    f"Fold {k + 1}{when}",
+                    *(number(percent(fold.get(name))) for name in stored.strategies),
+                ],
+            )
+        )
     head = ["Test window", *[figures.title_of(name) for name in stored.strategies]]
-    text = "Cumulative return of each test window; between windows the positions are sold, at costs."
+    text = (
+        "Cumulative return of each test window; between windows the positions are sold, at costs."
+    )
     page.section("Fold by fold", table(head, rows, css="dense") + note(text), link="Folds")

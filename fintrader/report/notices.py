@@ -1,4 +1,5 @@
-"""What a reader must know before any number: what the market is, who is missing in it, what trading cost."""
+"""What a reader must know before any number: what the market is, who is missing in it, what trading
+cost."""
 
 from __future__ import annotations
 
@@ -14,24 +15,32 @@ _NO_SUCH_MARKET = "Nothing on this page was or could have been earned in any mar
 
 
 def market_notice(context: Mapping[str, Any]) -> str:
-    """One sentence where the market is made up, wholly or in part; empty for real bars and where nothing is known."""
+    """One sentence where the market is made up, wholly or in part; empty for real bars and where
+    nothing is known."""
     market = _part(context, "market")
     source, planted = _part(market, "source"), _part(market, "planted")
     if planted.get("kind") == IN_REAL and planted.get("ic") == 0:
-        return f"Real bars and noise: the feature {planted.get('feature')} is made up and says nothing about them."
+        return (
+            f"Real bars and noise: the feature {planted.get('feature')} is made up and says nothing"
+            " about them."
+        )
     if planted.get("kind") == IN_REAL:
         return (
-            f"Real bars with a planted signal: the feature {planted.get('feature')} is made up and knows the future. "
-            f"{_NO_SUCH_MARKET}"
+            f"Real bars with a planted signal: the feature {planted.get('feature')} is made up and"
+            f" knows the future. {_NO_SUCH_MARKET}"
         )
     if source.get("kind") != "synthetic" and not planted:
         return ""
     if not planted:
-        return f"Synthetic market: the prices are random numbers, with no signal in them. {_NO_SUCH_MARKET}"
+        return (
+            "Synthetic market: the prices are random numbers, with no signal in them."
+            f" {_NO_SUCH_MARKET}"
+        )
     drift = ratio(planted.get("drift_bps"), 1)
     return (
-        f"Synthetic market with a planted signal: the prices are random numbers, and the feature {planted['feature']} "
-        f"says which way each one drifts (by {drift} bps a bar). {_NO_SUCH_MARKET}"
+        "Synthetic market with a planted signal: the prices are random numbers, and the feature"
+        f" {planted['feature']} says which way each one drifts (by {drift} bps a bar)."
+        f" {_NO_SUCH_MARKET}"
     )
 
 
@@ -49,13 +58,19 @@ def survivorship_words(context: Mapping[str, Any]) -> str:
     gone = int(number(found.get("ended")) or 0) + int(number(found.get("left_the_list")) or 0)
     more = f" {told}." if told else ""
     if not gone:
-        return f"too few symbols or sessions to tell: nobody leaves, and nobody may have been left out.{more}"
+        return (
+            "too few symbols or sessions to tell: nobody leaves, and nobody may have been left"
+            f" out.{more}"
+        )
     bias = number(found.get("bias_per_year"))
     size = (
-        "" if bias is None else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
+        ""
+        if bias is None
+        else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
     )
     return (
-        f"{gone} symbols end or leave the universe in {found['sessions']} sessions and stay in until then{size}.{more}"
+        f"{gone} symbols end or leave the universe in {found['sessions']} sessions and stay in"
+        f" until then{size}.{more}"
     )
 
 
@@ -65,15 +80,26 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     paid, share = number(own.get("cost_usd")), number(own.get("cost_share"))
     if paid is None or share is None:
         return "not known."
-    charged = [("cost_bps", "a trade"), ("half_spread_bps", "half-spread"), ("impact_bps", "impact at full volume")]
+    charged = [
+        ("cost_bps", "a trade"),
+        ("half_spread_bps", "half-spread"),
+        ("impact_bps", "impact at full volume"),
+    ]
     rates = [f"{trading[key]:g} bps {what}" for key, what in charged if number(trading.get(key))]
     free = not rates and not paid
-    told = "none charged: every trade was free of commission, spread and impact" if free else f"{usd(paid)} paid"
+    told = (
+        "none charged: every trade was free of commission, spread and impact"
+        if free
+        else f"{usd(paid)} paid"
+    )
     told += "" if free else f", {percent(share)} of the capital"
     told += f" ({', '.join(rates)})" if rates else ""
     returned = number(own.get("cumulative_return"))
     if returned is not None and not free:
-        told += f"; before costs {percent(returned + share, signed=True)}, after costs {percent(returned, signed=True)}"
+        told += (
+            f"; before costs {percent(returned + share, signed=True)}, after costs"
+            f" {percent(returned, signed=True)}"
+        )
     even = statistic("break_even_cost_bps", own.get("break_even_cost_bps"))
     if not missing("turnover", own):
         told += f"; turnover {ratio(own.get('turnover'), 1)} × equity a year"

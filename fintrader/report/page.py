@@ -1,7 +1,7 @@
 """HTML that needs no network: sections, tables, charts, and the page around them.
 
-plotly.js and the charts travel inside the page, compressed (about 2 MB); the browser unpacks them with
-`DecompressionStream`, which Chromium 80, Firefox 113 and Safari 16.4 brought.
+plotly.js and the charts travel inside the page, compressed (about 2 MB); the browser unpacks them
+with `DecompressionStream`, which Chromium 80, Firefox 113 and Safari 16.4 brought.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Page:
         tone: str = "",
         sentences: Mapping[str, str] | None = None,
     ) -> None:
-        """The top of the page: the heading is the verdict, and below it what each of its `sentences` answers."""
+        """The top of the page: the heading is the verdict, and below it what each of its
+        `sentences` answers."""
         answers = "".join(
             f"<dt>{html.escape(question)}</dt><dd>{html.escape(said)}</dd>"
             for question, said in (sentences or {}).items()
@@ -60,7 +61,10 @@ class Page:
 
     def told(self, lines: Mapping[str, str]) -> None:
         """Words and what they stand for, one a line, right below the header."""
-        rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items())
+        rows = "".join(
+            f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
+            for name, text in lines.items()
+        )
         self._parts.append(f'<dl class="told">{rows}</dl>')
 
     def carry(self, element: str) -> None:
@@ -85,7 +89,8 @@ class Page:
         """A place for a figure. Its title stands above it as text, where it can wrap."""
         text = str(figure.layout.title.text or "")
         height = int(figure.layout.height or 380) - 40
-        # Plain values from here on: a copy as a figure would have every one of them validated again.
+        # Plain values from here on: a copy as a figure would have every one of them validated
+        # again.
         drawn = json.loads(figure.to_json())
         drawn["layout"].pop("title", None)
         drawn["layout"]["height"] = height
@@ -160,14 +165,23 @@ def metric(key: str, values: Mapping[str, Any]) -> str:
 
 def facts(values: Mapping[str, Any]) -> str:
     """A two-column table of names and values (plain text or JSON)."""
-    rows = [("", [html.escape(key), f"<code>{html.escape(_plain(value))}</code>"]) for key, value in values.items()]
+    rows = [
+        ("", [html.escape(key), f"<code>{html.escape(_plain(value))}</code>"])
+        for key, value in values.items()
+    ]
     return table(["What", "Value"], rows, css="left")
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, Mapping) and value and all(isinstance(one, str | int | float) for one in value.values()):
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(one, str | int | float) for one in value.values())
+    ):
         return ", ".join(f"{name} {one}" for name, one in sorted(value.items()))
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return (
+        value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    )
 
 
 CSS = """

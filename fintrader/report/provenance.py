@@ -1,4 +1,5 @@
-"""How a result came about: what a report says of its bars, settings, code and machine, and what it carries."""
+"""How a result came about: what a report says of its bars, settings, code and machine, and what it
+carries."""
 
 from __future__ import annotations
 
@@ -12,19 +13,35 @@ from fintrader.report.recipe import element, record_of
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import DASH
 
-_FACTS = {"run_command": "policies trained by", "changed": "not as trained", "looks": "look at these bars, of all runs"}
-_SHOWN_ELSEWHERE = ("strategies", "quality", "data", "folds", "fold_windows", "left_out", "market", "recipe")
+_FACTS = {
+    "run_command": "policies trained by",
+    "changed": "not as trained",
+    "looks": "look at these bars, of all runs",
+}
+_SHOWN_ELSEWHERE = (
+    "strategies",
+    "quality",
+    "data",
+    "folds",
+    "fold_windows",
+    "left_out",
+    "market",
+    "recipe",
+)
 
 
 def provenance_section(page: Page, stored: StoredBacktest) -> None:
     """How to get the result again: in rows, in a fold-out, and for `fintrader reproduce`."""
     record = record_of(stored.context, stored.metrics)
-    page.section("How to get this again", _facts_of(stored.context), _folded(record), link="Provenance")
+    page.section(
+        "How to get this again", _facts_of(stored.context), _folded(record), link="Provenance"
+    )
     page.carry(element(record))
 
 
 def data_section(page: Page, context: Mapping[str, Any]) -> None:
-    """What the figures stand on: the window's extent and holes, what was mended, and the faults found."""
+    """What the figures stand on: the window's extent and holes, what was mended, and the faults
+    found."""
     named: dict[str, Any] = {}
     for key in ("data", "quality"):
         part = context.get(key)
@@ -38,15 +55,33 @@ def _facts_of(context: Mapping[str, Any]) -> str:
     trading = context.get("trading")
     trading = dict(trading) if isinstance(trading, Mapping) else {}
     known = {**context, **trading}  # a row for each of the trading settings
-    first = ("command", "run_command", "run", "window", "seed", "trials", "looks", "changed", *trading)
-    keys = [*(key for key in first if key in known), *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE})]
-    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys} | _made_by(context)
+    first = (
+        "command",
+        "run_command",
+        "run",
+        "window",
+        "seed",
+        "trials",
+        "looks",
+        "changed",
+        *trading,
+    )
+    keys = [
+        *(key for key in first if key in known),
+        *sorted(set(known) - {*first, "trading", *_SHOWN_ELSEWHERE}),
+    ]
+    values = {_FACTS.get(key, str(key).replace("_", " ")): known[key] for key in keys} | _made_by(
+        context
+    )
     return facts(values) if values else note("Nothing was recorded about the run.")
 
 
 def _made_by(context: Mapping[str, Any]) -> dict[str, Any]:
     """Code and machine of the run, and the bars it was made of, as rows."""
-    recipe, market = (part if isinstance(part := context.get(name), Mapping) else {} for name in ("recipe", "market"))
+    recipe, market = (
+        part if isinstance(part := context.get(name), Mapping) else {}
+        for name in ("recipe", "market")
+    )
     if not recipe:
         return {}
     changed = {True: ", with uncommitted changes", False: ", no uncommitted changes", None: ""}
@@ -56,7 +91,11 @@ def _made_by(context: Mapping[str, Any]) -> dict[str, Any]:
         "commit": f"{recipe.get('commit') or 'unknown'}{changed[recipe.get('dirty')]}",
         "processor": ", ".join(processors) or "unknown",
         **({"bars": source} if source else {}),
-        **{name.replace("_", " "): market[name] for name in ("calendar", "build_version") if name in market},
+        **{
+            name.replace("_", " "): market[name]
+            for name in ("calendar", "build_version")
+            if name in market
+        },
     }
 
 
@@ -64,6 +103,9 @@ def _folded(record: Mapping[str, Any]) -> str:
     """The whole recipe, to read; `fintrader reproduce` takes the same out of the page."""
     shown = {"recipe": record["recipe"], "market": record.get("market", {})}
     text = html.escape(json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=False))
-    how = "<code>fintrader reproduce report.html</code> reads it, runs the run again and compares every metric."
+    how = (
+        "<code>fintrader reproduce report.html</code> reads it, runs the run again and compares"
+        " every metric."
+    )
     title = "<summary>The whole configuration and the data's recipe</summary>"
     return f"<details>{title}<p>{how}</p><pre>{text}</pre></details>"

@@ -1,9 +1,10 @@
-"""What a report carries inside so that somebody else can run it again: plain JSON, read back without running anything.
+"""What a report carries inside so that somebody else can run it again: plain JSON, read back
+without running anything.
 
-`recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole configuration (`config`;
-of a backtest made again with other settings also `backtest`), `commit` and `dirty`, `processors`, `versions`. `market`
-says of what: source, hashes of its files, calendar, version of the build. The page holds both beside the metrics, in
-one `<script>` of JSON.
+`recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
+configuration (`config`; of a backtest made again with other settings also `backtest`), `commit` and
+`dirty`, `processors`, `versions`. `market` says of what: source, hashes of its files, calendar,
+version of the build. The page holds both beside the metrics, in one `<script>` of JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from fintrader.reproducible import code_paths
 FORMAT = "fintrader-report-1"
 MOST_BYTES = 256 * 1024 * 1024
 _ELEMENT = re.compile(r'<script type="application/json" id="record">([^<]*)</script>')
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 
 
 def data_recipe(meta: Mapping[str, Any], build: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Where a market's bars come from, as far as it says: `meta` of the market, `build` the record beside its file."""
+    """Where a market's bars come from, as far as it says: `meta` of the market, `build` the record
+    beside its file."""
     record = build or {}
     known = {
         "source": meta.get("source"),
@@ -41,8 +49,8 @@ def data_recipe(meta: Mapping[str, Any], build: Mapping[str, Any] | None = None)
 def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Code and machine: of a run as its manifest says, of this process without one.
 
-    `commit` is None outside a checkout, `dirty` says whether it had changes that were not committed; `processors` has
-    an entry for each kind of machine that worked on it.
+    `commit` is None outside a checkout, `dirty` says whether it had changes that were not
+    committed; `processors` has an entry for each kind of machine that worked on it.
     """
     here = manifest is None
     commit = runs.commit() if manifest is None else manifest.get("commit")
@@ -54,14 +62,22 @@ def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def record_of(context: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def record_of(
+    context: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """What the page carries: the recipe, and every metric of every strategy unrounded."""
     recipe = context.get("recipe")
     told = {
-        name: context.get(name) for name in ("run", "trials", "seed", "looks", "data_hash", "settings_hash", "market")
+        name: context.get(name)
+        for name in ("run", "trials", "seed", "looks", "data_hash", "settings_hash", "market")
     }
     known = {name: value for name, value in told.items() if value is not None}
-    return {"format": FORMAT, "metrics": metrics, "recipe": recipe if isinstance(recipe, Mapping) else {}, **known}
+    return {
+        "format": FORMAT,
+        "metrics": metrics,
+        "recipe": recipe if isinstance(recipe, Mapping) else {},
+        **known,
+    }
 
 
 def element(record: Mapping[str, Any]) -> str:
@@ -80,17 +96,21 @@ def read_record(path: Path | str) -> dict[str, Any]:
     path = Path(path)
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ReportError(f"{path} is larger than {MOST_BYTES // 2**20} MiB: no report of a backtest")
+            raise ReportError(
+                f"{path} is larger than {MOST_BYTES // 2**20} MiB: no report of a backtest"
+            )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ReportError(f"{path}: {error.strerror or error}; give the report.html of a backtest") from None
+        raise ReportError(
+            f"{path}: {error.strerror or error}; give the report.html of a backtest"
+        ) from None
     except UnicodeDecodeError:
         raise ReportError(f"{path} is no text; give the report.html of a backtest") from None
     found = _ELEMENT.findall(text)
     if len(found) != 1:
         raise ReportError(
-            f"{path} holds no record of how it was made: it is no report, or one of an earlier version; "
-            "`fintrader backtest RUN_DIR` writes the run's report anew"
+            f"{path} holds no record of how it was made: it is no report, or one of an earlier"
+            " version; `fintrader backtest RUN_DIR` writes the run's report anew"
         )
     try:
         record = json.loads(found[0])
@@ -98,7 +118,9 @@ def read_record(path: Path | str) -> dict[str, Any]:
         raise ReportError(f"{path}: its record is damaged; ask for the file again") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         said = record.get("format") if isinstance(record, dict) else None
-        raise ReportError(f"{path} is a report of another version ({said!s:.40}; this one reads {FORMAT})")
+        raise ReportError(
+            f"{path} is a report of another version ({said!s:.40}; this one reads {FORMAT})"
+        )
     metrics, recipe = record.get("metrics"), record.get("recipe")
     if not isinstance(recipe, dict) or not _are_metrics(metrics):
         raise ReportError(f"{path}: its record is damaged; ask for the file again")

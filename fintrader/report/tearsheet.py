@@ -25,7 +25,8 @@ LEAST_SESSIONS = 22
 
 
 def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
-    """What pyfolio asks for: daily returns, positions (USD, cash included), transactions and benchmark returns."""
+    """What pyfolio asks for: daily returns, positions (USD, cash included), transactions and
+    benchmark returns."""
     returns = stored.daily_returns()
     days = pd.DatetimeIndex(returns.index).normalize()
     daily = returns[strategy].set_axis(days)
@@ -36,13 +37,20 @@ def tear_sheet_inputs(stored: StoredBacktest, strategy: str) -> dict[str, Any]:
     positions = positions.reindex(ends).fillna(0.0)
     positions["cash"] = stored.daily("cash_usd")[strategy].to_numpy()
     positions.index = days
-    trades = stored.trades[(stored.trades["strategy"] == strategy) & (stored.trades["kind"] != "split")]
+    trades = stored.trades[
+        (stored.trades["strategy"] == strategy) & (stored.trades["kind"] != "split")
+    ]
     named = {"amount": "shares", "price": "price_usd", "symbol": "symbol"}
     columns = {name: trades[column].to_numpy() for name, column in named.items()}
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
     transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
     benchmark = returns["benchmark"].set_axis(days) if "benchmark" in returns.columns else None
-    return {"returns": daily, "positions": positions, "transactions": transactions, "benchmark_rets": benchmark}
+    return {
+        "returns": daily,
+        "positions": positions,
+        "transactions": transactions,
+        "benchmark_rets": benchmark,
+    }
 
 
 def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
@@ -58,19 +66,28 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
 def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None = None) -> Path:
     """Draw the tear sheet of a strategy (the report's by default) as PNG or PDF.
 
-    Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too short.
+    Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too
+    short.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
         raise BacktestError(f"{path}: a tear sheet is a .png or a .pdf file")
     strategy = strategy or main_strategy(stored.strategies)
     if strategy not in stored.strategies:
-        raise BacktestError(f"no strategy {strategy!r} in this backtest; known: {', '.join(stored.strategies)}")
+        raise BacktestError(
+            f"no strategy {strategy!r} in this backtest; known: {', '.join(stored.strategies)}"
+        )
     why = why_no_tear_sheet(stored)
     if why is not None:
         raise BacktestError(why)
-    with warnings.catch_warnings(), np.errstate(all="ignore"), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # pyfolio imports and draws with many, and prints its tables as objects
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter(
+            "ignore"
+        )  # pyfolio imports and draws with many, and prints its tables as objects
         import matplotlib
 
         matplotlib.use("Agg")
@@ -80,7 +97,9 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
         # No time of writing, so that equal results give equal files.
         timeless = {"CreationDate": None} if path.suffix == ".pdf" else {"Software": None}
         with atomic_file(path) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless)
+            figure.savefig(
+                file, format=path.suffix[1:], dpi=80, bbox_inches="tight", metadata=timeless
+            )
         plt.close("all")
     return path
 
@@ -88,14 +107,17 @@ def write_tear_sheet(path: Path, stored: StoredBacktest, *, strategy: str | None
 def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     """pyfolio's panels of returns, positions and transactions as one matplotlib figure.
 
-    Its own sheets look back six months for rolling figures, and are empty below that; here the windows are those of
-    the report (`figures.rolling_sessions`). Panels that this strategy has nothing to show in are left out.
+    Its own sheets look back six months for rolling figures, and are empty below that; here the
+    windows are those of the report (`figures.rolling_sessions`). Panels that this strategy has
+    nothing to show in are left out.
     """
     import matplotlib.pyplot as plt
     from pyfolio import plotting, pos, timeseries
 
     inputs = tear_sheet_inputs(stored, strategy)
-    returns, positions, transactions = (inputs[name] for name in ("returns", "positions", "transactions"))
+    returns, positions, transactions = (
+        inputs[name] for name in ("returns", "positions", "transactions")
+    )
     benchmark = inputs["benchmark_rets"] if strategy != "benchmark" else None
     window = figures.rolling_sessions(len(returns)) or LEAST_SESSIONS
     held = bool(positions.drop(columns="cash").to_numpy().any())
@@ -105,7 +127,9 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
         timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)
         ax.set(title=f"Rolling beta to the benchmark ({window} sessions)", ylabel="Beta", xlabel="")
 
-    def named(draw: Callable[..., Any], title: str, *given: Any, **options: Any) -> Callable[[Any], None]:
+    def named(
+        draw: Callable[..., Any], title: str, *given: Any, **options: Any
+    ) -> Callable[[Any], None]:
         def panel(ax: Any) -> None:
             draw(*given, ax=ax, **options)
             ax.set_title(title)
@@ -115,11 +139,23 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     rolling = f"({window} sessions)"
     alloc = pos.get_percent_alloc(positions)
     wide: list[Callable[[Any], None]] = [
-        named(plotting.plot_rolling_returns, "Cumulative returns", returns, factor_returns=benchmark),
+        named(
+            plotting.plot_rolling_returns, "Cumulative returns", returns, factor_returns=benchmark
+        ),
         named(plotting.plot_returns, "Returns", returns),
         *([beta] if benchmark is not None and benchmark.std() > 0 else []),
-        named(plotting.plot_rolling_volatility, f"Rolling volatility {rolling}", returns, rolling_window=window),
-        named(plotting.plot_rolling_sharpe, f"Rolling Sharpe ratio {rolling}", returns, rolling_window=window),
+        named(
+            plotting.plot_rolling_volatility,
+            f"Rolling volatility {rolling}",
+            returns,
+            rolling_window=window,
+        ),
+        named(
+            plotting.plot_rolling_sharpe,
+            f"Rolling Sharpe ratio {rolling}",
+            returns,
+            rolling_window=window,
+        ),
         named(plotting.plot_drawdown_periods, "Top 5 drawdown periods", returns, top=5),
         named(plotting.plot_drawdown_underwater, "Underwater plot", returns),
         named(plotting.plot_return_quantiles, "Return quantiles", returns),
@@ -127,15 +163,28 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     if held:
         wide += [
             named(plotting.plot_exposures, "Exposure", returns, positions),
-            named(plotting.show_and_plot_top_positions, "Top 10 positions", returns, alloc, show_and_plot=0),
-            named(plotting.plot_max_median_position_concentration, "Position concentration", positions),
+            named(
+                plotting.show_and_plot_top_positions,
+                "Top 10 positions",
+                returns,
+                alloc,
+                show_and_plot=0,
+            ),
+            named(
+                plotting.plot_max_median_position_concentration, "Position concentration", positions
+            ),
             named(plotting.plot_holdings, "Holdings", returns, positions),
         ]
     if len(transactions):
         wide += [
             named(plotting.plot_turnover, "Daily turnover", returns, transactions, positions),
             named(plotting.plot_daily_volume, "Daily trading volume", returns, transactions),
-            named(plotting.plot_txn_time_hist, f"Transactions by time of day, {zone}", transactions, tz=zone),
+            named(
+                plotting.plot_txn_time_hist,
+                f"Transactions by time of day, {zone}",
+                transactions,
+                tz=zone,
+            ),
         ]
     calendar = [
         named(plotting.plot_monthly_returns_heatmap, "Monthly returns (%)", returns),

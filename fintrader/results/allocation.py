@@ -1,4 +1,5 @@
-"""What was made with which symbol, trip by trip, and how far the holdings were from the benchmark portfolio's."""
+"""What was made with which symbol, trip by trip, and how far the holdings were from the benchmark
+portfolio's."""
 
 from __future__ import annotations
 
@@ -15,22 +16,31 @@ OTHER = "dividends and interest"
 
 
 def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
-    """Profit in USD, net of the trades' costs, of each session (index: its last bar) and symbol, and OTHER.
+    """Profit in USD, net of the trades' costs, of each session (index: its last bar) and symbol,
+    and OTHER.
 
-    That of a symbol is what its position gained between two session closes, less what was paid for it and its trades'
-    costs. A row sums to the change of the equity, the whole table to the profit.
+    That of a symbol is what its position gained between two session closes, less what was paid for
+    it and its trades' costs. A row sums to the change of the equity, the whole table to the profit.
     """
     ends = stored.ends
     index = stored.minutes[ends]
     own = stored.positions[stored.positions["strategy"] == strategy].astype({"symbol": str})
-    trades = stored.trades[(stored.trades["strategy"] == strategy) & (stored.trades["kind"] != "split")]
+    trades = stored.trades[
+        (stored.trades["strategy"] == strategy) & (stored.trades["kind"] != "split")
+    ]
     trades = trades.astype({"symbol": str})
-    value = own.assign(usd=own["shares"] * own["price_usd"]).pivot(index="minute", columns="symbol", values="usd")
+    value = own.assign(usd=own["shares"] * own["price_usd"]).pivot(
+        index="minute", columns="symbol", values="usd"
+    )
     paid = trades.assign(usd=trades["shares"] * trades["price_usd"] + trades["cost_usd"])
     place = np.searchsorted(ends, paid["fill_bar"].to_numpy())
-    flows = paid.assign(minute=index[place]).pivot_table(index="minute", columns="symbol", values="usd", aggfunc="sum")
+    flows = paid.assign(minute=index[place]).pivot_table(
+        index="minute", columns="symbol", values="usd", aggfunc="sum"
+    )
     symbols = sorted({*value.columns, *flows.columns})
-    value, flows = (part.reindex(index=index, columns=symbols).fillna(0.0) for part in (value, flows))
+    value, flows = (
+        part.reindex(index=index, columns=symbols).fillna(0.0) for part in (value, flows)
+    )
     profit = value.diff().fillna(value.iloc[:1]) - flows
     wealth = stored.daily_with_start()[strategy].to_numpy()
     profit[OTHER] = np.diff(wealth) - profit.sum(axis=1).to_numpy()
@@ -38,7 +48,8 @@ def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
 
 
 def pnl_table(profit: pd.DataFrame, trades: pd.DataFrame) -> pd.DataFrame:
-    """One row a symbol, the largest profit first: `profit_usd`, `cost_usd`, `fills`. `profit`: of `symbol_pnl`."""
+    """One row a symbol, the largest profit first: `profit_usd`, `cost_usd`, `fills`. `profit`: of
+    `symbol_pnl`."""
     traded = trades[trades["kind"] != "split"].astype({"symbol": str}).groupby("symbol")
     table = pd.DataFrame({"profit_usd": profit.drop(columns=OTHER).sum()})
     table["cost_usd"] = traded["cost_usd"].sum().reindex(table.index).fillna(0.0)
@@ -47,18 +58,24 @@ def pnl_table(profit: pd.DataFrame, trades: pd.DataFrame) -> pd.DataFrame:
 
 
 def pnl_by_month(profit: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    """One row a calendar month (index: `2020-03`): `profit_usd`, and `best`, `best_usd`, `worst`, `worst_usd`: the
-    symbols that made most and least in it. `profit`: of `symbol_pnl`."""
+    """One row a calendar month (index: `2020-03`): `profit_usd`, and `best`, `best_usd`, `worst`,
+    `worst_usd`: the symbols that made most and least in it. `profit`: of `symbol_pnl`."""
     months = pd.DatetimeIndex(profit.index).tz_convert(timezone).strftime("%Y-%m")
     made = profit.drop(columns=OTHER).groupby(months).sum()
-    table = pd.DataFrame({"profit_usd": profit.sum(axis=1).groupby(months).sum()}).rename_axis(index="month")
+    table = pd.DataFrame({"profit_usd": profit.sum(axis=1).groupby(months).sum()}).rename_axis(
+        index="month"
+    )
     return table.assign(
-        best=made.idxmax(axis=1), best_usd=made.max(axis=1), worst=made.idxmin(axis=1), worst_usd=made.min(axis=1)
+        best=made.idxmax(axis=1),
+        best_usd=made.max(axis=1),
+        worst=made.idxmin(axis=1),
+        worst_usd=made.min(axis=1),
     )
 
 
 def trips(trades: pd.DataFrame) -> list[dict[str, Any]]:
-    """Closed lots (first in, first out) of `trades`: all of them, those with a gain, and those without."""
+    """Closed lots (first in, first out) of `trades`: all of them, those with a gain, and those
+    without."""
     closed = round_trips(trades)
     profit = closed["profit_usd"]
     groups = {"All": closed, "With a gain": closed[profit > 0], "Without": closed[profit <= 0]}
@@ -81,10 +98,11 @@ def _trips(closed: pd.DataFrame) -> dict[str, Any]:
 
 
 def active_shares(stored: StoredBacktest, strategy: str, portfolio: str | None) -> pd.DataFrame:
-    """At each session's close: `invested` (Σ|w|), `names` held, `effective` names (1/Σ(w/Σ|w|)²), `active_share`.
+    """At each session's close: `invested` (Σ|w|), `names` held, `effective` names (1/Σ(w/Σ|w|)²),
+    `active_share`.
 
-    The active share is ½ Σ|w − b| over the symbols and cash, b being the portfolio's weights; without a portfolio, or
-    one without positions, b is all cash.
+    The active share is ½ Σ|w − b| over the symbols and cash, b being the portfolio's weights;
+    without a portfolio, or one without positions, b is all cash.
     """
     own = stored.weights(strategy)
     theirs = stored.weights(portfolio) if portfolio is not None else own * 0.0
@@ -104,6 +122,7 @@ def active_shares(stored: StoredBacktest, strategy: str, portfolio: str | None) 
 
 
 def capacity(sensitivity: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the sensitivity analysis at other capitals, each a whole simulation, the smallest first."""
+    """The rows of the sensitivity analysis at other capitals, each a whole simulation, the smallest
+    first."""
     rows = [row for row in sensitivity if row.get("kind") == "capital_usd"]
     return sorted(rows, key=lambda row: float(row["setting"]))

@@ -1,6 +1,8 @@
-"""A stored backtest, read back: the one reader that the app, the report, notebooks and the command line share.
+"""A stored backtest, read back: the one reader that the app, the report, notebooks and the command
+line share.
 
-The files are described where they are written, in `backtesting/writer.py`. Each is read when it is first asked for.
+The files are described where they are written, in `backtesting/writer.py`. Each is read when it is
+first asked for.
 
     seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and where on the ledger of
                 looks (`results/looks.py`) the look at its window is noted, which in turn holds the hash of the seal
@@ -51,13 +53,20 @@ EQUITY_COLUMNS = (
 PRICE_COLUMNS = ("minute", "session", "symbol", "close_usd")
 POSITION_COLUMNS = ("strategy", "minute", "session", "symbol", "shares", "price_usd", "weight")
 TRADE_COLUMNS: dict[str, str] = {
-    "decision_bar": "int64", "fill_bar": "int64",
-    "decision_time": "datetime64[ns, UTC]", "fill_time": "datetime64[ns, UTC]",
-    "symbol": "str", "shares": "float64", "price_usd": "float64", "notional_usd": "float64", "cost_usd": "float64",
+    "decision_bar": "int64",
+    "fill_bar": "int64",
+    "decision_time": "datetime64[ns, UTC]",
+    "fill_time": "datetime64[ns, UTC]",
+    "symbol": "str",
+    "shares": "float64",
+    "price_usd": "float64",
+    "notional_usd": "float64",
+    "cost_usd": "float64",
     "kind": "str",
-}  # fmt: skip
-"""One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`, `forced` (the symbol
-ended, or a margin call), `ruin` (the account was closed) or `split` (the change that a split made, at no price)."""
+}
+"""One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
+`forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
+change that a split made, at no price)."""
 _TABLES = {
     "equity": EQUITY_COLUMNS,
     "positions": POSITION_COLUMNS,
@@ -77,8 +86,8 @@ def empty_trades() -> pd.DataFrame:
 class StoredBacktest:
     """A backtest as tables. Of one that was read back, each is read on first use.
 
-    Any use may raise NotThereError (a table is missing), DamagedFileError, or ChangedFileError (the backtest was
-    written anew since it was opened), all RunErrors.
+    Any use may raise NotThereError (a table is missing), DamagedFileError, or ChangedFileError (the
+    backtest was written anew since it was opened), all RunErrors.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -98,18 +107,24 @@ class StoredBacktest:
     honesty: dict[str, Any]
     """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
     sensitivity: list[dict[str, Any]]
-    """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not run."""
+    """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not
+    run."""
     changed: str
-    """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty where all is well."""
+    """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty
+    where all is well."""
     analysis: dict[str, Any]
-    """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at hand."""
+    """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at
+    hand."""
     explanation: dict[str, Any]
     """What moved some decisions (`explain.explanation`); empty where nobody looked."""
     timezone: str = "UTC"
     """In which all times below are written."""
 
     def __init__(
-        self, metrics: dict[str, dict[str, Any]], parts: Mapping[str, Any], folder: Path | None = None
+        self,
+        metrics: dict[str, dict[str, Any]],
+        parts: Mapping[str, Any],
+        folder: Path | None = None,
     ) -> None:
         """`folder`: where it lies, if it was read back."""
         self.metrics, self.parts, self.folder = metrics, parts, folder
@@ -120,9 +135,13 @@ class StoredBacktest:
         part = self.parts[name]
         if name in _TABLES and self.timezone != "UTC":
             times = [
-                column for column in _TIMES if column in part and isinstance(part[column].dtype, pd.DatetimeTZDtype)
+                column
+                for column in _TIMES
+                if column in part and isinstance(part[column].dtype, pd.DatetimeTZDtype)
             ]
-            part = part.assign(**{column: part[column].dt.tz_convert(self.timezone) for column in times})
+            part = part.assign(
+                **{column: part[column].dt.tz_convert(self.timezone) for column in times}
+            )
         return part
 
     def on_clock(self, timezone: str) -> StoredBacktest:
@@ -165,7 +184,9 @@ class StoredBacktest:
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide: index `minute`, one column a strategy, at every bar."""
         values = self.equity[column].to_numpy()
-        wide = pd.DataFrame({name: values[rows] for name, rows in self._rows.items()}, index=self.minutes)
+        wide = pd.DataFrame(
+            {name: values[rows] for name, rows in self._rows.items()}, index=self.minutes
+        )
         return wide.rename_axis(columns="strategy")
 
     def daily(self, column: str = "equity_usd") -> pd.DataFrame:
@@ -173,19 +194,23 @@ class StoredBacktest:
         return self.curve(column).iloc[self.ends]
 
     def daily_with_start(self) -> pd.DataFrame:
-        """Starting capital, then the last equity of each session: what the daily drawdown is measured on."""
+        """Starting capital, then the last equity of each session: what the daily drawdown is
+        measured on."""
         wealth = self.curve()
         return wealth.iloc[[0, *self.ends]]
 
     def daily_returns(self) -> pd.DataFrame:
         """Wide: return of each session, the first one against the starting capital."""
         wealth = self.curve()
-        returns = {name: m.daily_returns(wealth[name].to_numpy(), self.session) for name in wealth.columns}
+        returns = {
+            name: m.daily_returns(wealth[name].to_numpy(), self.session) for name in wealth.columns
+        }
         return pd.DataFrame(returns, index=self.minutes[self.ends]).rename_axis(columns="strategy")
 
     @property
     def portfolio(self) -> str | None:
-        """The strategy that active figures are against; None where the context cannot be read or does not say."""
+        """The strategy that active figures are against; None where the context cannot be read or
+        does not say."""
         try:
             name = self.context.get("benchmark_portfolio")
         except RunError:
@@ -194,7 +219,8 @@ class StoredBacktest:
 
     @property
     def verdict(self) -> Verdict:
-        """What opens every page about it: the assessment's sentences, unless a file was changed since."""
+        """What opens every page about it: the assessment's sentences, unless a file was changed
+        since."""
         return verdict_of({}, self.changed) if self.changed else verdict_of(self.honesty)
 
     @property
@@ -209,19 +235,28 @@ class StoredBacktest:
         return table_html(self.metrics, self.portfolio)
 
     def weights(self, strategy: str) -> pd.DataFrame:
-        """Wide: index `minute` of each session's last bar, one column a symbol ever held at a close; 0 where not."""
+        """Wide: index `minute` of each session's last bar, one column a symbol ever held at a
+        close; 0 where not."""
         rows = self.positions[self.positions["strategy"] == strategy].astype({"symbol": str})
         wide = rows.pivot(index="minute", columns="symbol", values="weight")
         return wide.reindex(self.minutes[self.ends]).fillna(0.0)
 
 
 def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
-    """What changes when any file of the backtest in `folder` does. Raises NotThereError before it is whole."""
+    """What changes when any file of the backtest in `folder` does. Raises NotThereError before it
+    is whole."""
     try:
         whole = folder.signature("metrics.json")
     except NotThereError:
-        raise NotThereError("there is no backtest yet: it is written when the tournament has ended") from None
-    others = [f"{name}.parquet" for name in _TABLES] + ["context.json", "honesty.json", "sensitivity.json", SEAL]
+        raise NotThereError(
+            "there is no backtest yet: it is written when the tournament has ended"
+        ) from None
+    others = [f"{name}.parquet" for name in _TABLES] + [
+        "context.json",
+        "honesty.json",
+        "sensitivity.json",
+        SEAL,
+    ]
     others += ["analysis.json", "explanation.json"]
     found: list[Signature | None] = [whole]
     for name in others:
@@ -235,7 +270,8 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
 def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
     """Open what `write_backtest` wrote; tables are read on first use.
 
-    Raises NotThereError where there is no whole backtest, DamagedFileError when its metrics are damaged.
+    Raises NotThereError where there is no whole backtest, DamagedFileError when its metrics are
+    damaged.
     """
     place = folder if isinstance(folder, Folder) else Folder(Path(folder).resolve())
     try:
@@ -246,7 +282,8 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
         ) from None
     if not metrics or not all(isinstance(row, dict) for row in metrics.values()):
         raise DamagedFileError(
-            f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest` again"
+            f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest`"
+            " again"
         )
     return StoredBacktest(metrics, _Files(place, written), place.root)
 
@@ -254,7 +291,8 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
 class _Files(Mapping[str, Any]):
     """The parts of a stored backtest, each read when it is first asked for, all of one writing.
 
-    `write_backtest` removes metrics.json first and writes it last: while its signature is `written`, all is as it was.
+    `write_backtest` removes metrics.json first and writes it last: while its signature is
+    `written`, all is as it was.
     """
 
     def __init__(self, folder: Folder, written: Signature) -> None:
@@ -269,7 +307,9 @@ class _Files(Mapping[str, Any]):
             except NotThereError:
                 unchanged = False
             if not unchanged:
-                raise ChangedFileError(f"{self._folder.root}: this backtest was written anew meanwhile; open it again")
+                raise ChangedFileError(
+                    f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
+                )
             self._read[name] = part
         return self._read[name]
 
@@ -280,23 +320,34 @@ class _Files(Mapping[str, Any]):
         return len(_READERS)
 
 
-# --- the seal ------------------------------------------------------------------------------------------------
+# --- the seal -------------------------------------------------------------------------------------
 
 
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
     """`seal.json` over files (name -> SHA-256). `look`: what the ledger says of the look's line."""
-    return seal({"format": SEAL_FORMAT, "files": dict(hashes), **({} if look is None else {"look": dict(look)})})
+    return seal(
+        {
+            "format": SEAL_FORMAT,
+            "files": dict(hashes),
+            **({} if look is None else {"look": dict(look)}),
+        }
+    )
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the backtest in `folder`, by name, the seal's own left out."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    paths = sorted(
+        path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+    )
     return {path.name: file_sha256(path) for path in paths if path.name != SEAL}
 
 
 def read_seal(folder: Folder) -> dict[str, Any]:
-    """`format`, `files` and, where a look was noted, `look`. Raises NotThereError, DamagedFileError."""
-    changed = DamagedFileError(f"{folder.root / SEAL} was changed after it was written, or by another version")
+    """`format`, `files` and, where a look was noted, `look`. Raises NotThereError,
+    DamagedFileError."""
+    changed = DamagedFileError(
+        f"{folder.root / SEAL} was changed after it was written, or by another version"
+    )
     try:
         body = unseal(folder.read(SEAL), changed)
     except ValueError:
@@ -307,7 +358,8 @@ def read_seal(folder: Folder) -> dict[str, Any]:
 
 
 def broken_seal(folder: Folder) -> str:
-    """Which files of a backtest are not as they were written, as the end of a sentence; empty if all are."""
+    """Which files of a backtest are not as they were written, as the end of a sentence; empty if
+    all are."""
     try:
         sealed = read_seal(folder)["files"]
     except NotThereError:
@@ -329,10 +381,13 @@ def broken_seal(folder: Folder) -> str:
 
 
 def changed_metrics(folder: Folder) -> str | None:
-    """For a list of runs, which shows metrics.json and nothing else: a sentence where that is not as it was written."""
+    """For a list of runs, which shows metrics.json and nothing else: a sentence where that is not
+    as it was written."""
     try:
         sealed = read_seal(folder)["files"].get("metrics.json")
-        same = sealed == hashlib.sha256(folder.read("metrics.json", limit=MAX_JSON_BYTES)).hexdigest()
+        same = (
+            sealed == hashlib.sha256(folder.read("metrics.json", limit=MAX_JSON_BYTES)).hexdigest()
+        )
     except RunError:
         return None  # said where the backtest is opened
     return None if same else "its result was changed after it was written: metrics.json is another"
@@ -346,7 +401,7 @@ def _changed(folder: Folder) -> str:
     return f"This result was changed after it was written: {problem}; {again}."
 
 
-# --- the parts -----------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def _record(folder: Folder, name: str) -> dict[str, Any]:
@@ -356,7 +411,9 @@ def _record(folder: Folder, name: str) -> dict[str, Any]:
 def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
     rows = folder.any_json("sensitivity.json") if folder.exists("sensitivity.json") else []
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DamagedFileError(f"{folder.root / 'sensitivity.json'} is no list of rows; run `fintrader backtest` again")
+        raise DamagedFileError(
+            f"{folder.root / 'sensitivity.json'} is no list of rows; run `fintrader backtest` again"
+        )
     return rows
 
 
@@ -368,36 +425,53 @@ def _equity(folder: Folder) -> pd.DataFrame:
     minute, session = pd.DatetimeIndex(table["minute"]).asi8, table["session"].to_numpy()
     rows = [np.flatnonzero(codes == code) for code in range(len(names))]
     if not rows or any(not np.array_equal(minute[row], minute[rows[0]]) for row in rows):
-        raise DamagedFileError(f"{path}: strategies cover different bars; run `fintrader backtest` again")
+        raise DamagedFileError(
+            f"{path}: strategies cover different bars; run `fintrader backtest` again"
+        )
     first = rows[0]
     if len(first) < 2 or (np.diff(minute[first]) <= 0).any() or (np.diff(session[first]) < 0).any():
         raise DamagedFileError(f"{path}: its bars are not in order; run `fintrader backtest` again")
     if not np.isfinite(table["equity_usd"].to_numpy()).all():
-        raise DamagedFileError(f"{path} holds an equity that is no number; run `fintrader backtest` again")
+        raise DamagedFileError(
+            f"{path} holds an equity that is no number; run `fintrader backtest` again"
+        )
     return table
 
 
 def _table(folder: Folder, name: str) -> pd.DataFrame:
-    """A Parquet file. Raises NotThereError, DamagedFileError when it is torn, too long, or lacks a column."""
+    """A Parquet file. Raises NotThereError, DamagedFileError when it is torn, too long, or lacks a
+    column."""
     columns = _TABLES[name]
     path = folder.root / f"{name}.parquet"
     if not folder.exists(path.name):
         raise NotThereError(f"{path} does not exist; run `fintrader backtest` on the run again")
     with folder.open(path.name) as file:
         try:
-            source = pq.ParquetFile(file, read_dictionary=[word for word in _WORDS if word in columns])
+            source = pq.ParquetFile(
+                file, read_dictionary=[word for word in _WORDS if word in columns]
+            )
             missing = [column for column in columns if column not in source.schema_arrow.names]
             if missing:
-                raise DamagedFileError(f"{path} has no column {missing[0]!r}; it was written by another version")
+                raise DamagedFileError(
+                    f"{path} has no column {missing[0]!r}; it was written by another version"
+                )
             if source.metadata.num_rows > MAX_ROWS:
-                raise DamagedFileError(f"{path} holds {source.metadata.num_rows:,} rows, more than {MAX_ROWS:,}")
+                raise DamagedFileError(
+                    f"{path} holds {source.metadata.num_rows:,} rows, more than {MAX_ROWS:,}"
+                )
             frame: pd.DataFrame = source.read(columns=list(columns)).to_pandas()
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DamagedFileError(f"{path} is damaged ({problem}); run `fintrader backtest` again") from None
+            raise DamagedFileError(
+                f"{path} is damaged ({problem}); run `fintrader backtest` again"
+            ) from None
     for column in frame.columns if len(frame) else ():
         kind = frame[column].dtype
-        fits = isinstance(kind, pd.DatetimeTZDtype) if column in _TIMES else pd.api.types.is_numeric_dtype(kind)
+        fits = (
+            isinstance(kind, pd.DatetimeTZDtype)
+            if column in _TIMES
+            else pd.api.types.is_numeric_dtype(kind)
+        )
         if not fits and column not in _WORDS:
             raise DamagedFileError(f"{path}: {column} holds {kind}; run `fintrader backtest` again")
     return frame

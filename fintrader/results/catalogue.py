@@ -1,8 +1,9 @@
 """Every number of a backtest, each with its unit, formula and source, computed from plain arrays.
 
-Returns are daily-resampled (the last equity of each session, the first against the starting capital), risk-free rate 0:
-the convention of the paper's table and of empyrical. A year has as many sessions (`Y` in formulas) as the market says:
-252, or 365 where it never rests. What is computed from minutes says so in its name.
+Returns are daily-resampled (the last equity of each session, the first against the starting
+capital), risk-free rate 0: the convention of the paper's table and of empyrical. A year has as many
+sessions (`Y` in formulas) as the market says: 252, or 365 where it never rests. What is computed
+from minutes says so in its name.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ PYFOLIO = "pyfolio"
 
 
 FEWEST_SESSIONS = m.TRADING_DAYS // 4
-"""A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would become millions of
-per cent, which says nothing about any year."""
+"""A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would
+become millions of per cent, which says nothing about any year."""
 COMPOUNDED = frozenset(
-    {"annual_return", "calmar", "martin_ratio", "alpha", "up_capture", "down_capture", "treynor_ratio"}
+    {
+        "annual_return",
+        "calmar",
+        "martin_ratio",
+        "alpha",
+        "up_capture",
+        "down_capture",
+        "treynor_ratio",
+    }
 )
 """Metrics that compound growth to a year: None below a quarter of one."""
 
@@ -38,7 +47,8 @@ Compute = Callable[[Sample], float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """One number: its key in metrics.json, a title, its unit, how it is computed and where that comes from."""
+    """One number: its key in metrics.json, a title, its unit, how it is computed and where that
+    comes from."""
 
     key: str
     title: str
@@ -50,7 +60,8 @@ class Metric:
 
 
 def measure(history: History) -> dict[str, float | None]:
-    """All metrics of one strategy, in the catalogue's order; None where one is undefined, never NaN."""
+    """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
+    NaN."""
     sample = Sample(history)
     with np.errstate(over="ignore", invalid="ignore"):
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
@@ -67,9 +78,11 @@ def too_short(key: str, sessions: int, sessions_a_year: int = m.TRADING_DAYS) ->
 
 
 def of_a_year(key: str) -> bool:
-    """Whether a metric is a rate of a year: no page, table or terminal shows it below a quarter of one.
+    """Whether a metric is a rate of a year: no page, table or terminal shows it below a quarter of
+    one.
 
-    Ratios (Sharpe, information) are not among them: they have no unit, and their intervals say what they are worth.
+    Ratios (Sharpe, information) are not among them: they have no unit, and their intervals say what
+    they are worth.
     """
     known = BY_KEY.get(key)
     return key in COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)
@@ -136,7 +149,9 @@ def _index_yearly(compute: Callable[[Array, Array, float], float | None]) -> Com
 
 
 def _active(compute: Callable[[Array, Array, float], float | None]) -> Compute:
-    return lambda s: None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
+    return lambda s: (
+        None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
+    )
 
 
 def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
@@ -156,24 +171,101 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "calendar",
             lambda s: float(s.of.sessions_a_year),
         ),
-        ("cumulative_return", "Cumulative return", _SHARE, "Π(1 + r) − 1", EMPYRICAL, _daily(m.cumulative_return)),
-        ("annual_return", "Annual return", _YEAR, "(Π(1 + r))^(Y/S) − 1", EMPYRICAL, _yearly(m.annual_return)),
-        ("final_equity_usd", "Final equity", _USD, "V[T − 1]", _LEDGER, lambda s: float(s.of.equity[-1])),
-        ("mean_daily_return", "Mean daily return", _SHARE, "mean(r)", EMPYRICAL, _daily(m.mean_return)),
+        (
+            "cumulative_return",
+            "Cumulative return",
+            _SHARE,
+            "Π(1 + r) − 1",
+            EMPYRICAL,
+            _daily(m.cumulative_return),
+        ),
+        (
+            "annual_return",
+            "Annual return",
+            _YEAR,
+            "(Π(1 + r))^(Y/S) − 1",
+            EMPYRICAL,
+            _yearly(m.annual_return),
+        ),
+        (
+            "final_equity_usd",
+            "Final equity",
+            _USD,
+            "V[T − 1]",
+            _LEDGER,
+            lambda s: float(s.of.equity[-1]),
+        ),
+        (
+            "mean_daily_return",
+            "Mean daily return",
+            _SHARE,
+            "mean(r)",
+            EMPYRICAL,
+            _daily(m.mean_return),
+        ),
         ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(m.best)),
         ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(m.worst)),
         ("best_month", "Best month", _SHARE, "max over calendar months", PYFOLIO, _monthly(m.best)),
-        ("worst_month", "Worst month", _SHARE, "min over calendar months", PYFOLIO, _monthly(m.worst)),
+        (
+            "worst_month",
+            "Worst month",
+            _SHARE,
+            "min over calendar months",
+            PYFOLIO,
+            _monthly(m.worst),
+        ),
         ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(m.hit_rate)),
-        ("hit_rate_month", "Months with a gain", _SHARE, "mean(monthly r > 0)", PYFOLIO, _monthly(m.hit_rate)),
-        ("stability", "Stability", "R²", "R² of Σ ln(1 + r) on time", EMPYRICAL, _daily(m.stability)),
+        (
+            "hit_rate_month",
+            "Months with a gain",
+            _SHARE,
+            "mean(monthly r > 0)",
+            PYFOLIO,
+            _monthly(m.hit_rate),
+        ),
+        (
+            "stability",
+            "Stability",
+            "R²",
+            "R² of Σ ln(1 + r) on time",
+            EMPYRICAL,
+            _daily(m.stability),
+        ),
     ),
     "risk": (
-        ("annual_volatility", "Annual volatility", _YEAR, "std(r)·√Y", EMPYRICAL, _yearly(m.annual_volatility)),
-        ("downside_risk", "Downside risk", _YEAR, "√mean(min(r, 0)²)·√Y", EMPYRICAL, _yearly(m.downside_risk)),
+        (
+            "annual_volatility",
+            "Annual volatility",
+            _YEAR,
+            "std(r)·√Y",
+            EMPYRICAL,
+            _yearly(m.annual_volatility),
+        ),
+        (
+            "downside_risk",
+            "Downside risk",
+            _YEAR,
+            "√mean(min(r, 0)²)·√Y",
+            EMPYRICAL,
+            _yearly(m.downside_risk),
+        ),
         ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(m.skew)),
-        ("kurtosis", "Excess kurtosis", _COUNT, "m₄/m₂² − 3", "scipy.stats.kurtosis", _daily(m.kurtosis)),
-        ("value_at_risk", "Value at risk 5 %", _SHARE, "5 % quantile of r", EMPYRICAL, _daily(m.value_at_risk)),
+        (
+            "kurtosis",
+            "Excess kurtosis",
+            _COUNT,
+            "m₄/m₂² − 3",
+            "scipy.stats.kurtosis",
+            _daily(m.kurtosis),
+        ),
+        (
+            "value_at_risk",
+            "Value at risk 5 %",
+            _SHARE,
+            "5 % quantile of r",
+            EMPYRICAL,
+            _daily(m.value_at_risk),
+        ),
         (
             "conditional_value_at_risk",
             "Expected shortfall 5 %",
@@ -182,10 +274,24 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             EMPYRICAL,
             _daily(m.conditional_value_at_risk),
         ),
-        ("tail_ratio", "Tail ratio", _RATIO, "|95 % quantile|/|5 % quantile|", EMPYRICAL, _daily(m.tail_ratio)),
+        (
+            "tail_ratio",
+            "Tail ratio",
+            _RATIO,
+            "|95 % quantile|/|5 % quantile|",
+            EMPYRICAL,
+            _daily(m.tail_ratio),
+        ),
     ),
     "ratio": (
-        ("sharpe", "Sharpe ratio", _RATIO, "mean(r)/std(r)·√Y", "Sharpe (1994); empyrical", _yearly(m.sharpe)),
+        (
+            "sharpe",
+            "Sharpe ratio",
+            _RATIO,
+            "mean(r)/std(r)·√Y",
+            "Sharpe (1994); empyrical",
+            _yearly(m.sharpe),
+        ),
         (
             "sharpe_low",
             "Sharpe ratio, low end",
@@ -202,7 +308,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Politis and Romano (1994)",
             lambda s: s.of.sharpe_interval[1],
         ),
-        ("sortino", "Sortino ratio", _RATIO, "mean(r)·Y/downside risk", "Sortino (1994)", _yearly(m.sortino)),
+        (
+            "sortino",
+            "Sortino ratio",
+            _RATIO,
+            "mean(r)·Y/downside risk",
+            "Sortino (1994)",
+            _yearly(m.sortino),
+        ),
         (
             "calmar",
             "Calmar ratio",
@@ -211,9 +324,30 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Young (1991); empyrical",
             _yearly(m.calmar),
         ),
-        ("omega", "Omega ratio", _RATIO, "Σr⁺/Σr⁻", "Keating and Shadwick (2002); empyrical", _daily(m.omega)),
-        ("payoff_ratio", "Payoff ratio", _RATIO, "mean gain/mean loss", "quantstats", _daily(m.payoff_ratio)),
-        ("martin_ratio", "Martin ratio", _RATIO, "annual return/Ulcer", "Martin (1989)", _yearly(m.martin_ratio)),
+        (
+            "omega",
+            "Omega ratio",
+            _RATIO,
+            "Σr⁺/Σr⁻",
+            "Keating and Shadwick (2002); empyrical",
+            _daily(m.omega),
+        ),
+        (
+            "payoff_ratio",
+            "Payoff ratio",
+            _RATIO,
+            "mean gain/mean loss",
+            "quantstats",
+            _daily(m.payoff_ratio),
+        ),
+        (
+            "martin_ratio",
+            "Martin ratio",
+            _RATIO,
+            "annual return/Ulcer",
+            "Martin (1989)",
+            _yearly(m.martin_ratio),
+        ),
     ),
     "drawdown": (
         (
@@ -224,7 +358,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             EMPYRICAL,
             _daily(m.max_drawdown),
         ),
-        ("average_drawdown", "Average drawdown", _SHARE, "mean depth", "Burke (1994)", _daily(m.average_drawdown)),
+        (
+            "average_drawdown",
+            "Average drawdown",
+            _SHARE,
+            "mean depth",
+            "Burke (1994)",
+            _daily(m.average_drawdown),
+        ),
         (
             "longest_drawdown_days",
             "Longest drawdown",
@@ -241,10 +382,24 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             PYFOLIO,
             _daily(m.longest_recovery),
         ),
-        ("ulcer_index", "Ulcer index", _SHARE, "√mean(drawdown²)", "Martin (1989)", _daily(m.ulcer_index)),
+        (
+            "ulcer_index",
+            "Ulcer index",
+            _SHARE,
+            "√mean(drawdown²)",
+            "Martin (1989)",
+            _daily(m.ulcer_index),
+        ),
     ),
     "against the benchmark portfolio": (
-        ("invested_share", "Invested share", _EQUITY, "mean(Σ|w|) over bars", PYFOLIO, lambda s: _mean(s.exposure)),
+        (
+            "invested_share",
+            "Invested share",
+            _EQUITY,
+            "mean(Σ|w|) over bars",
+            PYFOLIO,
+            lambda s: _mean(s.exposure),
+        ),
         (
             "active_return",
             "Active return",
@@ -253,7 +408,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Grinold and Kahn (1999)",
             _active(m.active_return),
         ),
-        ("tracking_error", "Tracking error", _YEAR, "std(r − p)·√Y", "Grinold (1999)", _active(m.tracking_error)),
+        (
+            "tracking_error",
+            "Tracking error",
+            _YEAR,
+            "std(r − p)·√Y",
+            "Grinold (1999)",
+            _active(m.tracking_error),
+        ),
         (
             "information_ratio",
             "Information ratio",
@@ -280,9 +442,23 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         ),
     ),
     "against the index": (
-        ("alpha", "Alpha", _YEAR, "(1 + mean(r − βb))^Y − 1", "Jensen (1968); empyrical", _index_yearly(m.alpha)),
+        (
+            "alpha",
+            "Alpha",
+            _YEAR,
+            "(1 + mean(r − βb))^Y − 1",
+            "Jensen (1968); empyrical",
+            _index_yearly(m.alpha),
+        ),
         ("beta", "Beta", _RATIO, "cov(r, b)/var(b)", EMPYRICAL, _index(m.beta)),
-        ("correlation", "Correlation", _COUNT, "Pearson's", "numpy.corrcoef", _index(m.correlation)),
+        (
+            "correlation",
+            "Correlation",
+            _COUNT,
+            "Pearson's",
+            "numpy.corrcoef",
+            _index(m.correlation),
+        ),
         (
             "index_information_ratio",
             "Information ratio, index",
@@ -299,7 +475,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Grinold (1999)",
             _index_yearly(m.tracking_error),
         ),
-        ("up_capture", "Up capture", _RATIO, "CAGR over b's, where b > 0", EMPYRICAL, _index_yearly(m.up_capture)),
+        (
+            "up_capture",
+            "Up capture",
+            _RATIO,
+            "CAGR over b's, where b > 0",
+            EMPYRICAL,
+            _index_yearly(m.up_capture),
+        ),
         (
             "down_capture",
             "Down capture",
@@ -308,17 +491,73 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             EMPYRICAL,
             _index_yearly(m.down_capture),
         ),
-        ("batting_average", "Days ahead of index", _SHARE, "mean(r > b)", EMPYRICAL, _index(m.batting_average)),
-        ("treynor_ratio", "Treynor ratio", _YEAR, "annual return/β", "Treynor (1965)", _index_yearly(m.treynor_ratio)),
+        (
+            "batting_average",
+            "Days ahead of index",
+            _SHARE,
+            "mean(r > b)",
+            EMPYRICAL,
+            _index(m.batting_average),
+        ),
+        (
+            "treynor_ratio",
+            "Treynor ratio",
+            _YEAR,
+            "annual return/β",
+            "Treynor (1965)",
+            _index_yearly(m.treynor_ratio),
+        ),
     ),
     "trading": (
-        ("turnover", "Turnover a year", "× equity", "Σ notional/mean(V)·Y/S", PYFOLIO, _total_turnover),
-        ("traded_usd", "Traded notional", _USD, "Σ |shares|·price", _LEDGER, lambda s: s.traded_usd),
-        ("cost_usd", "Costs paid", _USD, "Σ fees, spread, impact, interest", _LEDGER, lambda s: s.cost),
-        ("cost_share", "Costs/capital", _SHARE, "costs/V[0]", _LEDGER, lambda s: s.cost / s.of.equity[0]),
-        ("break_even_cost_bps", "Break-even cost", "bps", "profit before costs/notional", "algebra", _break_even_bps),
+        (
+            "turnover",
+            "Turnover a year",
+            "× equity",
+            "Σ notional/mean(V)·Y/S",
+            PYFOLIO,
+            _total_turnover,
+        ),
+        (
+            "traded_usd",
+            "Traded notional",
+            _USD,
+            "Σ |shares|·price",
+            _LEDGER,
+            lambda s: s.traded_usd,
+        ),
+        (
+            "cost_usd",
+            "Costs paid",
+            _USD,
+            "Σ fees, spread, impact, interest",
+            _LEDGER,
+            lambda s: s.cost,
+        ),
+        (
+            "cost_share",
+            "Costs/capital",
+            _SHARE,
+            "costs/V[0]",
+            _LEDGER,
+            lambda s: s.cost / s.of.equity[0],
+        ),
+        (
+            "break_even_cost_bps",
+            "Break-even cost",
+            "bps",
+            "profit before costs/notional",
+            "algebra",
+            _break_even_bps,
+        ),
         ("trades", "Fills", "count", "rows of the trade list but splits", _LEDGER, _fills),
-        ("orders", "Orders", "count", "an order given again counts again", _LEDGER, lambda s: s.of.orders.given),
+        (
+            "orders",
+            "Orders",
+            "count",
+            "an order given again counts again",
+            _LEDGER,
+            lambda s: s.of.orders.given,
+        ),
         (
             "capped_orders",
             "Orders cut to the volume",
@@ -327,15 +566,78 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _LEDGER,
             lambda s: s.of.orders.capped,
         ),
-        ("unfilled_orders", "Orders unfilled", "count", "nothing traded", _LEDGER, lambda s: s.of.orders.unfilled),
-        ("cancelled_usd", "Orders cancelled", _USD, "asked − filled", _LEDGER, lambda s: s.of.orders.cancelled_usd),
-        ("income_usd", "Dividends", _USD, "and cash for fractions", _LEDGER, lambda s: float(s.of.income_usd.sum())),
-        ("round_trips", "Closed lots", "count", "first in, first out", PYFOLIO, lambda s: float(len(s.round_trips))),
-        ("round_trip_hit_rate", "Closed lots with a gain", _SHARE, "mean(profit > 0)", PYFOLIO, _trip_share),
-        ("round_trip_profit_usd", "Profit a closed lot", _USD, "mean, net", PYFOLIO, _trips("profit_usd", _mean)),
-        ("holding_minutes_mean", "Mean holding", _MINUTES, "nights included", PYFOLIO, _trips("minutes", _mean)),
-        ("holding_minutes_median", "Median holding", _MINUTES, "nights included", PYFOLIO, _median_minutes),
-        ("exposure_max", "Highest exposure", _EQUITY, "max(Σ|w|)", PYFOLIO, lambda s: float(s.exposure.max())),
+        (
+            "unfilled_orders",
+            "Orders unfilled",
+            "count",
+            "nothing traded",
+            _LEDGER,
+            lambda s: s.of.orders.unfilled,
+        ),
+        (
+            "cancelled_usd",
+            "Orders cancelled",
+            _USD,
+            "asked − filled",
+            _LEDGER,
+            lambda s: s.of.orders.cancelled_usd,
+        ),
+        (
+            "income_usd",
+            "Dividends",
+            _USD,
+            "and cash for fractions",
+            _LEDGER,
+            lambda s: float(s.of.income_usd.sum()),
+        ),
+        (
+            "round_trips",
+            "Closed lots",
+            "count",
+            "first in, first out",
+            PYFOLIO,
+            lambda s: float(len(s.round_trips)),
+        ),
+        (
+            "round_trip_hit_rate",
+            "Closed lots with a gain",
+            _SHARE,
+            "mean(profit > 0)",
+            PYFOLIO,
+            _trip_share,
+        ),
+        (
+            "round_trip_profit_usd",
+            "Profit a closed lot",
+            _USD,
+            "mean, net",
+            PYFOLIO,
+            _trips("profit_usd", _mean),
+        ),
+        (
+            "holding_minutes_mean",
+            "Mean holding",
+            _MINUTES,
+            "nights included",
+            PYFOLIO,
+            _trips("minutes", _mean),
+        ),
+        (
+            "holding_minutes_median",
+            "Median holding",
+            _MINUTES,
+            "nights included",
+            PYFOLIO,
+            _median_minutes,
+        ),
+        (
+            "exposure_max",
+            "Highest exposure",
+            _EQUITY,
+            "max(Σ|w|)",
+            PYFOLIO,
+            lambda s: float(s.exposure.max()),
+        ),
         (
             "time_in_market",
             "Time in the market",
@@ -344,21 +646,61 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             PYFOLIO,
             lambda s: float((s.exposure > 0).mean()),
         ),
-        ("concentration", "Herfindahl index", _SHARE, "mean Σ(w/Σ|w|)²", "Herfindahl (1950)", _herfindahl),
-        ("largest_weight", "Largest weight", _EQUITY, "max |w| at session closes", PYFOLIO, _largest_weight),
+        (
+            "concentration",
+            "Herfindahl index",
+            _SHARE,
+            "mean Σ(w/Σ|w|)²",
+            "Herfindahl (1950)",
+            _herfindahl,
+        ),
+        (
+            "largest_weight",
+            "Largest weight",
+            _EQUITY,
+            "max |w| at session closes",
+            PYFOLIO,
+            _largest_weight,
+        ),
     ),
     "from bars": (
-        ("minute_annual_volatility", "Volatility, bars", _YEAR, "std·√(bars a year)", "-", _bars(m.annual_volatility)),
-        ("minute_sharpe", "Sharpe ratio, bars", _RATIO, "mean/std·√(bars a year)", "-", _bars(m.sharpe)),
+        (
+            "minute_annual_volatility",
+            "Volatility, bars",
+            _YEAR,
+            "std·√(bars a year)",
+            "-",
+            _bars(m.annual_volatility),
+        ),
+        (
+            "minute_sharpe",
+            "Sharpe ratio, bars",
+            _RATIO,
+            "mean/std·√(bars a year)",
+            "-",
+            _bars(m.sharpe),
+        ),
         ("minute_sortino", "Sortino ratio, bars", _RATIO, "as daily", "-", _bars(m.sortino)),
-        ("minute_max_drawdown", "Max drawdown, bars", _SHARE, "at every bar", "-", lambda s: m.max_drawdown(s.minute)),
+        (
+            "minute_max_drawdown",
+            "Max drawdown, bars",
+            _SHARE,
+            "at every bar",
+            "-",
+            lambda s: m.max_drawdown(s.minute),
+        ),
     ),
 }
-_OF_POSITIONS = {"invested_share", "break_even_cost_bps", *(row[0] for row in _GROUPS["trading"][5:])}
+_OF_POSITIONS = {
+    "invested_share",
+    "break_even_cost_bps",
+    *(row[0] for row in _GROUPS["trading"][5:]),
+}
 
 
 def _defined(key: str, compute: Compute) -> Compute:
-    """None for curves that were not traded here (the index has no positions), and for windows that are too short."""
+    """None for curves that were not traded here (the index has no positions), and for windows that
+    are too short."""
 
     def defined(s: Sample) -> float | None:
         untraded = key in _OF_POSITIONS and not s.of.has_positions

@@ -1,10 +1,12 @@
-"""Deleting a run: out of every list at once, by one rename, then from the disk; its looks go on counting.
+"""Deleting a run: out of every list at once, by one rename, then from the disk; its looks go on
+counting.
 
     runs/.deleted-<name>-<ns>     a run that is being deleted
 
-Whatever is killed between the two leaves such a folder, which no list shows and the next deletion removes. The ledger
-of looks is no part of a run's folder: what was looked at stays looked at, and a result that came here from another runs
-folder, whose look this ledger does not have, is noted before it goes.
+Whatever is killed between the two leaves such a folder, which no list shows and the next deletion
+removes. The ledger of looks is no part of a run's folder: what was looked at stays looked at, and a
+result that came here from another runs folder, whose look this ledger does not have, is noted
+before it goes.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ class Loss:
     @property
     def sentence(self) -> str:
         told = f"{count(self.files)} files ({self.size / 1e6:,.1f} MB) go for good"
-        told += f", the networks, curves and results of {count(self.pods)} pods among them" if self.pods else ""
+        told += (
+            f", the networks, curves and results of {count(self.pods)} pods among them"
+            if self.pods
+            else ""
+        )
         stays = (
             f"its {count(self.looks)} looks on the ledger, which go on counting,"
             if self.looks
@@ -53,7 +59,8 @@ class Loss:
 
 
 def loss_of(runs: RunsFolder, name: str) -> Loss:
-    """What deleting a run would lose. Raises RunError when it cannot be deleted (see `delete_run`)."""
+    """What deleting a run would lose. Raises RunError when it cannot be deleted (see
+    `delete_run`)."""
     folder = _deletable(runs, name)
     files = size = 0
     for above, _, names in os.walk(folder.root):
@@ -68,8 +75,9 @@ def loss_of(runs: RunsFolder, name: str) -> Loss:
 def delete_run(runs: RunsFolder, name: str) -> None:
     """Delete a run for good, and what earlier deletions left behind.
 
-    Raises UnsafePathError for a name that leads out of the runs folder or to a link, and RunError for what is no run,
-    is at work, is a copy of a run in a store or may not be changed, and while the ledger of looks is broken.
+    Raises UnsafePathError for a name that leads out of the runs folder or to a link, and RunError
+    for what is no run, is at work, is a copy of a run in a store or may not be changed, and while
+    the ledger of looks is broken.
     """
     sweep(runs)
     folder = _deletable(runs, name)
@@ -80,7 +88,9 @@ def delete_run(runs: RunsFolder, name: str) -> None:
             os.rename(folder.root, grave)
             sync_folder(runs.root)
         except OSError as error:
-            raise RunError(f"{name} cannot be deleted ({error.strerror}); {runs.root} must be writable") from None
+            raise RunError(
+                f"{name} cannot be deleted ({error.strerror}); {runs.root} must be writable"
+            ) from None
         _remove(grave)
 
 
@@ -94,7 +104,10 @@ def sweep(runs: RunsFolder) -> None:
 def _remove(grave: Path) -> None:
     shutil.rmtree(grave, ignore_errors=True)  # another deletion may be at it
     if grave.exists():
-        raise RunError(f"the run is in no list any more, but {grave} could not be removed whole; remove it by hand")
+        raise RunError(
+            f"the run is in no list any more, but {grave} could not be removed whole; remove it by"
+            " hand"
+        )
 
 
 def _deletable(runs: RunsFolder, name: str) -> Folder:
@@ -102,22 +115,29 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
         raise RunError(f"{folder.root} is a part of a run, which goes as a whole or not at all")
     if not _is_run(folder):
-        raise RunError(f"{folder.root} does not look like a run's folder; remove it by hand if it is to go")
+        raise RunError(
+            f"{folder.root} does not look like a run's folder; remove it by hand if it is to go"
+        )
     check_writable(folder)
     if is_locked(folder):
         raise RunError(f"{name} is at work; wait for its end or stop it first")
-    orphans = [pod for pod in folder.folders("pods") if is_file_locked(folder, "pods", pod, ".lock")]
+    orphans = [
+        pod for pod in folder.folders("pods") if is_file_locked(folder, "pods", pod, ".lock")
+    ]
     if orphans:
         raise RunError(
-            f"{name} was killed and {', '.join(orphans)} still trains; run its command again and stop it (Ctrl-C), or "
-            "wait for `tournament.orphan_seconds`"
+            f"{name} was killed and {', '.join(orphans)} still trains; run its command again and"
+            " stop it (Ctrl-C), or wait for `tournament.orphan_seconds`"
         )
     return folder
 
 
 def _is_run(folder: Folder) -> bool:
-    """By its manifest or, of one that lost it, by the lock that runs have: no other folder is taken for one."""
-    return _has_manifest(folder) or (folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS))
+    """By its manifest or, of one that lost it, by the lock that runs have: no other folder is taken
+    for one."""
+    return _has_manifest(folder) or (
+        folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS)
+    )
 
 
 def _has_manifest(folder: Folder) -> bool:
@@ -128,7 +148,8 @@ def _has_manifest(folder: Folder) -> bool:
 
 
 def _keep_looks(folder: Folder, ledger: Ledger) -> None:
-    """See that the ledger has the look of every stored result. Raises LedgerError for a broken one."""
+    """See that the ledger has the look of every stored result. Raises LedgerError for a broken
+    one."""
     ledger.lines()
     for inside in ((), ("validation",), ("train",)):
         try:

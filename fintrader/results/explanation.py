@@ -1,4 +1,5 @@
-"""What moved a strategy's decisions, as a backtest stored it (`backtesting/explain.py`): importance and single ones."""
+"""What moved a strategy's decisions, as a backtest stored it (`backtesting/explain.py`): importance
+and single ones."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from fintrader.results.folders import DamagedFileError
 from fintrader.results.formatting import count, percent
 
 METHOD = (
-    "Each input alone is taken away (a feature or column of context shows its mean over the window, cash and holdings "
-    "those of an account just opened) and the policy is asked again: the share of the account that would have stood "
-    "elsewhere is what it moved. Inputs that say the same share what they move or hide one another, and nothing here "
-    "says that an input pays."
+    "Each input alone is taken away (a feature or column of context shows its mean over the window,"
+    " cash and holdings those of an account just opened) and the policy is asked again: the share"
+    " of the account that would have stood elsewhere is what it moved. Inputs that say the same"
+    " share what they move or hide one another, and nothing here says that an input pays."
 )
 
 
@@ -34,13 +35,16 @@ class Explanation:
     moved: NDArray[np.float64]
     """`[K, I]`: share of the account that would have stood elsewhere without the input."""
     raised: tuple[pd.DataFrame, ...]
-    """`[K]` tables, a row a symbol, a column an input: by how much it raised the symbol's weight."""
+    """`[K]` tables, a row a symbol, a column an input: by how much it raised the symbol's
+    weight."""
     weights: tuple[pd.Series, ...]
     """`[K]`: the weights aimed at, of the symbols of `raised`."""
 
     def importance(self) -> pd.Series:
         """Mean of what each input moved, the most first."""
-        mean = pd.Series(self.moved.mean(axis=0), index=pd.Index(self.inputs, name="input"), name="moved")
+        mean = pd.Series(
+            self.moved.mean(axis=0), index=pd.Index(self.inputs, name="input"), name="moved"
+        )
         return mean.sort_values(ascending=False, kind="stable")
 
     def sentence(self) -> str:
@@ -48,13 +52,16 @@ class Explanation:
         ranked = self.importance()
         looked = f"{count(len(self.times))} of {count(self.decisions)} decisions looked at"
         if not ranked.iloc[0] > 0:
-            return f"No input moved a decision ({looked}): the policy does the same whatever it sees."
+            return (
+                f"No input moved a decision ({looked}): the policy does the same whatever it sees."
+            )
         told = [f"{name} {percent(share)}" for name, share in ranked[ranked > 0].head(3).items()]
         return f"What moved most of the account, at the mean: {', '.join(told)} ({looked})."
 
 
 def read_explanation(stored: Mapping[str, Any]) -> Explanation | None:
-    """A backtest's `explanation`; None where nobody looked. Raises DamagedFileError for what is none."""
+    """A backtest's `explanation`; None where nobody looked. Raises DamagedFileError for what is
+    none."""
     if not stored:
         return None
     try:
@@ -69,12 +76,26 @@ def read_explanation(stored: Mapping[str, Any]) -> Explanation | None:
             pd.Series(look["weights"], index=names, dtype=np.float64)
             for look, names in zip(looks, symbols, strict=True)
         ]
-        times = pd.DatetimeIndex(pd.to_datetime([look["time"] for look in looks], utc=True), name="time")
-        found = Explanation(
-            str(stored["strategy"]), int(stored["decisions"]), inputs, times, moved, tuple(raised), tuple(weights)
+        times = pd.DatetimeIndex(
+            pd.to_datetime([look["time"] for look in looks], utc=True), name="time"
         )
-        if moved.shape != (len(looks), len(inputs)) or not len(looks) or not np.isfinite(moved).all():
+        found = Explanation(
+            str(stored["strategy"]),
+            int(stored["decisions"]),
+            inputs,
+            times,
+            moved,
+            tuple(raised),
+            tuple(weights),
+        )
+        if (
+            moved.shape != (len(looks), len(inputs))
+            or not len(looks)
+            or not np.isfinite(moved).all()
+        ):
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise DamagedFileError("explanation.json is damaged; `fintrader backtest` on the run makes it again") from None
+        raise DamagedFileError(
+            "explanation.json is damaged; `fintrader backtest` on the run makes it again"
+        ) from None
     return found

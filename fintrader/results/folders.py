@@ -1,7 +1,8 @@
 """The door to stored runs: whatever is read of one comes from inside its folder, through checks.
 
-A name from the URL, from a file's contents or from a directory listing is never trusted: it must be one plain path
-component, nothing on the way may be a symbolic link, and what is opened must be a regular file of bounded size.
+A name from the URL, from a file's contents or from a directory listing is never trusted: it must be
+one plain path component, nothing on the way may be a symbolic link, and what is opened must be a
+regular file of bounded size.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class DamagedFileError(RunError):
 
 
 class ChangedFileError(RunError):
-    """Files were written anew while they were being read; what was opened before is to be opened again."""
+    """Files were written anew while they were being read; what was opened before is to be opened
+    again."""
 
 
 _NEVER_IN_A_NAME = re.compile(r"[\x00-\x1f\x7f/\\]")
@@ -57,18 +59,25 @@ Signature = tuple[int, int, int]
 
 
 class FileCache:
-    """Values made from files, kept while the files stay as they are; what was not asked for longest goes first."""
+    """Values made from files, kept while the files stay as they are; what was not asked for longest
+    goes first."""
 
     def __init__(self, **most: int) -> None:
         """`most`: how many values of each kind are kept."""
         self._most = most
-        self._kept: dict[str, OrderedDict[Hashable, tuple[Hashable, Any]]] = {kind: OrderedDict() for kind in most}
+        self._kept: dict[str, OrderedDict[Hashable, tuple[Hashable, Any]]] = {
+            kind: OrderedDict() for kind in most
+        }
         self._lock = threading.Lock()
 
-    def get(self, kind: str, key: Hashable, state: Hashable, make: Callable[[tuple[Any, Any] | None], T]) -> T:
-        """What was made for `key` when its files were in this `state` (their signatures), else `make(before)`.
+    def get(
+        self, kind: str, key: Hashable, state: Hashable, make: Callable[[tuple[Any, Any] | None], T]
+    ) -> T:
+        """What was made for `key` when its files were in this `state` (their signatures), else
+        `make(before)`.
 
-        `before` is the state and value last kept, for whoever can go on from there. Two threads may both make it.
+        `before` is the state and value last kept, for whoever can go on from there. Two threads may
+        both make it.
         """
         kept = self._kept[kind]
         with self._lock:
@@ -91,7 +100,9 @@ def component(name: object) -> str:
     if not isinstance(name, str) or not name or name in {".", ".."}:
         raise UnsafePathError(f"{_shown(name)} is no file name")
     if _NEVER_IN_A_NAME.search(name):
-        raise UnsafePathError(f"{_shown(name)} holds a character that no file of a run has in its name")
+        raise UnsafePathError(
+            f"{_shown(name)} holds a character that no file of a run has in its name"
+        )
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
@@ -118,7 +129,8 @@ class Folder:
     """Absolute and without symbolic links."""
 
     def path(self, *parts: str) -> Path:
-        """A path below the folder, whether or not it exists. Raises UnsafePathError for anything that leads out."""
+        """A path below the folder, whether or not it exists. Raises UnsafePathError for anything
+        that leads out."""
         return Path(self._inside(*parts))
 
     def _inside(self, *parts: str) -> str:
@@ -169,7 +181,9 @@ class Folder:
         with self.open(*parts) as file:
             data = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
         if len(data) > limit:
-            raise DamagedFileError(f"{'/'.join(parts)} holds more than {limit >> 20} MiB, too much to read")
+            raise DamagedFileError(
+                f"{'/'.join(parts)} holds more than {limit >> 20} MiB, too much to read"
+            )
         return data
 
     def tail(self, *parts: str, limit: int) -> bytes:
@@ -191,24 +205,31 @@ class Folder:
         try:
             return json.loads(self.text(*parts, limit=limit))
         except (ValueError, RecursionError):
-            raise DamagedFileError(f"{'/'.join(parts)} is not valid JSON; delete it and run again") from None
+            raise DamagedFileError(
+                f"{'/'.join(parts)} is not valid JSON; delete it and run again"
+            ) from None
 
     def json(self, *parts: str, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
         """A JSON object. Raises DamagedFileError for anything else."""
         value = self.any_json(*parts, limit=limit)
         if not isinstance(value, dict):
-            raise DamagedFileError(f"{'/'.join(parts)} holds {type(value).__name__}, expected an object")
+            raise DamagedFileError(
+                f"{'/'.join(parts)} holds {type(value).__name__}, expected an object"
+            )
         return value
 
     def jsonl(self, *parts: str) -> list[dict[str, Any]]:
-        """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left out."""
+        """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left
+        out."""
         return records_in(self.tail(*parts, limit=MAX_LOG_BYTES))
 
     def folders(self, *parts: str) -> list[str]:
         """Names of the folders inside, sorted; links are left out."""
         try:
             with os.scandir(self.path(*parts)) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(
+                    entry.name for entry in entries if entry.is_dir(follow_symlinks=False)
+                )
         except OSError:
             return []
 
@@ -233,10 +254,14 @@ class RunsFolder(Folder):
         """The folder of the run called `name`. Raises UnsafePathError or NotThereError."""
         text = component(name)
         if not _plain(text):
-            raise UnsafePathError(f"{_shown(text)} is no run's name: letters, digits, '.', '_' and '-' only")
+            raise UnsafePathError(
+                f"{_shown(text)} is no run's name: letters, digits, '.', '_' and '-' only"
+            )
         path = self.path(text)
         if not path.is_dir():
-            raise NotThereError(f"there is no run called {text!r}; the Runs page lists those there are")
+            raise NotThereError(
+                f"there is no run called {text!r}; the Runs page lists those there are"
+            )
         return Folder(path)
 
 
@@ -250,9 +275,11 @@ def _plain(name: str) -> bool:
 
 
 def is_locked(folder: Folder) -> bool:
-    """Whether a living process holds the run. The kernel drops the lock when the process dies, however it dies.
+    """Whether a living process holds the run. The kernel drops the lock when the process dies,
+    however it dies.
 
-    Of a copy of a run in a store: whether somebody held it there when it was looked at, a minute ago at most.
+    Of a copy of a run in a store: whether somebody held it there when it was looked at, a minute
+    ago at most.
     """
     try:
         if time.time() - folder.signature(".held")[2] / 1e9 < 60.0:

@@ -1,4 +1,5 @@
-"""How results are written, the same in report, app, notebook and terminal: numbers, tables, strategies in order.
+"""How results are written, the same in report, app, notebook and terminal: numbers, tables,
+strategies in order.
 
 A missing number is a dash, never a zero.
 """
@@ -36,11 +37,19 @@ ACTIVE_COLUMNS: tuple[tuple[str, str], ...] = (
     ("tracking_error", "Tracking error"),
     ("information_ratio", "Information ratio"),
 )
-"""The same of the columns that stand beside them: what was done otherwise than the benchmark portfolio does. After
-them comes the information ratio's interval."""
+"""The same of the columns that stand beside them: what was done otherwise than the benchmark
+portfolio does. After them comes the information ratio's interval."""
 INTERVAL = "95 % interval"
 BASELINES = (
-    *("ridge", "buy_and_hold", "equal_weight", "cap_weight", "inverse_volatility", "minimum_variance", "momentum"),
+    *(
+        "ridge",
+        "buy_and_hold",
+        "equal_weight",
+        "cap_weight",
+        "inverse_volatility",
+        "minimum_variance",
+        "momentum",
+    ),
     *("vol_targeted", "benchmark", "cash"),
 )
 """Strategies that stand for comparison and were not searched for."""
@@ -153,34 +162,43 @@ def year_of(values: Mapping[str, Any]) -> int:
 
 
 def missing(key: str, values: Mapping[str, Any]) -> str:
-    """Why a strategy has a dash for this metric although it can be computed; empty where it has none."""
+    """Why a strategy has a dash for this metric although it can be computed; empty where it has
+    none."""
     short = of_a_year(key) and is_short(values.get("sessions"), year_of(values))
     return f"under {fewest_sessions(year_of(values))} sessions" if short else ""
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
-    """Whether so many sessions are less than a quarter of a year: nothing of a year is said of them."""
+    """Whether so many sessions are less than a quarter of a year: nothing of a year is said of
+    them."""
     found = number(sessions)
     return found is not None and found < fewest_sessions(sessions_a_year)
 
 
 def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str]:
-    """What a yearly rate over so many sessions is multiplied by before it is shown, and the words that follow it.
+    """What a yearly rate over so many sessions is multiplied by before it is shown, and the words
+    that follow it.
 
     `(1, "a year")`, and below a quarter of one `(sessions / sessions_a_year, "in the window")`.
     """
     found = number(sessions)
     short = found is not None and is_short(found, sessions_a_year)
-    return (found / sessions_a_year, "in the window") if found is not None and short else (1.0, "a year")
+    return (
+        (found / sessions_a_year, "in the window")
+        if found is not None and short
+        else (1.0, "a year")
+    )
 
 
 def shown(key: str, values: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A strategy's metric as text; a dash where it is not known, or is one of a year and the window is `missing` it."""
+    """A strategy's metric as text; a dash where it is not known, or is one of a year and the window
+    is `missing` it."""
     return DASH if missing(key, values) else statistic(key, values.get(key), signed=signed)
 
 
 def short_window(metrics: Iterable[Mapping[str, Any]]) -> str:
-    """A line below a table of such metrics: why yearly figures are dashes. Empty for windows long enough."""
+    """A line below a table of such metrics: why yearly figures are dashes. Empty for windows long
+    enough."""
     why = next((why for values in metrics if (why := missing("annual_return", values))), "")
     return f"Figures of a year: {DASH} {why}; so few say nothing of a year." if why else ""
 
@@ -215,13 +233,24 @@ def window_words(window: str) -> str:
 
 
 def planted_words(context: Mapping[str, Any]) -> str:
-    """What the ensemble made of a planted signal, as the one share that is shown anywhere; empty without one."""
+    """What the ensemble made of a planted signal, as the one share that is shown anywhere; empty
+    without one."""
     planted = context.get("planted")
-    share = (planted.get("share_of_oracle") or {}).get("ensemble") if isinstance(planted, Mapping) else None
+    share = (
+        (planted.get("share_of_oracle") or {}).get("ensemble")
+        if isinstance(planted, Mapping)
+        else None
+    )
     if number(share) is None:
         return ""
-    told = "of the log growth of an oracle, which knows the signal's states and maximises expected wealth"
-    return f"Planted signal: the ensemble made {percent(share, 0)} {told}, in the same window at the same costs."
+    told = (
+        "of the log growth of an oracle, which knows the signal's states and maximises expected"
+        " wealth"
+    )
+    return (
+        f"Planted signal: the ensemble made {percent(share, 0)} {told}, in the same window at the"
+        " same costs."
+    )
 
 
 def limits_words(context: Mapping[str, Any]) -> str:
@@ -231,7 +260,10 @@ def limits_words(context: Mapping[str, Any]) -> str:
         return ""
     cut = found.get("cut") or {}
     by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(cut.items()))
-    text = f"within a deployment's limits the ensemble made {percent(found.get('cumulative_return'), signed=True)}"
+    text = (
+        "within a deployment's limits the ensemble made"
+        f" {percent(found.get('cumulative_return'), signed=True)}"
+    )
     text += f" (orders cut by {by})" if by else " (none of them bound)"
     return text + (f", halted: {found['halted']}" if found.get("halted") else "")
 
@@ -258,28 +290,47 @@ class Verdict(NamedTuple):
     @property
     def sentences(self) -> dict[str, str]:
         """What each sentence answers, and the sentence; without those that were not said."""
-        found = {"Why": self.why, "What this window can see": self.sees, "What would change it": self.change}
+        found = {
+            "Why": self.why,
+            "What this window can see": self.sees,
+            "What would change it": self.change,
+        }
         return {question: said for question, said in found.items() if said}
 
 
 def verdict_of(honesty: Mapping[str, Any], changed: str = "") -> Verdict:
-    """The verdict that opens every page with a return, out of `honesty.json`; `changed`: that the files are others now.
+    """The verdict that opens every page with a return, out of `honesty.json`; `changed`: that the
+    files are others now.
 
     An assessment of an earlier version, whose sentences stand in one text, is told as it is.
     """
     if changed:
         return Verdict("No verdict", changed, "", "", False)
     told, text = honesty.get("sentences"), honesty.get("verdict")
-    said = [str(one) for one in told] if isinstance(told, list) else [text] if isinstance(text, str) and text else []
+    said = (
+        [str(one) for one in told]
+        if isinstance(told, list)
+        else [text]
+        if isinstance(text, str) and text
+        else []
+    )
     if not said:
         again = "`fintrader backtest` on the run writes what can be said of luck."
-        return Verdict("Not assessed", "This backtest was written without an assessment.", "", again, False)
+        return Verdict(
+            "Not assessed", "This backtest was written without an assessment.", "", again, False
+        )
     headline, _, why = said[0].partition(": ")
     sees, change = (said[1] if len(said) > 1 else ""), " ".join(said[2:])
-    return Verdict(headline.rstrip("."), why[:1].upper() + why[1:], sees, change, honesty.get("likely_skill") is True)
+    return Verdict(
+        headline.rstrip("."),
+        why[:1].upper() + why[1:],
+        sees,
+        change,
+        honesty.get("likely_skill") is True,
+    )
 
 
-# --- strategies ------------------------------------------------------------------------------------------------
+# --- strategies -----------------------------------------------------------------------------------
 
 
 def is_baseline(name: str) -> bool:
@@ -298,12 +349,13 @@ def main_strategy(names: Sequence[str]) -> str:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The order of tables: what was searched for, then what anybody could have had, then the rest as given."""
+    """The order of tables: what was searched for, then what anybody could have had, then the rest
+    as given."""
     rank = {name: place for place, name in enumerate(_ORDER)}
     return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
 
 
-# --- tables ----------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def paper_cells(values: Mapping[str, Any]) -> list[str]:
@@ -318,27 +370,36 @@ def active_cells(values: Mapping[str, Any]) -> list[str]:
 
 
 def active_headings(portfolio: Any) -> list[str]:
-    """Headings of the strategies' names and of those cells; `portfolio`: what `env.benchmark` names."""
+    """Headings of the strategies' names and of those cells; `portfolio`: what `env.benchmark`
+    names."""
     against = portfolio.replace("_", " ") if isinstance(portfolio, str) else "the portfolio"
     return [f"Against {against}", *(heading for _, heading in ACTIVE_COLUMNS), INTERVAL]
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None) -> Table:
+def metrics_table(
+    metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None
+) -> Table:
     """One row a strategy, with the paper's columns."""
-    table = _table(_PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title)
+    table = _table(
+        _PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title
+    )
     table.caption, table.caption_justify = short_window(metrics.values()) or None, "left"
     return table
 
 
 def active_table(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> Table:
     """One row a strategy, with what it did otherwise than `portfolio`."""
-    return _table(active_headings(portfolio), {name: active_cells(values) for name, values in metrics.items()})
+    return _table(
+        active_headings(portfolio), {name: active_cells(values) for name, values in metrics.items()}
+    )
 
 
 _PAPER_HEADINGS = ["Strategy", *(heading for _, heading in PAPER_COLUMNS)]
 
 
-def _table(headings: Sequence[str], rows: Mapping[str, Sequence[str]], title: str | None = None) -> Table:
+def _table(
+    headings: Sequence[str], rows: Mapping[str, Sequence[str]], title: str | None = None
+) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     table.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:
@@ -368,7 +429,9 @@ def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any
     names = in_order(metrics)
     paper = _html_table(_PAPER_HEADINGS, {name: paper_cells(metrics[name]) for name in names})
     paper += f"<p>{why}</p>" if (why := short_window(metrics.values())) else ""
-    return paper + _html_table(active_headings(portfolio), {name: active_cells(metrics[name]) for name in names})
+    return paper + _html_table(
+        active_headings(portfolio), {name: active_cells(metrics[name]) for name in names}
+    )
 
 
 def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
@@ -380,11 +443,12 @@ def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> s
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-# --- where a result stands -------------------------------------------------------------------------------------
+# --- where a result stands ------------------------------------------------------------------------
 
 
 def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any]) -> str:
-    """Whether the main strategy is below ridge and below its benchmark portfolio, and whether that could be chance.
+    """Whether the main strategy is below ridge and below its benchmark portfolio, and whether that
+    could be chance.
 
     Empty where nothing of this is known, and for a baseline.
     """
@@ -403,10 +467,20 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             said.append(f"{side} {rival} ({percent(theirs, signed=True)})")
     title = name.replace("_", " ").capitalize()
-    text = f"Net of costs, {title} ({percent(returned, signed=True)}) is {' and '.join(said)}." if said else ""
+    text = (
+        f"Net of costs, {title} ({percent(returned, signed=True)}) is {' and '.join(said)}."
+        if said
+        else ""
+    )
     low, high = number(own.get("information_ratio_low")), number(own.get("information_ratio_high"))
     if low is not None and high is not None:
-        worth = "more than the portfolio" if low > 0 else "less than the portfolio" if high < 0 else "within chance"
+        worth = (
+            "more than the portfolio"
+            if low > 0
+            else "less than the portfolio"
+            if high < 0
+            else "within chance"
+        )
         active, sessions = number(own.get("active_return")), number(own.get("sessions"))
         scale, over = span(sessions, year_of(own))
         active = None if active is None else active * scale

@@ -1,4 +1,5 @@
-"""What the numbers of a backtest are computed from: one strategy's curve, positions, trades and orders."""
+"""What the numbers of a backtest are computed from: one strategy's curve, positions, trades and
+orders."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class History:
     session: NDArray[np.int64]
     """`[T]`: number of the trading session."""
     equity: Array
-    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded by then."""
+    """`[T]` USD at each bar's close; `equity[0]` is the starting capital, nothing has been traded
+    by then."""
     benchmark: Array
     """`[T]`: level of the index."""
     shares: Array
@@ -49,28 +51,33 @@ class History:
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
     income_usd: Array
-    """`[T]` dividends, and cash for what splits left of a share, at the bar that begins with them."""
+    """`[T]` dividends, and cash for what splits left of a share, at the bar that begins with
+    them."""
     trades: pd.DataFrame
-    """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0), `notional_usd` is not;
-    `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
-    change that a split made, at no price)."""
+    """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0),
+    `notional_usd` is not; `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin`
+    (the account was closed) or `split` (the change that a split made, at no price)."""
     orders: OrderCounts = field(default_factory=OrderCounts)
     has_positions: bool = True
-    """False for a curve that was not traded here (the index): it has no positions, no turnover and no costs."""
+    """False for a curve that was not traded here (the index): it has no positions, no turnover and
+    no costs."""
     sessions_a_year: int = m.TRADING_DAYS
     """By which rates are those of a year: 252, or 365 where no day is without a session."""
     portfolio: Array | None = None
-    """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same costs) at the same
-    bars; None where it is not known. The index above is another thing: a level that nobody paid to hold."""
+    """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same
+    costs) at the same bars; None where it is not known. The index above is another thing: a level
+    that nobody paid to hold."""
 
     @property
     def sharpe_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the Sharpe ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        """Both ends of the Sharpe ratio's 95 % interval; a history alone cannot resample, and knows
+        none."""
         return None, None
 
     @property
     def information_ratio_interval(self) -> tuple[float | None, float | None]:
-        """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and knows none."""
+        """Both ends of the information ratio's 95 % interval; a history alone cannot resample, and
+        knows none."""
         return None, None
 
 
@@ -83,14 +90,18 @@ class Sample:
         self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))
         self.portfolio: Array | None = None
         if history.portfolio is not None:
-            self.portfolio = rounding_apart(self.daily, m.daily_returns(history.portfolio, history.session))
+            self.portfolio = rounding_apart(
+                self.daily, m.daily_returns(history.portfolio, history.session)
+            )
         self.sessions = len(self.daily)
 
     @cached_property
     def monthly(self) -> Array:
         """Return of each calendar month (UTC) the window touches."""
         ends = m.session_ends(self.of.session)
-        months = self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+        months = (
+            self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+        )
         return m.daily_returns(self.of.equity[ends], np.asarray(months), start=self.of.equity[0])
 
     @cached_property
@@ -128,14 +139,17 @@ class Sample:
 
     @cached_property
     def round_trips(self) -> pd.DataFrame:
-        """Profit and holding time of every closed lot (first in, first out): `profit_usd`, `minutes`."""
+        """Profit and holding time of every closed lot (first in, first out): `profit_usd`,
+        `minutes`."""
         return round_trips(self.of.trades)
 
 
 def weights(shares: Array, mark: Array, equity: Array) -> Array:
     """`[T, N]`: value of each position over equity `[T]` (0 once the equity is gone)."""
     value = shares * mark
-    share: Array = np.divide(value, equity[:, None], out=np.zeros_like(value), where=equity[:, None] > 0)
+    share: Array = np.divide(
+        value, equity[:, None], out=np.zeros_like(value), where=equity[:, None] > 0
+    )
     return share
 
 
@@ -147,8 +161,8 @@ def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
 
 
 def rounding_apart(ours: Array, theirs: Array) -> Array:
-    """`theirs [S]`, or `ours` where only rounding tells them apart (a curve scaled to the capital, say), which is no
-    active return."""
+    """`theirs [S]`, or `ours` where only rounding tells them apart (a curve scaled to the capital,
+    say), which is no active return."""
     return ours if np.allclose(ours, theirs, rtol=0.0, atol=1e-13) else theirs
 
 
@@ -160,21 +174,29 @@ class _Lot(NamedTuple):
 
 
 def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
-    """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its share of costs.
+    """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its
+    share of costs.
 
-    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and when it was `opened`
-    and `closed`, in the time zone of `trades`.
+    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and
+    when it was `opened` and `closed`, in the time zone of `trades`.
     """
     open_lots: dict[str, list[_Lot]] = {}
     closed: list[tuple[str, float, float, float, int, int]] = []
     filled = pd.DatetimeIndex(trades["fill_time"]).as_unit("ns")
-    columns = (trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind"))
+    columns = (
+        trades[name].to_numpy() for name in ("symbol", "shares", "price_usd", "cost_usd", "kind")
+    )
     for time, symbol, shares, price, cost, kind in zip(filled.asi8, *columns, strict=True):
         lots = open_lots.setdefault(symbol, [])
         if kind == "split":
             ratio = 1.0 + shares / sum(lot.shares for lot in lots)
-            kept = lots if ratio > 0.0 else []  # of a few shares a reverse split may leave none, paid for in cash
-            lots[:] = [_Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time) for lot in kept]
+            kept = (
+                lots if ratio > 0.0 else []
+            )  # of a few shares a reverse split may leave none, paid for in cash
+            lots[:] = [
+                _Lot(lot.shares * ratio, lot.price / ratio, lot.cost / ratio, lot.time)
+                for lot in kept
+            ]
             continue
         left, each = float(shares), cost / abs(shares)
         while lots and left * lots[0].shares < 0:
@@ -191,7 +213,9 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
                 lots.pop(0)
         if abs(left) > 1e-12 * abs(shares):
             lots.append(_Lot(left, price, each, time))
-    table = pd.DataFrame(closed, columns=["symbol", "shares", "profit_usd", "minutes", "opened", "closed"])
+    table = pd.DataFrame(
+        closed, columns=["symbol", "shares", "profit_usd", "minutes", "opened", "closed"]
+    )
     for name in ("opened", "closed"):
         table[name] = pd.to_datetime(table[name], utc=True).dt.tz_convert(filled.tz)
     return table

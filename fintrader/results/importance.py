@@ -1,14 +1,16 @@
-"""Which searched settings went with the score, and how much of that luck alone would show in as many pods.
+"""Which searched settings went with the score, and how much of that luck alone would show in as
+many pods.
 
-Only pods that began from fresh weights, with settings drawn by chance, can say so: a child takes its parent's networks
-along with its settings, so its score speaks for both, and a lucky founder's whole line would vote for what the founder
-happened to be set to.
+Only pods that began from fresh weights, with settings drawn by chance, can say so: a child takes
+its parent's networks along with its settings, so its score speaks for both, and a lucky founder's
+whole line would vote for what the founder happened to be set to.
 
-A setting's importance is the share of the variance of the scores' ranks that lies between its levels (bins of equal
-counts where it has many values), less what chance is expected to put there (epsilon squared: Kelley 1935,
-https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on one setting, also one with its best in the middle,
-and none on two settings together. Luck is measured by dealing the scores out to the pods anew, many times, and noting
-the largest share that any setting then has: whoever looks at all of them is told luck's best (Westfall and Young 1993).
+A setting's importance is the share of the variance of the scores' ranks that lies between its
+levels (bins of equal counts where it has many values), less what chance is expected to put there
+(epsilon squared: Kelley 1935, https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on
+one setting, also one with its best in the middle, and none on two settings together. Luck is
+measured by dealing the scores out to the pods anew, many times, and noting the largest share that
+any setting then has: whoever looks at all of them is told luck's best (Westfall and Young 1993).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from numpy.typing import NDArray
 from fintrader.results.formatting import count
 
 MIN_PODS = 12
-"""Pods with a score of which importance is computed at least: of fewer, luck makes as much as anything could."""
+"""Pods with a score of which importance is computed at least: of fewer, luck makes as much as
+anything could."""
 LEVEL = 0.05
 """How often settings without any effect may have one that is called important."""
 ALGORITHM = "algo"
@@ -39,7 +42,8 @@ class Share:
 
     setting: str
     share: float
-    """Of the variance of the scores' ranks, at most 1; below 0 where it is less than chance is expected to make."""
+    """Of the variance of the scores' ranks, at most 1; below 0 where it is less than chance is
+    expected to make."""
     p_value: float
     """How often luck makes some setting's share as large; of all settings together."""
 
@@ -65,7 +69,8 @@ class Importance:
 
 
 def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
-    """The searched settings of each pod as they are stored, with the algorithm where several race."""
+    """The searched settings of each pod as they are stored, with the algorithm where several
+    race."""
     found = [dict(row) if isinstance(row, dict) else {} for row in pods["hyper"]]
     if ALGORITHM in pods and pods[ALGORITHM].nunique() > 1:
         return [{ALGORITHM: algo, **row} for algo, row in zip(pods[ALGORITHM], found, strict=True)]
@@ -75,7 +80,9 @@ def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
 def drawn(pods: pd.DataFrame) -> pd.DataFrame:
     """The pods that importance is computed from: begun from fresh weights, and with a score."""
     scores = pd.to_numeric(pods["score"], errors="coerce")
-    fresh: pd.DataFrame = pods.loc[(pods["origin"] == "fresh") & np.isfinite(scores.to_numpy(float))]
+    fresh: pd.DataFrame = pods.loc[
+        (pods["origin"] == "fresh") & np.isfinite(scores.to_numpy(float))
+    ]
     return fresh
 
 
@@ -88,20 +95,31 @@ def importance(pods: pd.DataFrame) -> Importance:
     if size < MIN_PODS:
         return Importance(
             pods=size,
-            why=f"Importance takes {MIN_PODS} scored pods that began from fresh weights (here: {count(size)}). "
-            "(A child takes its parent's networks along with its settings: its score speaks for both.)",
+            why=(
+                f"Importance takes {MIN_PODS} scored pods that began from fresh weights (here:"
+                f" {count(size)}). (A child takes its parent's networks along with its settings:"
+                " its score speaks for both.)"
+            ),
         )
     ranks = pd.to_numeric(fresh["score"]).rank().to_numpy(float)
     centred = ranks - ranks.mean()
     if not centred.any():
         return Importance(pods=size, why="All these pods have the same score.")
     names = dict.fromkeys(name for row in settings for name in row)
-    columns = {name: [row[name] for row in settings] for name in names if all(name in row for row in settings)}
+    columns = {
+        name: [row[name] for row in settings]
+        for name in names
+        if all(name in row for row in settings)
+    }
     codes = {name: levels(column) for name, column in columns.items()}
     codes = {name: one for name, one in codes.items() if len(np.unique(one)) > 1}
     constant = tuple(name for name in names if name not in codes)
     if not codes:
-        return Importance(pods=size, constant=constant, why="Every searched setting is the same in all these pods.")
+        return Importance(
+            pods=size,
+            constant=constant,
+            why="Every searched setting is the same in all these pods.",
+        )
     random = np.random.default_rng(0)
     dealt = random.permuted(np.tile(centred, (_DEALS, 1)), axis=1)
     best = np.max([shares(dealt, one) for one in codes.values()], axis=0)
@@ -114,8 +132,8 @@ def importance(pods: pd.DataFrame) -> Importance:
 
 
 def levels(values: Sequence[Any]) -> NDArray[np.int64]:
-    """The level `[n]` of each value: bins of equal counts for numbers with many values, else the values themselves,
-    rare ones together."""
+    """The level `[n]` of each value: bins of equal counts for numbers with many values, else the
+    values themselves, rare ones together."""
     size = len(values)
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         bins = min(_LEVELS, max(2, size // 6))
@@ -129,7 +147,8 @@ def levels(values: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def shares(centred: NDArray[np.float64], codes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Epsilon squared of each row of `centred [R, n]` (zero mean, one variance in all rows) between levels `[n]`."""
+    """Epsilon squared of each row of `centred [R, n]` (zero mean, one variance in all rows) between
+    levels `[n]`."""
     _, level, counts = np.unique(codes, return_inverse=True, return_counts=True)
     sums = centred @ np.eye(len(counts))[level]
     size = len(codes)

@@ -1,11 +1,12 @@
-"""The ledger of looks: every result that runs of one folder made on a window, in a file that only grows.
+"""The ledger of looks: every result that runs of one folder made on a window, in a file that only
+grows.
 
     runs/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that of the line before
 
-A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing prices survives
-another name, seed, feature or training window. Whoever changes, deletes or moves a line breaks the chain
-(`Ledger.lines` says where); whoever cuts lines off its end is told by the backtests whose seals name them
-(`astray`). It sees the runs of one folder, and no other.
+A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing
+prices survives another name, seed, feature or training window. Whoever changes, deletes or moves a
+line breaks the chain (`Ledger.lines` says where); whoever cuts lines off its end is told by the
+backtests whose seals name them (`astray`). It sees the runs of one folder, and no other.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ FORMAT = "fintrader-looks-1"
 FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
 """What the first line holds in the place of the hash of a line before it."""
 HELD_OUT = ("test", "validation")
-"""Windows that a policy was not fitted to: a result on one is a look, whatever the run called it."""
+"""Windows that a policy was not fitted to: a result on one is a look, whatever the run called
+it."""
 CHOSEN = ("ensemble", "best")
 """Strategies that are chosen and so are what a look is at; the others are yardsticks."""
 LEVEL = 0.05
-"""How often all looks at a window together may call luck skill; `backtesting.evidence` spends it, look by look."""
+"""How often all looks at a window together may call luck skill; `backtesting.evidence` spends it,
+look by look."""
 
 
 class LedgerError(RunError):
@@ -58,13 +61,19 @@ class Window:
     """Date (UTC) of the first bar; `last`: of the last."""
     last: str
     made_up: bool = False
-    """A synthetic market's: another seed has the same dates and symbols and nothing else in common."""
+    """A synthetic market's: another seed has the same dates and symbols and nothing else in
+    common."""
 
     @classmethod
     def of(
-        cls, symbols: Sequence[str], minutes: NDArray[np.int64], close: NDArray[np.floating[Any]], made_up: bool = False
+        cls,
+        symbols: Sequence[str],
+        minutes: NDArray[np.int64],
+        close: NDArray[np.floating[Any]],
+        made_up: bool = False,
     ) -> Window:
-        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no price."""
+        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no
+        price."""
         order = np.argsort(np.array(symbols))
         names = tuple(str(symbols[k]) for k in order)
         prices = np.ascontiguousarray(close[:, order], dtype="<f4")
@@ -76,8 +85,9 @@ class Window:
         return cls(digest.hexdigest(), names, first, last, made_up)
 
     def overlaps(self, other: Window) -> bool:
-        """Whether a look at one is one at the other: the same bars, or days in common of much the same symbols (as
-        many in both as in only one of them, so that leaving one out makes no new window)."""
+        """Whether a look at one is one at the other: the same bars, or days in common of much the
+        same symbols (as many in both as in only one of them, so that leaving one out makes no new
+        window)."""
         if self.key == other.key:
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -126,7 +136,8 @@ class Line:
 
 
 def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
-    """SHA-256 of daily returns (`[S]` each) by strategy; what differs by less than 1e-12 is the same result."""
+    """SHA-256 of daily returns (`[S]` each) by strategy; what differs by less than 1e-12 is the
+    same result."""
     digest = hashlib.sha256()
     for name in sorted(daily_returns):
         digest.update(name.encode() + b"\0")
@@ -135,7 +146,8 @@ def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
 
 
 def stored_result(stored: StoredBacktest) -> str:
-    """`result_hash` of what was chosen in a stored backtest (of its first strategy where nothing was)."""
+    """`result_hash` of what was chosen in a stored backtest (of its first strategy where nothing
+    was)."""
     daily = stored.daily_returns()
     names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
     return result_hash({name: daily[name].to_numpy() for name in names})
@@ -163,16 +175,27 @@ class Ledger:
 
     @classmethod
     def of_run(cls, folder: Path) -> Ledger | None:
-        """The ledger that a run's folder, or a folder inside it, belongs to; None where no run lies there."""
+        """The ledger that a run's folder, or a folder inside it, belongs to; None where no run lies
+        there."""
         folder = Path(folder).resolve()
-        home = next((above for above in (folder, *folder.parents[:3]) if (above / "manifest.json").is_file()), None)
+        home = next(
+            (
+                above
+                for above in (folder, *folder.parents[:3])
+                if (above / "manifest.json").is_file()
+            ),
+            None,
+        )
         return None if home is None else cls(home.parent)
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
-        """Note a look before anybody is shown it: its number (see `look_number`), and what a seal says of its line."""
+        """Note a look before anybody is shown it: its number (see `look_number`), and what a seal
+        says of its line."""
         described = asdict(look)
         with self._appending() as (lines, append):
-            number = look_number([line for line in map(_look, lines) if line is not None], look.bars, look.result)
+            number = look_number(
+                [line for line in map(_look, lines) if line is not None], look.bars, look.result
+            )
             written = append(described)
         ledger = lines[0]["sha256"] if lines else written["sha256"]
         return number, {"ledger": ledger, "line": written["n"], "sha256": written["sha256"]}
@@ -183,7 +206,8 @@ class Ledger:
             append({"kind": "seal", "run": run, "window": window, "line": line, "seal": digest})
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every line, checked; none where there is no ledger. A line that a kill cut short is none."""
+        """Every line, checked; none where there is no ledger. A line that a kill cut short is
+        none."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -197,7 +221,9 @@ class Ledger:
         return [line for line in map(_look, self.lines()) if line is not None]
 
     @contextlib.contextmanager
-    def _appending(self) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
+    def _appending(
+        self,
+    ) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
         """The lines so far and a way to add one, while nobody else adds any."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,14 +236,20 @@ class Ledger:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 data = file.read()
                 whole = data.rfind(b"\n") + 1
-                if whole < len(data):  # its writer was killed, before anybody was told the number of the look
+                if whole < len(
+                    data
+                ):  # its writer was killed, before anybody was told the number of the look
                     file.truncate(whole)
             except OSError as error:
                 raise self._unwritable(error) from None
             lines = _checked(self.path, data[:whole])
 
             def append(values: Mapping[str, Any]) -> dict[str, Any]:
-                head = {"format": FORMAT, "n": len(lines) + 1, "before": lines[-1]["sha256"] if lines else FIRST}
+                head = {
+                    "format": FORMAT,
+                    "n": len(lines) + 1,
+                    "before": lines[-1]["sha256"] if lines else FIRST,
+                }
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = seal({**head, "time": now, **values})
                 try:
@@ -236,16 +268,17 @@ class Ledger:
 
     def _unwritable(self, error: OSError) -> LedgerError:
         return LedgerError(
-            f"{self.path}: {error.strerror or error}; every look at a held-out window is noted there: choose a folder "
-            "that can be written to (--runs-dir), or free some space"
+            f"{self.path}: {error.strerror or error}; every look at a held-out window is noted"
+            " there: choose a folder that can be written to (--runs-dir), or free some space"
         )
 
 
 def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
-    """The whole lines in `data`, each with its `sha256`. Raises LedgerError at the first that is not as written."""
+    """The whole lines in `data`, each with its `sha256`. Raises LedgerError at the first that is
+    not as written."""
     mend = (
-        f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader audit` says of every "
-        "earlier run that its looks are not on it"
+        f"put {path.name} back as it was, or move it away: a new one begins then, and `fintrader"
+        " audit` says of every earlier run that its looks are not on it"
     )
     lines: list[dict[str, Any]] = []
     before = FIRST
@@ -256,11 +289,13 @@ def _checked(path: Path, data: bytes) -> list[dict[str, Any]]:
         except ValueError:
             raise broken from None
         if body.get("format") != FORMAT:
-            raise LedgerError(f"{path}: line {number} was written by another version of fintrader; {mend}")
+            raise LedgerError(
+                f"{path}: line {number} was written by another version of fintrader; {mend}"
+            )
         if (body.get("before"), body.get("n")) != (before, number):
             raise LedgerError(
-                f"{path}: line {number} does not follow the line before it: a line was deleted there, changed, or put "
-                f"in another place; {mend}"
+                f"{path}: line {number} does not follow the line before it: a line was deleted"
+                f" there, changed, or put in another place; {mend}"
             )
         before = json.loads(raw)["sha256"]
         lines.append(body | {"sha256": before})
@@ -275,13 +310,15 @@ def _look(line: Mapping[str, Any]) -> Line | None:
         values = {name: line[name] for name in Look.__dataclass_fields__}
         bars = {name: line["bars"][name] for name in Window.__dataclass_fields__}
     except (KeyError, TypeError):
-        raise LedgerError(f"line {line.get('n')} of the ledger of looks was written by another version") from None
+        raise LedgerError(
+            f"line {line.get('n')} of the ledger of looks was written by another version"
+        ) from None
     values["bars"] = Window(**{**bars, "symbols": tuple(bars["symbols"])})
     values["strategies"] = tuple(values["strategies"])
     return Line(int(line["n"]), str(line["sha256"]), str(line["time"]), Look(**values))
 
 
-# --- what a ledger amounts to --------------------------------------------------------------------------------
+# --- what a ledger amounts to ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -307,18 +344,24 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     for key in dict.fromkeys(line.look.bars.key for line in lines):
         own = [line for line in lines if line.look.bars.key == key]
         bars = own[0].look.bars
-        near = {line.look.result for line in lines if line.held_out and line.look.bars.overlaps(bars)}
+        near = {
+            line.look.result for line in lines if line.held_out and line.look.bars.overlaps(bars)
+        }
         results = {line.look.result for line in own}
-        runs, names = (tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window"))
-        found.append(WindowLooks(bars, len(near), len(results), runs, names, own[0].time, own[-1].time))
+        runs, names = (
+            tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window")
+        )
+        found.append(
+            WindowLooks(bars, len(near), len(results), runs, names, own[0].time, own[-1].time)
+        )
     return found
 
 
 def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
     """The backtests of a runs folder whose looks are not where their seals say, a sentence each.
 
-    First those whose lines were deleted here; then those that stand on another ledger, as a run that was made in
-    another folder does. Raises LedgerError for a broken ledger.
+    First those whose lines were deleted here; then those that stand on another ledger, as a run
+    that was made in another folder does. Raises LedgerError for a broken ledger.
     """
     runs = RunsFolder.at(runs_dir)
     lines = Ledger(runs.root).lines()
@@ -340,11 +383,23 @@ def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str 
     """Why the look that a seal names is not on a ledger; None if it is."""
     at = look.get("line")
     if not lines:
-        return "its look stands on a ledger, and there is none here: it was deleted, or the run was made elsewhere"
+        return (
+            "its look stands on a ledger, and there is none here: it was deleted, or the run was"
+            " made elsewhere"
+        )
     if lines[0]["sha256"] != look.get("ledger"):
-        return "its look stands on another ledger than this one, which was begun anew, or the run was made elsewhere"
-    if not isinstance(at, int) or not 1 <= at <= len(lines) or lines[at - 1]["sha256"] != look.get("sha256"):
-        return f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
+        return (
+            "its look stands on another ledger than this one, which was begun anew, or the run was"
+            " made elsewhere"
+        )
+    if (
+        not isinstance(at, int)
+        or not 1 <= at <= len(lines)
+        or lines[at - 1]["sha256"] != look.get("sha256")
+    ):
+        return (
+            f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
+        )
     return None
 
 
@@ -359,7 +414,8 @@ class Together:
 
 
 def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
-    """Trials and looks of several stored backtests together. Raises LedgerError for a broken ledger."""
+    """Trials and looks of several stored backtests together. Raises LedgerError for a broken
+    ledger."""
     searches: dict[Any, int] = {}
     results: set[str] = set()
     for name, stored in runs.items():
@@ -377,8 +433,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
 
 
 def note_shown(stored: StoredBacktest, command: str) -> bool:
-    """Note a stored backtest that is shown beside others, unless its result stands on its ledger already: one that was
-    made in another runs folder. True if it was noted. Raises LedgerError."""
+    """Note a stored backtest that is shown beside others, unless its result stands on its ledger
+    already: one that was made in another runs folder. True if it was noted. Raises LedgerError."""
     ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
     known, result = stored.context, stored_result(stored)
     if stored.folder is None or ledger is None or "window_key" not in known:

@@ -35,21 +35,31 @@ def read_notes(folder: Folder) -> Notes:
         values = folder.json(FILE, limit=1 << 16)
     except NotThereError:
         return Notes()
-    note, tags, archived = values.get("note", ""), values.get("tags", []), values.get("archived", False)
+    note, tags, archived = (
+        values.get("note", ""),
+        values.get("tags", []),
+        values.get("archived", False),
+    )
     if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
-        raise DamagedFileError(f"{FILE} says no note, tags and archived; save it anew, or delete it")
+        raise DamagedFileError(
+            f"{FILE} says no note, tags and archived; save it anew, or delete it"
+        )
     return Notes(note[:MOST_CHARACTERS], _plain(map(str, tags)), archived)
 
 
 def write_notes(folder: Folder, notes: Notes) -> Notes:
     """Replace the notes of a run; as they were stored (tags without blanks around them, each once).
 
-    Raises RunError for a copy of a run in a store, a folder that cannot be written to, and what is too long.
+    Raises RunError for a copy of a run in a store, a folder that cannot be written to, and what is
+    too long.
     """
     check_writable(folder)
     notes = Notes(notes.note.strip(), _plain(notes.tags), notes.archived)
     if len(notes.note) > MOST_CHARACTERS or len(notes.tags) > MOST_TAGS:
-        raise RunError(f"a note has at most {MOST_CHARACTERS:,} characters, and a run {MOST_TAGS} tags; shorten it")
+        raise RunError(
+            f"a note has at most {MOST_CHARACTERS:,} characters, and a run {MOST_TAGS} tags;"
+            " shorten it"
+        )
     try:
         write_json(folder.path(FILE), asdict(notes))
     except OSError as error:
@@ -63,11 +73,13 @@ def check_writable(folder: Folder) -> None:
     """Raises RunError, which says why, where a run's folder is not to be changed here."""
     if folder.exists(COPY):
         raise RunError(
-            f"{folder.root.name} is a copy of a run in a store, which has no notes and is not deleted from here: "
-            "use the store's own tools"
+            f"{folder.root.name} is a copy of a run in a store, which has no notes and is not"
+            " deleted from here: use the store's own tools"
         )
     if not os.access(folder.root, os.W_OK):
-        raise RunError(f"{folder.root} may only be read; notes and deletion need the right to write there")
+        raise RunError(
+            f"{folder.root} may only be read; notes and deletion need the right to write there"
+        )
 
 
 def _plain(tags: Iterable[str]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Results by calendar, by the state of the market, and on its worst days. All take wide daily returns.
+"""Results by calendar, by the state of the market, and on its worst days. All take wide daily
+returns.
 
-`daily`: one column a strategy (index: the session's last bar, UTC), as `StoredBacktest.daily_returns` gives them.
+`daily`: one column a strategy (index: the session's last bar, UTC), as
+`StoredBacktest.daily_returns` gives them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ def yearly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
     """Compound return of every strategy in each calendar year, and `sessions`."""
     years = pd.DatetimeIndex(daily.index).tz_convert(timezone).year
     table = (1 + daily).groupby(years).prod() - 1
-    return table.assign(sessions=daily.groupby(years).size()).rename_axis(index="year", columns=None)
+    return table.assign(sessions=daily.groupby(years).size()).rename_axis(
+        index="year", columns=None
+    )
 
 
 def monthly(daily: pd.DataFrame, timezone: str) -> pd.DataFrame:
-    """Compound return of every strategy in each calendar month (index: `2020-03`), and `sessions`."""
+    """Compound return of every strategy in each calendar month (index: `2020-03`), and
+    `sessions`."""
     months = pd.DatetimeIndex(daily.index).tz_convert(timezone).strftime("%Y-%m")
     table = (1 + daily).groupby(months).prod() - 1
-    return table.assign(sessions=daily.groupby(months).size()).rename_axis(index="month", columns=None)
+    return table.assign(sessions=daily.groupby(months).size()).rename_axis(
+        index="month", columns=None
+    )
 
 
 def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.DataFrame:
@@ -36,12 +43,15 @@ def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.
     return losing.sort_values(index, kind="stable").head(days)
 
 
-def regimes(daily: pd.DataFrame, index: str) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def regimes(
+    daily: pd.DataFrame, index: str
+) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Which sessions `[S]` belong to which state of `index`; empty below FEWEST_SESSIONS.
 
-    Volatility: thirds of the standard deviation of the last LOOKBACK sessions. Trend: whether the index stands above
-    where it stood LOOKBACK sessions ago. Both are known before the session begins; that the thirds are those of this
-    window is not. The first LOOKBACK sessions belong nowhere.
+    Volatility: thirds of the standard deviation of the last LOOKBACK sessions. Trend: whether the
+    index stands above where it stood LOOKBACK sessions ago. Both are known before the session
+    begins; that the thirds are those of this window is not. The first LOOKBACK sessions belong
+    nowhere.
     """
     if len(daily) < FEWEST_SESSIONS:
         return {}
@@ -59,9 +69,11 @@ def regimes(daily: pd.DataFrame, index: str) -> dict[str, np.ndarray[tuple[int],
     return {name: which.to_numpy() for name, which in found.items()}
 
 
-def regime_table(daily: pd.DataFrame, index: str, strategy: str, sessions_a_year: int = m.TRADING_DAYS) -> pd.DataFrame:
-    """One row a regime: `sessions`, what a year of it returns (mean × its sessions) for `strategy` and `index`, and the
-    strategy's `sharpe` and `beta` in it."""
+def regime_table(
+    daily: pd.DataFrame, index: str, strategy: str, sessions_a_year: int = m.TRADING_DAYS
+) -> pd.DataFrame:
+    """One row a regime: `sessions`, what a year of it returns (mean × its sessions) for `strategy`
+    and `index`, and the strategy's `sharpe` and `beta` in it."""
     rows = {}
     for name, which in regimes(daily, index).items():
         ours, theirs = daily[strategy].to_numpy()[which], daily[index].to_numpy()[which]

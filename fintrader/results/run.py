@@ -1,4 +1,5 @@
-"""`Run`: a stored run, opened; `Summary`: what any run's folder says about itself, also of one that is damaged."""
+"""`Run`: a stored run, opened; `Summary`: what any run's folder says about itself, also of one that
+is damaged."""
 
 from __future__ import annotations
 
@@ -17,8 +18,23 @@ from fintrader.errors import FintraderError, RunError
 from fintrader.files import read_jsonl
 from fintrader.results import figures
 from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metrics, read_backtest
-from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, Signature, is_locked
-from fintrader.results.formatting import main_strategy, moment, number, table_html, table_text, when, window_words
+from fintrader.results.folders import (
+    FileCache,
+    Folder,
+    NotThereError,
+    RunsFolder,
+    Signature,
+    is_locked,
+)
+from fintrader.results.formatting import (
+    main_strategy,
+    moment,
+    number,
+    table_html,
+    table_text,
+    when,
+    window_words,
+)
 from fintrader.results.leaderboard import dropped_pods, lineage, read_leaderboard, read_pods
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
@@ -33,15 +49,20 @@ Status = Literal["running", "finished", "interrupted", "failed", "broken"]
 class Run:
     """A stored run, read as it is asked for; nothing is written.
 
-    Raises RunError when the folder holds no run. Every part raises a RunError that says what to do when it is not
-    there yet (NotThereError) or damaged (DamagedFileError).
+    Raises RunError when the folder holds no run. Every part raises a RunError that says what to do
+    when it is not there yet (NotThereError) or damaged (DamagedFileError).
     """
 
-    def __init__(self, folder: Path | RunFolder, *, load_policy: Callable[[Path], Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path | RunFolder, *, load_policy: Callable[[Path], Any] | None = None
+    ) -> None:
         """`load_policy` opens a stored policy (`fintrader.load_policy`, which needs torch)."""
         self.folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not any((self.folder.root / name).is_file() for name in _MARKS):
-            raise RunError(f"{self.folder.root}: no run lies here (it would hold config.yaml and manifest.json)")
+            raise RunError(
+                f"{self.folder.root}: no run lies here (it would hold config.yaml and"
+                " manifest.json)"
+            )
         self._load_policy = load_policy
         self._cache = FileCache(summaries=1)
 
@@ -84,20 +105,27 @@ class Run:
         return pd.DataFrame(read_pods(self._leaderboard()))
 
     def lineage(self, pod: str) -> pd.DataFrame:
-        """A pod and its ancestors, youngest first, with what changed on the way. Raises RunError for no such pod."""
+        """A pod and its ancestors, youngest first, with what changed on the way. Raises RunError
+        for no such pod."""
         return pd.DataFrame(lineage(read_pods(self._leaderboard()), pod))
 
     @cached_property
     def folds(self) -> tuple[Run, ...]:
         """The tournaments of a walk-forward, one a fold, in order; empty for any other run."""
-        found = sorted(path.parent for path in (self.folder.root / "folds").glob("*/tournament.json"))
+        found = sorted(
+            path.parent for path in (self.folder.root / "folds").glob("*/tournament.json")
+        )
         return tuple(Run(path, load_policy=self._load_policy) for path in found)
 
     @property
     def backtests(self) -> dict[str, StoredBacktest]:
         """Window (`test`, `validation`, `train`) -> its backtest, of the windows that have one."""
         places = {name: self._backtest_folder(name) for name in WINDOWS}
-        return {name: read_backtest(place) for name, place in places.items() if (place / "metrics.json").is_file()}
+        return {
+            name: read_backtest(place)
+            for name, place in places.items()
+            if (place / "metrics.json").is_file()
+        }
 
     def backtest(self, window: str | None = None) -> StoredBacktest:
         """The backtest of a window: of the test window, or where there is none the first there is.
@@ -109,34 +137,47 @@ class Run:
         found = self.backtests
         if not found or (window is not None and window not in found):
             what = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
-            raise NotThereError(f"{self.name} has {what} yet; make it with `fintrader backtest {self.folder.root}`")
+            raise NotThereError(
+                f"{self.name} has {what} yet; make it with `fintrader backtest {self.folder.root}`"
+            )
         return found[window] if window is not None else next(iter(found.values()))
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """Whether the result can be told from luck: verdict, intervals, rivals, overfitting, null model."""
+        """Whether the result can be told from luck: verdict, intervals, rivals, overfitting, null
+        model."""
         return self.backtest().honesty
 
     def policy(self, name: str = "ensemble") -> Any:
         """A stored policy: `ensemble`, `best`, or a pod's name. Needs torch.
 
-        Raises RunError when it is not there, or when the run was opened without a way to load policies.
+        Raises RunError when it is not there, or when the run was opened without a way to load
+        policies.
         """
         if self._load_policy is None:
-            raise RunError(f"{self.name} was opened for reading tables only; use `fintrader.open_run` to load policies")
+            raise RunError(
+                f"{self.name} was opened for reading tables only; use `fintrader.open_run` to load"
+                " policies"
+            )
         return self._load_policy(self.policy_path(name))
 
     def policy_path(self, name: str = "ensemble", search: RunFolder | None = None) -> Path:
-        """The file of a policy: of the run's tournament, or of another `search` inside it, as a fold's.
+        """The file of a policy: of the run's tournament, or of another `search` inside it, as a
+        fold's.
 
         Raises RunError when it is not there.
         """
         home = search or self.folder
         if name == "best":
-            rows = read_leaderboard(home.leaderboard, most=1) if search else [{"pod": self.manifest["best"]}]
+            rows = (
+                read_leaderboard(home.leaderboard, most=1)
+                if search
+                else [{"pod": self.manifest["best"]}]
+            )
             if not rows or not rows[0]["pod"]:
                 raise RunError(
-                    f"{self.name} has no best pod yet; `fintrader status {self.folder.root}` says how far it is"
+                    f"{self.name} has no best pod yet; `fintrader status {self.folder.root}` says"
+                    " how far it is"
                 )
             name = str(rows[0]["pod"])
         within = ("ensemble",) if name == "ensemble" else ("pods", name)
@@ -144,8 +185,13 @@ class Run:
         if path.is_file():
             return path
         if name in dropped_pods(read_jsonl(home.events)):
-            raise RunError(f"{path} was not kept (tournament.keep); choose a pod of the leaderboard")
-        raise RunError(f"{path} does not exist; `fintrader status {self.folder.root}` lists the pods that have ended")
+            raise RunError(
+                f"{path} was not kept (tournament.keep); choose a pod of the leaderboard"
+            )
+        raise RunError(
+            f"{path} does not exist; `fintrader status {self.folder.root}` lists the pods that have"
+            " ended"
+        )
 
     def plot(self, window: str | None = None) -> go.Figure:
         """The wealth of every strategy of a backtest, the result first."""
@@ -158,7 +204,9 @@ class Run:
     def _leaderboard(self) -> Path:
         path = self.folder.leaderboard
         if not path.exists() and self.folds:
-            raise NotThereError(f"{self.name} was walked forward: each of its .folds has a leaderboard of its own")
+            raise NotThereError(
+                f"{self.name} was walked forward: each of its .folds has a leaderboard of its own"
+            )
         return path
 
     def _told(self) -> list[str]:
@@ -190,7 +238,9 @@ class Run:
     def __repr__(self) -> str:
         lines = self._told()
         stored = self._readable()
-        return "\n".join(lines if stored is None else [*lines, table_text(stored.metrics, stored.portfolio)])
+        return "\n".join(
+            lines if stored is None else [*lines, table_text(stored.metrics, stored.portfolio)]
+        )
 
     def _repr_html_(self) -> str:
         told = "".join(f"<p>{html.escape(line.strip())}</p>" for line in self._told())
@@ -201,11 +251,15 @@ class Run:
 def ranked(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows of a leaderboard, whole numbers whole although the benchmark portfolio has none."""
     frame = pd.DataFrame(rows)
-    whole = [name for name in ("rank", "epoch", "generation", "env_steps", "lineage_env_steps") if name in frame]
+    whole = [
+        name
+        for name in ("rank", "epoch", "generation", "env_steps", "lineage_env_steps")
+        if name in frame
+    ]
     return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
-# --- a line of the run list ------------------------------------------------------------------------------------
+# --- a line of the run list -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -247,7 +301,9 @@ class Summary:
     @property
     def stage(self) -> str | None:
         """The stage that has begun and not ended."""
-        return next((name for name, stage in self.stages.items() if stage.get("done") is False), None)
+        return next(
+            (name for name, stage in self.stages.items() if stage.get("done") is False), None
+        )
 
     def headline(self) -> dict[str, Any]:
         """Metrics of the ensemble (or of the best pod where there is none)."""
@@ -278,12 +334,16 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
     except NotThereError:
         if is_locked(folder):
             return Summary(name, "running")
-        return Summary(name, "broken", "it has no manifest.json, so it is no run of this version, or lost it")
+        return Summary(
+            name, "broken", "it has no manifest.json, so it is no run of this version, or lost it"
+        )
     except FintraderError as error:
         return Summary(name, "broken", str(error))
     metrics, seal = _signature(folder, "metrics.json"), _signature(folder, SEAL)
     state = manifest, metrics, seal
-    found = cache.get("summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None))
+    found = cache.get(
+        "summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None)
+    )
     if found.status in ("interrupted", "failed") and is_locked(folder):
         return replace(found, status="running", problem=None, failed_at=None)
     return found
@@ -298,12 +358,18 @@ def stages_now(folder: Folder, run: Summary) -> list[Stage]:
     except FintraderError:  # nothing is at work, or another has just taken its place
         live = {}
     failure = {} if run.failed_at is None else {"failure": {"stage": run.failed_at}}
-    known: dict[str, Any] = {"stages": run.stages, "plan": list(run.plan), "finished": run.finished, **failure}
+    known: dict[str, Any] = {
+        "stages": run.stages,
+        "plan": list(run.plan),
+        "finished": run.finished,
+        **failure,
+    }
     return stages_of(known, live, alive=run.status == "running")
 
 
 def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
-    """A run's state and its stages, as of now; None for a folder without a manifest, such as a bare tournament's."""
+    """A run's state and its stages, as of now; None for a folder without a manifest, such as a bare
+    tournament's."""
     if not run.manifest.is_file():
         return None
     home = Folder(run.root.resolve())
@@ -341,7 +407,9 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
             problem = str(error)
     finished, failure = values.get("finished"), values.get("failure")
     done = isinstance(finished, str) and moment(finished) is not None
-    mappings = {key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)}
+    mappings = {
+        key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)
+    }
     words = ("created", "finished", "device", "market", "data_hash", "config_hash")
     known: dict[str, Any] = {key: _text(values.get(key)) for key in words}
     known |= {key: _whole(values.get(key)) for key in ("seed", "trials")}
@@ -349,9 +417,13 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     plan = values.get("plan")
     return Summary(
         name=name,
-        status="broken" if problem else "finished" if done else "failed" if failed else "interrupted",
+        status=(
+            "broken" if problem else "finished" if done else "failed" if failed else "interrupted"
+        ),
         problem=problem or failed,
-        plan=tuple(name for name in plan if isinstance(name, str)) if isinstance(plan, list) else (),
+        plan=(
+            tuple(name for name in plan if isinstance(name, str)) if isinstance(plan, list) else ()
+        ),
         failed_at=_text(failure.get("stage")) if isinstance(failure, dict) and failed else None,
         command=_command(values.get("command")),
         versions={str(k): str(v) for k, v in mappings.get("versions", {}).items()},

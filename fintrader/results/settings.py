@@ -1,9 +1,11 @@
-"""A run's settings beside the defaults and beside another run's, without the models: they need torch.
+"""A run's settings beside the defaults and beside another run's, without the models: they need
+torch.
 
     defaults.json   every setting's default, made from the models by `python -m fintrader.pipeline.defaults`
 
-What the defaults are depends on which member of a union stands in a place (`agent.algo: sac` has other ones than
-`ppo`), so each member has its own. They are those of this version; a setting that it does not know is said to be so.
+What the defaults are depends on which member of a union stands in a place (`agent.algo: sac` has
+other ones than `ppo`), so each member has its own. They are those of this version; a setting that
+it does not know is said to be so.
 """
 
 from __future__ import annotations
@@ -46,7 +48,11 @@ def _table() -> dict[str, Any]:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
     table = _table()
-    given, defaults, free = dict(_flat(config, table["mappings"])), dict(table["settings"]), table["mappings"]
+    given, defaults, free = (
+        dict(_flat(config, table["mappings"])),
+        dict(table["settings"]),
+        table["mappings"],
+    )
     for place, members in table["choices"].items():
         chosen = given.get(place)
         if isinstance(chosen, str) and chosen in members and chosen != defaults[place]:
@@ -54,7 +60,10 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
             others = {name: value for name, value in defaults.items() if not name.startswith(below)}
             defaults = {**others, **members[chosen], place: defaults[place]}
     for place, entries in free.items():
-        defaults |= {place: entries, **{f"{place}.{name}": value for name, value in entries.items()}}
+        defaults |= {
+            place: entries,
+            **{f"{place}.{name}": value for name, value in entries.items()},
+        }
     within = tuple(f"{place}." for place in free)
     return {
         name: Setting(value, defaults.get(name), name in defaults or name.startswith(within))
@@ -62,7 +71,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     }
 
 
-def _flat(values: Mapping[str, Any], whole: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(
+    values: Mapping[str, Any], whole: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Nested plain values by dotted name; each entry of the mappings `whole` stays one value."""
     for name, value in values.items():
         path = f"{prefix}{name}"
@@ -78,7 +89,8 @@ def changed(config: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Setting | None]]:
-    """Dotted name -> run -> setting (None where the run has no such one), of all in which the runs are not alike."""
+    """Dotted name -> run -> setting (None where the run has no such one), of all in which the runs
+    are not alike."""
     runs = {run: settings_of(config) for run, config in configs.items()}
     names = dict.fromkeys(name for settings in runs.values() for name in settings if name != NAME)
     table = {name: {run: settings.get(name) for run, settings in runs.items()} for name in names}
@@ -90,12 +102,17 @@ def _alike(row: Sequence[Setting | None]) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A setting's value as it would stand in YAML, on one line; of a group only what is set in it."""
+    """A setting's value as it would stand in YAML, on one line; of a group only what is set in
+    it."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         return f"{value:.12g}"
     if isinstance(value, Mapping):
-        value = {name: below for name, below in value.items() if below or (below == 0 and below is not False)}
+        value = {
+            name: below
+            for name, below in value.items()
+            if below or (below == 0 and below is not False)
+        }
     said = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
     return said.strip().removesuffix("\n...").strip()

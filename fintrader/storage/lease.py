@@ -2,12 +2,13 @@
 
     <run>/lease/<token>.json        the holder with the highest token is the one that counts
 
-Taking the run over is the creation of the next token's object, which a store lets only one of several succeed in. The
-holder beats: every few seconds it writes its object again and looks whether a higher token stands there. A silent
-holder is taken for dead after `LAPSE_SECONDS` of the *observer's* clock, so no two clocks are ever compared; one whose
-process is visibly gone from this machine, at once. A holder that only slept finds the higher token and stops. What it
-wrote in the meantime changes nothing: results are created once, and everything else carries the token it was written
-under, of which readers take the highest.
+Taking the run over is the creation of the next token's object, which a store lets only one of
+several succeed in. The holder beats: every few seconds it writes its object again and looks whether
+a higher token stands there. A silent holder is taken for dead after `LAPSE_SECONDS` of the
+*observer's* clock, so no two clocks are ever compared; one whose process is visibly gone from this
+machine, at once. A holder that only slept finds the higher token and stops. What it wrote in the
+meantime changes nothing: results are created once, and everything else carries the token it was
+written under, of which readers take the highest.
 """
 
 from __future__ import annotations
@@ -59,14 +60,17 @@ class StoreLease:
         self._thread.start()
 
     def check(self, *, sure: bool = False) -> None:
-        """Raises RunError when another process has taken over, StorageOfflineError when nobody can say.
+        """Raises RunError when another process has taken over, StorageOfflineError when nobody can
+        say.
 
         `sure`: ask now, however lately it was asked.
         """
         if not self.lost and (sure or time.monotonic() - self._confirmed > LEASE_SECONDS):
             self.beat()
         if self.lost:
-            raise RunError(f"{self.objects}: another process has taken this run over; this one stops")
+            raise RunError(
+                f"{self.objects}: another process has taken this run over; this one stops"
+            )
 
     def beat(self) -> None:
         """Show that this process lives, and see whether another one has taken over."""
@@ -91,7 +95,9 @@ class StoreLease:
         self._thread.join()
         if not self.lost:
             with contextlib.suppress(StorageError):  # then it lapses
-                self.objects.put(_name(self.token), _record(self.token, self._beats + 1, released=True))
+                self.objects.put(
+                    _name(self.token), _record(self.token, self._beats + 1, released=True)
+                )
 
     def _keep(self) -> None:
         while not self._ended.wait(BEAT_SECONDS) and not self.lost:
@@ -101,9 +107,11 @@ class StoreLease:
 
 @contextlib.contextmanager
 def hold(objects: Objects, *, above: int = 0) -> Iterator[StoreLease]:
-    """Hold the run at `objects`. Within one process it may be held several times over; the token stays the same.
+    """Hold the run at `objects`. Within one process it may be held several times over; the token
+    stays the same.
 
-    The token is higher than `above`. Raises RunError when a living process, here or elsewhere, holds the run.
+    The token is higher than `above`. Raises RunError when a living process, here or elsewhere,
+    holds the run.
     """
     held = _held.get(objects.url)
     if held is not None:
@@ -132,10 +140,15 @@ def newest(objects: Objects) -> int:
 
 
 def is_held(objects: Objects) -> bool:
-    """Whether somebody seems to be at work, going by the clocks (for `fintrader status`; nothing depends on it)."""
+    """Whether somebody seems to be at work, going by the clocks (for `fintrader status`; nothing
+    depends on it)."""
     token = newest(objects)
     record = _read(objects, token) if token else None
-    return record is not None and not record["released"] and abs(time.time() - record["time"]) < 2 * LAPSE_SECONDS
+    return (
+        record is not None
+        and not record["released"]
+        and abs(time.time() - record["time"]) < 2 * LAPSE_SECONDS
+    )
 
 
 # a forked child holds nothing: the lease, and the thread that keeps it, stayed with its parent
@@ -160,7 +173,8 @@ def claim(objects: Objects) -> int:
 def _claimed(objects: Objects, token: int) -> bool:
     if not objects.create(_name(token), _record(token, 0)):
         return False  # somebody else was faster
-    # faster by far: that token may have been taken, superseded and swept away while this process slept
+    # faster by far: that token may have been taken, superseded and swept away while this process
+    # slept
     return newest(objects) == token
 
 
@@ -178,8 +192,8 @@ def _take(objects: Objects, above: int) -> int:
         # this store lets anybody write over anything: the best there is, is to see who wrote last
         objects.put(_name(token), _record(token, 0))
         print(
-            f"fintrader: {objects}: this store cannot write conditionally, so nothing but you keeps two machines "
-            "from driving one run at the same time",
+            f"fintrader: {objects}: this store cannot write conditionally, so nothing but you keeps"
+            " two machines from driving one run at the same time",
             file=sys.stderr,
         )
         time.sleep(min(2.0, BEAT_SECONDS))
@@ -190,7 +204,8 @@ def _take(objects: Objects, above: int) -> int:
 
 
 def _wait_for_its_end(objects: Objects, token: int) -> None:
-    """Return once the holder of `token` has released it, is dead, or has shown no life for long enough."""
+    """Return once the holder of `token` has released it, is dead, or has shown no life for long
+    enough."""
     seen: Any = None
     since, warned = time.monotonic(), False
     while True:
@@ -208,7 +223,8 @@ def _wait_for_its_end(objects: Objects, token: int) -> None:
         if not warned and time.monotonic() - since > BEAT_SECONDS:
             warned = True
             print(
-                f"{objects}: its last holder, on {record['id']['host']}, is silent; taking over in {LAPSE_SECONDS:g} s",
+                f"{objects}: its last holder, on {record['id']['host']}, is silent; taking over in"
+                f" {LAPSE_SECONDS:g} s",
                 file=sys.stderr,
             )
         time.sleep(min(0.5, BEAT_SECONDS / 4))
@@ -216,7 +232,11 @@ def _wait_for_its_end(objects: Objects, token: int) -> None:
 
 def _sweep(objects: Objects, token: int) -> None:
     """Earlier holders' objects: the highest token is all that counts."""
-    old = [name for name in objects.names("lease") if (match := _NAME.fullmatch(name)) and int(match.group(1)) < token]
+    old = [
+        name
+        for name in objects.names("lease")
+        if (match := _NAME.fullmatch(name)) and int(match.group(1)) < token
+    ]
     with contextlib.suppress(StorageOfflineError):
         objects.remove(*old)
 
@@ -226,7 +246,13 @@ def _name(token: int) -> str:
 
 
 def _record(token: int, beat: int, *, released: bool = False) -> bytes:
-    record = {"token": token, "beat": beat, "released": released, "time": time.time(), "id": identity()}
+    record = {
+        "token": token,
+        "beat": beat,
+        "released": released,
+        "time": time.time(),
+        "id": identity(),
+    }
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
@@ -239,10 +265,17 @@ def _read(objects: Objects, token: int) -> dict[str, Any] | None:
         if {"beat", "released", "time", "id"} <= set(record):
             return dict(record)
         if not record:  # the probe of a store without conditional writes stands there for a moment
-            return {"beat": -1, "released": False, "time": time.time(), "id": identity() | {"kernel": ""}}
+            return {
+                "beat": -1,
+                "released": False,
+                "time": time.time(),
+                "id": identity() | {"kernel": ""},
+            }
     except (ValueError, TypeError):
         pass
-    raise StorageDamagedError(f"{objects}/{_name(token)} is damaged; delete it when nothing drives the run")
+    raise StorageDamagedError(
+        f"{objects}/{_name(token)} is damaged; delete it when nothing drives the run"
+    )
 
 
 def identity() -> dict[str, Any]:
@@ -252,9 +285,12 @@ def identity() -> dict[str, Any]:
 
 
 def _kernel() -> str:
-    """This boot of this machine, and which processes can be seen: what makes a process number mean something."""
+    """This boot of this machine, and which processes can be seen: what makes a process number mean
+    something."""
     with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink(
+            "/proc/self/ns/pid"
+        )
     return ""
 
 

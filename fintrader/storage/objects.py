@@ -1,8 +1,10 @@
-"""Whole objects below one folder: put, get, create once, list. Local paths, `s3://`, `gs://`, whatever fsspec reaches.
+"""Whole objects below one folder: put, get, create once, list. Local paths, `s3://`, `gs://`,
+whatever fsspec reaches.
 
-Everything that runs, markets and bars need of a store is here, and it is little: puts are atomic (a reader sees a whole
-object or none), and `create` writes an object only where none stands. The second is what nothing else can be built
-from: S3 has `If-None-Match`, Google's storage a generation, a local disk a hard link.
+Everything that runs, markets and bars need of a store is here, and it is little: puts are atomic (a
+reader sees a whole object or none), and `create` writes an object only where none stands. The
+second is what nothing else can be built from: S3 has `If-None-Match`, Google's storage a
+generation, a local disk a hard link.
 """
 
 from __future__ import annotations
@@ -45,20 +47,35 @@ PARALLEL = 16
 """Requests under way at once."""
 PATIENCE_SECONDS = 30.0
 """How long a store that does not answer is tried again, beyond what its own client does."""
-_OFFLINE_WORDS = ("connect", "timeout", "timed out", "closed", "slowdown", "serviceunavailable", "requestlimit")
-_OFFLINE_ERRNO = {errno.EIO, errno.EBUSY, errno.ETIMEDOUT, errno.ECONNRESET, getattr(errno, "EREMOTEIO", errno.EIO)}
+_OFFLINE_WORDS = (
+    "connect",
+    "timeout",
+    "timed out",
+    "closed",
+    "slowdown",
+    "serviceunavailable",
+    "requestlimit",
+)
+_OFFLINE_ERRNO = {
+    errno.EIO,
+    errno.EBUSY,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    getattr(errno, "EREMOTEIO", errno.EIO),
+}
 _OFFLINE_ERRNO |= {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _memory = threading.Lock()
 
 
 class Objects:
-    """Objects below one folder, by relative name. Raises ConfigError for a URL that holds a secret."""
+    """Objects below one folder, by relative name. Raises ConfigError for a URL that holds a
+    secret."""
 
     def __init__(self, where: str | Path, *, patience: float | None = None) -> None:
         """`where`: a local path (also as `file:///…`), or a URL that fsspec knows.
 
-        `patience`: seconds for which a store that does not answer is tried again; None: `PATIENCE_SECONDS`, or within
-        `outages` as long as that says.
+        `patience`: seconds for which a store that does not answer is tried again; None:
+        `PATIENCE_SECONDS`, or within `outages` as long as that says.
         """
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
@@ -82,12 +99,13 @@ class Objects:
         return self.url
 
     def expect(self) -> None:
-        """From now on a local folder that is not there is one that does not answer, not an empty one."""
+        """From now on a local folder that is not there is one that does not answer, not an empty
+        one."""
         self._seen = True
 
     def _look(self) -> None:
-        """Raises OSError when a local folder that was there is gone: its disk, not what lay on it; nothing is to be
-        written where it was mounted."""
+        """Raises OSError when a local folder that was there is gone: its disk, not what lay on it;
+        nothing is to be written where it was mounted."""
         if self._seen and self.local is not None and not self.local.is_dir():
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(self.local))
 
@@ -104,7 +122,8 @@ class Objects:
         def read() -> bytes | None:
             if self.local is not None:
                 return (self.local / name).read_bytes()
-            # s3fs asks for the size first unless told that one request is enough; files of any size go by `get_file`
+            # s3fs asks for the size first unless told that one request is enough; files of any size
+            # go by `get_file`
             more = {"max_concurrency": 1} if self.protocol in ("s3", "s3a") else {}
             data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
@@ -112,13 +131,16 @@ class Objects:
         return self._find(name, read)
 
     def get_sealed(self, name: str) -> dict[str, Any] | None:
-        """What `files.seal` was given, None when there is no such object. Raises StorageDamagedError, StorageError."""
+        """What `files.seal` was given, None when there is no such object. Raises
+        StorageDamagedError, StorageError."""
         data = self.get(name)
         return None if data is None else unseal(data, self.damaged(name))
 
     def damaged(self, name: str) -> StorageDamagedError:
         """The error that says that an object is not what it was."""
-        return StorageDamagedError(f"{self.url}/{name} is not what was stored (half of it, or changed)")
+        return StorageDamagedError(
+            f"{self.url}/{name} is not what was stored (half of it, or changed)"
+        )
 
     def put(self, name: str, data: bytes, *, sync: bool = True) -> None:
         """Write an object whole, over whatever stood there. Raises StorageError.
@@ -135,10 +157,12 @@ class Objects:
         self._call(name, write)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object where none stands; True if it now holds `data`, False if something else stood there.
+        """Write an object where none stands; True if it now holds `data`, False if something else
+        stood there.
 
-        An equal object counts as ours: the answer to an earlier, successful try may have been lost on the way.
-        Exactly one of several writers of different data gets True where `exclusive` holds.
+        An equal object counts as ours: the answer to an earlier, successful try may have been lost
+        on the way. Exactly one of several writers of different data gets True where `exclusive`
+        holds.
         """
 
         def write() -> bool:
@@ -206,9 +230,11 @@ class Objects:
         self._call(name, copy)
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
-        """Write an object of any size to `path`, atomically and only if its content is what `sha256` says.
+        """Write an object of any size to `path`, atomically and only if its content is what
+        `sha256` says.
 
-        False if there is none. Raises StorageDamagedError when the content is another, StorageError.
+        False if there is none. Raises StorageDamagedError when the content is another,
+        StorageError.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
@@ -233,7 +259,9 @@ class Objects:
             return True
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFullError(f"{path.parent}: the disk is full; free some space and try again") from None
+                raise StorageFullError(
+                    f"{path.parent}: the disk is full; free some space and try again"
+                ) from None
             raise
         finally:
             temporary.unlink(missing_ok=True)
@@ -251,7 +279,9 @@ class Objects:
             return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
 
         found = self._find(below, find) or []
-        return sorted(name for name in found if name and not PurePosixPath(name).name.startswith("."))
+        return sorted(
+            name for name in found if name and not PurePosixPath(name).name.startswith(".")
+        )
 
     def folders(self) -> list[str]:
         """Names of the folders directly below, sorted."""
@@ -261,7 +291,9 @@ class Objects:
                 return [entry.name for entry in self.local.iterdir() if entry.is_dir()]
             self._fs.invalidate_cache()
             found = self._fs.ls(self._root, detail=True)
-            return [PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"]
+            return [
+                PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"
+            ]
 
         return sorted(self._find("", look) or [])
 
@@ -274,7 +306,8 @@ class Objects:
             return list(pool.map(call, todo))
 
     def reach(self) -> None:
-        """Make sure that there is something to talk to. Raises StorageError: no bucket, no right, no answer."""
+        """Make sure that there is something to talk to. Raises StorageError: no bucket, no right,
+        no answer."""
 
         def look() -> None:
             if self.local is not None:
@@ -287,7 +320,8 @@ class Objects:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Wait until no other process of this machine holds the folder (no lock where it is no local one)."""
+        """Wait until no other process of this machine holds the folder (no lock where it is no
+        local one)."""
         home = self.local
         if home is None:
             yield
@@ -302,7 +336,8 @@ class Objects:
             yield
 
     def sweep(self, *, deep: bool = True) -> None:
-        """Remove what a killed process left half-written here (and below); call it while holding the lock."""
+        """Remove what a killed process left half-written here (and below); call it while holding
+        the lock."""
         if self.local is not None:
             for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
@@ -325,7 +360,8 @@ class Objects:
             return None
 
     def _call(self, name: str, call: Callable[[], R]) -> R:
-        """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes through."""
+        """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes
+        through."""
         began, pause = time.monotonic(), 0.1
         while True:
             try:
@@ -339,7 +375,10 @@ class Objects:
                 if isinstance(error, FileNotFoundError) and not _is_missing_bucket(error):
                     raise
                 problem = self._problem(name, error)
-                if not isinstance(problem, StorageOfflineError) or time.monotonic() + pause > began + self._patient():
+                if (
+                    not isinstance(problem, StorageOfflineError)
+                    or time.monotonic() + pause > began + self._patient()
+                ):
                     raise problem from None
             for outage in under_way():
                 outage.waiting(problem)
@@ -353,15 +392,22 @@ class Objects:
         return max((outage.seconds for outage in under_way()), default=PATIENCE_SECONDS)
 
     def _problem(self, name: str, error: Exception) -> StorageError:
-        """The typed error to raise. A client's own text may quote the request, so only its kind is shown."""
+        """The typed error to raise. A client's own text may quote the request, so only its kind is
+        shown."""
         kind, code = type(error).__name__, getattr(error, "errno", None)
         where = f"{self.url}/{name}" if name else self.url
         if isinstance(error, OSError) and code in (errno.ENOSPC, errno.EDQUOT):
-            return StorageFullError(f"{where}: the store is full; free some space and run the same command again")
+            return StorageFullError(
+                f"{where}: the store is full; free some space and run the same command again"
+            )
         if isinstance(error, FileNotFoundError):
-            return StorageAccessError(f"{where}: there is no such bucket; create it, or mend the URL")
+            return StorageAccessError(
+                f"{where}: there is no such bucket; create it, or mend the URL"
+            )
         if isinstance(error, PermissionError) and self.local is None:
-            return StorageAccessError(f"{where}: access denied; check the credentials' rights on this bucket and path")
+            return StorageAccessError(
+                f"{where}: access denied; check the credentials' rights on this bucket and path"
+            )
         if "Credential" in kind or "Token" in kind:
             return StorageAccessError(
                 f"{where}: no credentials ({kind}); set them in the environment "
@@ -370,22 +416,32 @@ class Objects:
         offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
         words = f"{kind} {error}".lower()
         if offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
-            return StorageOfflineError(f"{where}: the store does not answer ({kind}); check the network and the URL")
+            return StorageOfflineError(
+                f"{where}: the store does not answer ({kind}); check the network and the URL"
+            )
         if isinstance(error, OSError) and self.local is not None:
-            return StorageAccessError(f"{where}: {error.strerror or kind}; check the path and its rights")
-        return StorageError(f"{where}: {kind} from the storage; check the URL, the network and the credentials")
+            return StorageAccessError(
+                f"{where}: {error.strerror or kind}; check the path and its rights"
+            )
+        return StorageError(
+            f"{where}: {kind} from the storage; check the URL, the network and the credentials"
+        )
 
 
 def _is_missing_bucket(error: Exception) -> bool:
     answer = getattr(error.__cause__, "response", None) or {}
-    return answer.get("Error", {}).get("Code") == "NoSuchBucket" or "bucket does not exist" in str(error).lower()
+    return (
+        answer.get("Error", {}).get("Code") == "NoSuchBucket"
+        or "bucket does not exist" in str(error).lower()
+    )
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL and the path within it. Raises StorageError saying what to install or set."""
+    """The fsspec file system of a URL and the path within it. Raises StorageError saying what to
+    install or set."""
     import fsspec  # type: ignore[import-untyped]
 
     protocol = url.partition("://")[0]
@@ -394,7 +450,9 @@ def file_system(url: str) -> tuple[Any, str]:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         if protocol in _EXTRAS:
-            raise StorageError(f"{url}: it needs another package: {install_command(_EXTRAS[protocol])}") from None
+            raise StorageError(
+                f"{url}: it needs another package: {install_command(_EXTRAS[protocol])}"
+            ) from None
         raise StorageError(f"{url}: {error}; install the package it names") from None
     except ValueError as error:
         raise StorageError(f"{url}: {error}") from None
@@ -402,7 +460,8 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def read_whole(path: str, setting: str) -> bytes:
-    """A small file's bytes, by local path or URL. Raises DataError naming the setting when there is none to read."""
+    """A small file's bytes, by local path or URL. Raises DataError naming the setting when there is
+    none to read."""
     try:
         data = Objects(path).get("")
     except StorageError as error:
@@ -413,7 +472,8 @@ def read_whole(path: str, setting: str) -> bytes:
 
 
 def read_csv(path: str, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and row of a small CSV file with a header. Raises DataError when it cannot be read."""
+    """Line number and row of a small CSV file with a header. Raises DataError when it cannot be
+    read."""
     try:
         text = read_whole(path, setting).decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,7 +1,8 @@
 """How long a store that does not answer is waited for, and who is told.
 
-By default a request is tried again for half a minute (`objects.PATIENCE_SECONDS`). Whoever has something to lose waits
-longer, for as long as a block lasts: a tournament waits an hour while its pods train on.
+By default a request is tried again for half a minute (`objects.PATIENCE_SECONDS`). Whoever has
+something to lose waits longer, for as long as a block lasts: a tournament waits an hour while its
+pods train on.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ def under_way() -> tuple[Outage, ...]:
 
 
 @contextlib.contextmanager
-def outages(seconds: float, waiting: Callable[[StorageError], None] = lambda problem: None) -> Iterator[None]:
-    """Until the end of the block this process waits so long for a store that does not answer, and calls `waiting` with
-    the problem before every further try."""
+def outages(
+    seconds: float, waiting: Callable[[StorageError], None] = lambda problem: None
+) -> Iterator[None]:
+    """Until the end of the block this process waits so long for a store that does not answer, and
+    calls `waiting` with the problem before every further try."""
     outage = Outage(seconds, waiting)
     _outages.append(outage)
     try:
@@ -56,5 +59,7 @@ class Waiting:
     def __call__(self, problem: StorageError) -> None:
         now = time.monotonic()
         if now - self._said > SAID_SECONDS:
-            self.progress.event({"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}")
+            self.progress.event(
+                {"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}"
+            )
         self._said = now

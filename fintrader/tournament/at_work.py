@@ -2,13 +2,14 @@
 
     pods/<id>/.lock     held by the one process that trains or evaluates the pod; what it said last stands inside
 
-The kernel lets one process have it, and frees it when that process dies, however it dies: so no pod is trained twice at
-once, and a pod outlives its orchestrator without anybody losing sight of it. Taking such an orphan over is no more than
-starting its pod again: the new process waits for the lock, passes on what the orphan says, and returns its result. When
-the orphan is lost, it has the lock, and goes on from the checkpoint.
+The kernel lets one process have it, and frees it when that process dies, however it dies: so no pod
+is trained twice at once, and a pod outlives its orchestrator without anybody losing sight of it.
+Taking such an orphan over is no more than starting its pod again: the new process waits for the
+lock, passes on what the orphan says, and returns its result. When the orphan is lost, it has the
+lock, and goes on from the checkpoint.
 
-What stands in the file is believed only while the lock is held. It names a process by its number, its start and the
-machine's boot, so nobody else is ever sent a signal.
+What stands in the file is believed only while the lock is held. It names a process by its number,
+its start and the machine's boot, so nobody else is ever sent a signal.
 """
 
 from __future__ import annotations
@@ -59,10 +60,13 @@ class Sign:
 
 
 @contextlib.contextmanager
-def at_work(spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]) -> Iterator[None]:
+def at_work(
+    spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]
+) -> Iterator[None]:
     """Be the one process at work on a pod; until then wait, and report what the one before says.
 
-    `reason_of` tells what an error is to the orchestrator. Raises OrphanLost when the one before came to nothing.
+    `reason_of` tells what an error is to the orchestrator. Raises OrphanLost when the one before
+    came to nothing.
     """
     context.folder = context.run.pod(spec.pod)
     context.folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +80,9 @@ def at_work(spec: PodSpec, context: PodContext, reason_of: Callable[[BaseExcepti
                 report(*before.said)
             time.sleep(LOOK_SECONDS)
         last = None if before is None else _sign(path)
-        if last is not None and last.lost is not None and last.lost[0] != "fenced":  # that was a head before this one
+        if (
+            last is not None and last.lost is not None and last.lost[0] != "fenced"
+        ):  # that was a head before this one
             _write(file, None)
             raise OrphanLost(*last.lost)
         own, written = Sign(identity(), context.slot), 0.0
@@ -97,7 +103,9 @@ def at_work(spec: PodSpec, context: PodContext, reason_of: Callable[[BaseExcepti
             _write(file, Sign(own.process, own.slot, lost=lost))
             raise
         else:
-            _write(file, None)  # this process lives on, and must not be taken for the next one at work here
+            _write(
+                file, None
+            )  # this process lives on, and must not be taken for the next one at work here
         finally:
             context.report = report
 
@@ -120,24 +128,36 @@ def at_work_in(run: RunFolder) -> dict[str, Sign]:
 
 
 def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
-    """Send a signal to whoever is at work in a pod's folder, if that is a process of this machine other than `but`."""
+    """Send a signal to whoever is at work in a pod's folder, if that is a process of this machine
+    other than `but`."""
     sign = holder(folder)
-    if sign is None or sign.lost or not is_here(sign.process) or sign.process["pid"] in (os.getpid(), but):
+    if (
+        sign is None
+        or sign.lost
+        or not is_here(sign.process)
+        or sign.process["pid"] in (os.getpid(), but)
+    ):
         return
-    with contextlib.suppress(OSError, AttributeError):  # it has just ended, or this system has no such handles
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # it has just ended, or this system has no such handles
         handle = os.pidfd_open(sign.process["pid"])
         try:
-            if born(sign.process["pid"]) == sign.process["born"]:  # else its number is somebody else's by now
+            if (
+                born(sign.process["pid"]) == sign.process["born"]
+            ):  # else its number is somebody else's by now
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
 
 
 def outlive(pod: str, context: PodContext) -> None:
-    """Of a process whose orchestrator is gone: return when its pod has waited for another one long enough.
+    """Of a process whose orchestrator is gone: return when its pod has waited for another one long
+    enough.
 
-    That is `context.orphan_seconds` without anybody who drives the run in this folder, then until the pod's next
-    checkpoint; or at once when the run has gone to another machine, which trains the pod from its stored state.
+    That is `context.orphan_seconds` without anybody who drives the run in this folder, then until
+    the pod's next checkpoint; or at once when the run has gone to another machine, which trains the
+    pod from its stored state.
     """
     store = open_store(context.run, context.mirror)
     alone, asked = time.monotonic(), 0.0
@@ -157,7 +177,8 @@ def outlive(pod: str, context: PodContext) -> None:
 
 
 def until_checkpoint(folder: Path) -> None:
-    """Return when the pod of that folder has stored its training state once more, in the run's store as well."""
+    """Return when the pod of that folder has stored its training state once more, in the run's
+    store as well."""
     before, until = _newest(folder), time.monotonic() + CHECKPOINT_SECONDS
     while _newest(folder) == before and time.monotonic() < until and folder.is_dir():
         time.sleep(LOOK_SECONDS)
@@ -180,7 +201,12 @@ def _sign(path: Path) -> Sign | None:
     try:
         stored = json.loads(path.read_bytes())
         lost = stored["lost"]
-        return Sign(stored["process"], stored["slot"], tuple(stored["said"]), None if lost is None else tuple(lost))
+        return Sign(
+            stored["process"],
+            stored["slot"],
+            tuple(stored["said"]),
+            None if lost is None else tuple(lost),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

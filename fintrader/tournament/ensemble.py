@@ -1,14 +1,17 @@
-"""The ensemble: the best pods that do not all do the same and are not all of one descent, stored as one policy.
+"""The ensemble: the best pods that do not all do the same and are not all of one descent, stored as
+one policy.
 
-With `ensemble_shrinkage: james_stein` the members keep only a part kappa of their distance to the benchmark portfolio:
+With `ensemble_shrinkage: james_stein` the members keep only a part kappa of their distance to the
+benchmark portfolio:
 
     kappa = max(0, 1 - 1 / t^2)   where t = mean(r) / std(r) * sqrt(S) > 0, else 0
 
-with r the S daily validation returns of the members in excess of the benchmark's, their weighted mean day by day: the
-positive-part James-Stein estimate of a mean, from its own evidence (https://doi.org/10.1214/aos/1176344075). The
-members were chosen on the same sessions, so that t is too large rather than too small. With `ensemble_tracking_error`
-they are scaled to that budget of risk before: evidence says whether to bet, a reward's risk aversion how well to
-learn, and neither how much somebody wants to depart from an index.
+with r the S daily validation returns of the members in excess of the benchmark's, their weighted
+mean day by day: the positive-part James-Stein estimate of a mean, from its own evidence
+(https://doi.org/10.1214/aos/1176344075). The members were chosen on the same sessions, so that t is
+too large rather than too small. With `ensemble_tracking_error` they are scaled to that budget of
+risk before: evidence says whether to bet, a reward's risk aversion how well to learn, and neither
+how much somebody wants to depart from an index.
 """
 
 from __future__ import annotations
@@ -33,14 +36,18 @@ from fintrader.tournament.settings import TournamentSettings
 
 
 def choose(
-    rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str] = lambda entry: entry.spec.pod
+    rows: Sequence[Entry],
+    size: int,
+    diversity: float,
+    founder: Callable[[Entry], str] = lambda entry: entry.spec.pod,
 ) -> list[Entry]:
-    """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation with the chosen`.
+    """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation
+    with the chosen`.
 
-    `z` standardises the scores over `rows`; correlations are those of the daily validation returns in excess of the
-    benchmark's. At most half of the chosen have the same `founder`, and whoever is let in instead of one too many must
-    not score below the mean of `rows`; where there are not enough of those, fewer are chosen (but never none).
-    Deterministic: ties go to the higher rank.
+    `z` standardises the scores over `rows`; correlations are those of the daily validation returns
+    in excess of the benchmark's. At most half of the chosen have the same `founder`, and whoever is
+    let in instead of one too many must not score below the mean of `rows`; where there are not
+    enough of those, fewer are chosen (but never none). Deterministic: ties go to the higher rank.
     """
     for count in range(min(size, len(rows)), 0, -1):
         chosen = _greedy(rows, count, diversity, founder)
@@ -49,14 +56,18 @@ def choose(
     return []
 
 
-def _greedy(rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str]) -> list[Entry]:
+def _greedy(
+    rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str]
+) -> list[Entry]:
     """`size` rows, or as many as there are when nobody founds more than half of `size` (or one)."""
     left = list(rows)
     chosen: list[Entry] = []
     founded: Counter[str] = Counter()
     scores = np.array([row.score for row in left])
     spread = float(scores.std()) if len(left) else 0.0
-    standard = {row.key: (row.score - float(scores.mean())) / spread if spread > 0 else 0.0 for row in left}
+    standard = {
+        row.key: (row.score - float(scores.mean())) / spread if spread > 0 else 0.0 for row in left
+    }
     while left and len(chosen) < size:
         merits = [standard[row.key] - diversity * _mean_correlation(row, chosen) for row in left]
         chosen.append(left.pop(int(np.argmax(merits))))
@@ -78,23 +89,33 @@ def weights_of(members: Sequence[Entry], how: str) -> list[float]:
     return [float(weight) for weight in raised / raised.sum()]
 
 
-def build_ensemble(run: RunFolder, leaderboard: Leaderboard, settings: TournamentSettings) -> dict[str, Any]:
-    """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal leaderboards give equal bytes.
+def build_ensemble(
+    run: RunFolder, leaderboard: Leaderboard, settings: TournamentSettings
+) -> dict[str, Any]:
+    """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal leaderboards give
+    equal bytes.
 
-    Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError when a member's
-    policy is damaged.
+    Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError
+    when a member's policy is damaged.
     """
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
     founders = {entry.key: leaderboard.founder(entry) for entry in ready}
-    members = choose(ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key])
+    members = choose(
+        ready, settings.ensemble_size, settings.diversity, lambda entry: founders[entry.key]
+    )
     weights = weights_of(members, settings.ensemble_weights)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     mode = _mode(settings)
     names = [member.spec.pod for member in members]
     shrinkage = evidence_of(members, weights, settings)
-    meta = {"members": names, "weights": weights, "trials": leaderboard.trials, "shrinkage": shrinkage}
+    meta = {
+        "members": names,
+        "weights": weights,
+        "trials": leaderboard.trials,
+        "shrinkage": shrinkage,
+    }
     market = policies[0].meta.get("market")
     if shrinkage is not None:
         policies = [_convinced(policy, shrinkage["conviction"]) for policy in policies]
@@ -118,8 +139,8 @@ def check_tilts(head: ActionHead) -> None:
     """Raises ConfigError for a head whose distance to a benchmark cannot be shrunk."""
     if head.kind != "tilt":
         raise ConfigError(
-            "tournament.ensemble_shrinkage shrinks tilts towards the benchmark: set agent.head.kind to tilt (and "
-            "env.benchmark to equal_weight), or the shrinkage to none"
+            "tournament.ensemble_shrinkage shrinks tilts towards the benchmark: set agent.head.kind"
+            " to tilt (and env.benchmark to equal_weight), or the shrinkage to none"
         )
 
 
@@ -138,13 +159,16 @@ def evidence_of(
 ) -> dict[str, Any] | None:
     """What the members' pooled evidence says, plain JSON; None without shrinkage.
 
-    Raises CheckpointError when results do not hold the returns in excess of the benchmark on the same sessions.
+    Raises CheckpointError when results do not hold the returns in excess of the benchmark on the
+    same sessions.
     """
     if settings.ensemble_shrinkage == "none":
         return None
     series = [np.asarray(member.result.active_returns, dtype=np.float64) for member in members]
     if len({len(one) for one in series}) != 1 or not len(series[0]):
-        raise CheckpointError("the members were scored on different sessions, or without a benchmark; race them again")
+        raise CheckpointError(
+            "the members were scored on different sessions, or without a benchmark; race them again"
+        )
     pooled = np.average(series, axis=0, weights=weights)
     kappa, t = james_stein(pooled)
     year = members[0].result.metrics.get("sessions_a_year") or m.TRADING_DAYS
@@ -161,7 +185,8 @@ def evidence_of(
 
 
 def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
-    """kappa in [0, 1] and the t-statistic of the mean of daily active returns `[S]`; 0, NaN below two days.
+    """kappa in [0, 1] and the t-statistic of the mean of daily active returns `[S]`; 0, NaN below
+    two days.
 
     Returns that do not vary are no estimate of anything: kappa is then 1 or 0, by their sign.
     """
@@ -169,7 +194,13 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
     if math.isnan(spread):
         return 0.0, math.nan
     mean = float(active.mean())
-    t = mean / spread * math.sqrt(active.size) if spread > 0 else math.copysign(math.inf, mean) if mean else 0.0
+    t = (
+        mean / spread * math.sqrt(active.size)
+        if spread > 0
+        else math.copysign(math.inf, mean)
+        if mean
+        else 0.0
+    )
     return (max(0.0, 1.0 - 1.0 / t**2) if t > 0 else 0.0), t
 
 
@@ -180,8 +211,8 @@ def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
 
 
 def correlations(members: Sequence[Entry]) -> list[list[float | None]]:
-    """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's; None where one of
-    them is constant."""
+    """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's;
+    None where one of them is constant."""
     return [[_correlation(a, b) for b in members] for a in members]
 
 

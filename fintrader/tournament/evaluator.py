@@ -1,12 +1,14 @@
-"""The evaluator: a policy's score on the validation window (or on blocks of it), and on nothing else.
+"""The evaluator: a policy's score on the validation window (or on blocks of it), and on nothing
+else.
 
-It is the backtest's own `simulate`, so what the tournament selects by and what the final report shows are one function.
-The daily returns are cut into equal parts; the score is
+It is the backtest's own `simulate`, so what the tournament selects by and what the final report
+shows are one function. The daily returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
 
-The benchmark portfolio (`env.benchmark`) is traded over the same sessions at the same costs, once a process: what a
-policy did otherwise is its active return, and what the benchmark itself scores stands on the leaderboard.
+The benchmark portfolio (`env.benchmark`) is traded over the same sessions at the same costs, once a
+process: what a policy did otherwise is its active return, and what the benchmark itself scores
+stands on the leaderboard.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ Part = tuple[Policy, MarketTensors]
 LEAST_DRAWDOWN = 1e-4
 """A part without a drawdown counts as one with a drawdown of a basis point (`calmar`)."""
 LEAST_TRACKING_ERROR = 1e-3
-"""Active returns that vary less than this a year (10 bps) count as if they varied so much (`information_ratio`): who
-hardly leaves the benchmark is not to be ranked by the noise of rounding."""
+"""Active returns that vary less than this a year (10 bps) count as if they varied so much
+(`information_ratio`): who hardly leaves the benchmark is not to be ranked by the noise of
+rounding."""
 _benchmarks: WeakKeyDictionary[MarketTensors, dict[str, BacktestResult]] = WeakKeyDictionary()
 """By market and settings of the environment: every pod of a process needs the same ones."""
 
@@ -69,13 +72,22 @@ def evaluate(
     spread_penalty: float = 0.0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Trade each part once, one account in float64, one after another in time; their days are scored together.
+    """Trade each part once, one account in float64, one after another in time; their days are
+    scored together.
 
-    Raises ConfigError when they are too short, EnvError for a benchmark that the market cannot make.
+    Raises ConfigError when they are too short, EnvError for a benchmark that the market cannot
+    make.
     """
-    result = _joined([simulate(policy, window, env, name="validation", progress=progress) for policy, window in parts])
+    result = _joined(
+        [
+            simulate(policy, window, env, name="validation", progress=progress)
+            for policy, window in parts
+        ]
+    )
     reference = _joined([_benchmark(window, env, progress) for _, window in parts])
-    returns, benchmark = (np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference))
+    returns, benchmark = (
+        np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference)
+    )
     year = result.sessions_a_year
     check_windows(len(returns), metric, windows, year)
 
@@ -88,7 +100,9 @@ def evaluate(
 
     own, by_part = scored(returns)
     active = tuple((returns - benchmark).tolist())
-    return Evaluation(own, by_part, dict(result.metrics), tuple(returns.tolist()), active, scored(benchmark)[0])
+    return Evaluation(
+        own, by_part, dict(result.metrics), tuple(returns.tolist()), active, scored(benchmark)[0]
+    )
 
 
 def on_cpu(policy: ActorPolicy) -> ActorPolicy:
@@ -98,28 +112,41 @@ def on_cpu(policy: ActorPolicy) -> ActorPolicy:
 
 
 class ValidationCurve:
-    """What a pod scores while it trains, for the eye: `validation.jsonl` in its folder. Nothing is chosen by it.
+    """What a pod scores while it trains, for the eye: `validation.jsonl` in its folder. Nothing is
+    chosen by it.
 
-    One line a look: `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the whole), `score` and
-    `return` of the validation window. Looks take `TIME` of the pod's time at most, so there may be fewer than `POINTS`.
+    One line a look: `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the
+    whole), `score` and `return` of the validation window. Looks take `TIME` of the pod's time at
+    most, so there may be fewer than `POINTS`.
     """
 
     POINTS, TIME = 8, 0.15
     FILE = "validation.jsonl"
 
     def __init__(
-        self, folder: Path, env: EnvSettings, settings: Mapping[str, Any], alive: Callable[[float, int], Progress]
+        self,
+        folder: Path,
+        env: EnvSettings,
+        settings: Mapping[str, Any],
+        alive: Callable[[float, int], Progress],
     ) -> None:
-        """`settings`: metric, windows and penalty of the pod's score; `alive(share, env_steps)` gives signs of life.
+        """`settings`: metric, windows and penalty of the pod's score; `alive(share, env_steps)`
+        gives signs of life.
 
         What an earlier attempt at the pod has looked at stands.
         """
         self.path, self.env, self.settings, self.alive = folder / self.FILE, env, settings, alive
-        self.seen = {(str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)}
+        self.seen = {
+            (str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)
+        }
         self.next = -math.inf
 
     def offer(
-        self, part: tuple[ActorPolicy, MarketTensors], share: float, env_steps: int, fold: int | None = None
+        self,
+        part: tuple[ActorPolicy, MarketTensors],
+        share: float,
+        env_steps: int,
+        fold: int | None = None,
     ) -> None:
         """Look if a further part of the budget has been used up, and there is time for it."""
         mark = math.floor(share * self.POINTS) / self.POINTS
@@ -128,9 +155,14 @@ class ValidationCurve:
         began = time.monotonic()
         try:
             found = evaluate(
-                [(on_cpu(part[0]), part[1])], self.env, progress=self.alive(share, env_steps), **self.settings
+                [(on_cpu(part[0]), part[1])],
+                self.env,
+                progress=self.alive(share, env_steps),
+                **self.settings,
             )
-        except ConfigError:  # a fold by itself is shorter than the metric needs: only all of them are scored
+        except (
+            ConfigError
+        ):  # a fold by itself is shorter than the metric needs: only all of them are scored
             self.next = math.inf
             return
         self.add(found, mark, env_steps, fold)
@@ -143,7 +175,13 @@ class ValidationCurve:
             return
         self.seen.add((str(fold), str(share)))
         returned = found.metrics.get("cumulative_return")
-        record = {"share": share, "env_steps": env_steps, "fold": fold, "score": found.score, "return": returned}
+        record = {
+            "share": share,
+            "env_steps": env_steps,
+            "fold": fold,
+            "score": found.score,
+            "return": returned,
+        }
         append_jsonl(self.path, record)
 
 
@@ -152,7 +190,9 @@ def _joined(results: Sequence[BacktestResult]) -> BacktestResult:
     return results[0] if len(results) == 1 else stitch(results)
 
 
-def _benchmark(market: MarketTensors, env: EnvSettings, progress: Progress | None) -> BacktestResult:
+def _benchmark(
+    market: MarketTensors, env: EnvSettings, progress: Progress | None
+) -> BacktestResult:
     """The benchmark portfolio over this window, at costs."""
     known, key = _benchmarks.setdefault(market, {}), env.model_dump_json()
     if key not in known:
@@ -160,14 +200,19 @@ def _benchmark(market: MarketTensors, env: EnvSettings, progress: Progress | Non
     return known[key]
 
 
-def check_windows(sessions: int, metric: str, windows: int, sessions_a_year: int = m.TRADING_DAYS) -> None:
+def check_windows(
+    sessions: int, metric: str, windows: int, sessions_a_year: int = m.TRADING_DAYS
+) -> None:
     """Raises ConfigError unless each part holds enough sessions for the metric."""
-    least = fewest_sessions(sessions_a_year) if too_short(metric, 0) else 1 if metric == "return" else 2
+    least = (
+        fewest_sessions(sessions_a_year) if too_short(metric, 0) else 1 if metric == "return" else 2
+    )
     if sessions < least * windows:
         raise ConfigError(
-            f"tournament.validation_windows: {windows} part(s) of {least} sessions (tournament.metric {metric}) do not "
-            f"fit the validation window's {sessions} session(s); lower it, lengthen the window, or set "
-            f"tournament.metric to {'sharpe' if least > 2 else 'return'}"
+            f"tournament.validation_windows: {windows} part(s) of {least} sessions"
+            f" (tournament.metric {metric}) do not fit the validation window's {sessions}"
+            " session(s); lower it, lengthen the window, or set tournament.metric to"
+            f" {'sharpe' if least > 2 else 'return'}"
         )
 
 
@@ -180,10 +225,10 @@ def score(
 ) -> float | None:
     """One part's metric, from daily returns `[S]` and the benchmark's; None where it is undefined.
 
-    Doing nothing scores 0, and so does doing what the benchmark does where the metric is `information_ratio`:
-    `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised, or `active_utility`: their
-    `mean - risk_aversion x variance / 2`, annualised, what an investor would pay for them. `utility` is the same of the
-    returns themselves for a risk aversion of 1.
+    Doing nothing scores 0, and so does doing what the benchmark does where the metric is
+    `information_ratio`: `mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised,
+    or `active_utility`: their `mean - risk_aversion x variance / 2`, annualised, what an investor
+    would pay for them. `utility` is the same of the returns themselves for a risk aversion of 1.
     """
     active = returns - benchmark
     if metric == "active_utility":
@@ -202,4 +247,6 @@ def score(
         return None if growth is None or depth is None else growth / max(-depth, LEAST_DRAWDOWN)
     if metric == "utility":
         return float(sessions_a_year * (returns.mean() - 0.5 * returns.var(ddof=1)))
-    raise ConfigError(f"tournament.metric: unknown metric {metric!r}; choose one of {', '.join(get_args(Metric))}")
+    raise ConfigError(
+        f"tournament.metric: unknown metric {metric!r}; choose one of {', '.join(get_args(Metric))}"
+    )

@@ -1,4 +1,5 @@
-"""The log of what happened in a tournament: sealed, numbered lines, durable before anyone acts on them."""
+"""The log of what happened in a tournament: sealed, numbered lines, durable before anyone acts on
+them."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ from fintrader.tournament.spec import PodResult
 
 
 def applied_order(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Pods as they were applied: by the number that says so, which one that is noted again keeps."""
+    """Pods as they were applied: by the number that says so, which one that is noted again
+    keeps."""
     applied = [event for event in events if event.get("event") == "applied"]
-    return list(dict.fromkeys(str(event["pod"]) for event in sorted(applied, key=lambda event: event["applied"])))
+    return list(
+        dict.fromkeys(
+            str(event["pod"]) for event in sorted(applied, key=lambda event: event["applied"])
+        )
+    )
 
 
 def owner_of(events: Sequence[Mapping[str, Any]]) -> str | None:
@@ -26,7 +32,8 @@ def owner_of(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The events of a log by number, and which lines (from 1) are not as they were written or not in their place."""
+    """The events of a log by number, and which lines (from 1) are not as they were written or not
+    in their place."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -51,20 +58,24 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
 class EventLog:
     """Appends to `events.jsonl`, whose lines are sealed and numbered.
 
-    A torn last line (the writer was killed) is cut off before anything is added. Raises TournamentError when another
-    line is not as it was written, is missing, or stands elsewhere.
+    A torn last line (the writer was killed) is cut off before anything is added. Raises
+    TournamentError when another line is not as it was written, is missing, or stands elsewhere.
     """
 
     def __init__(
-        self, path: Path, keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None
+        self,
+        path: Path,
+        keep: Callable[[str, Callable[[], str]], None] = lambda lines, everything: None,
     ) -> None:
-        """`keep` stores new lines elsewhere before they are written here; it may ask for the whole log instead."""
+        """`keep` stores new lines elsewhere before they are written here; it may ask for the whole
+        log instead."""
         self.path, self._keep = path, keep
         self.records, broken = read_log(path)
         if broken:
             raise TournamentError(
-                f"{path}: line {broken[0]} is not as it was written, or not in its place; `fintrader verify "
-                f"{path.parent} --repair` sets the log aside and keeps its whole lines"
+                f"{path}: line {broken[0]} is not as it was written, or not in its place;"
+                f" `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
+                " lines"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -81,7 +92,10 @@ class EventLog:
             return
         now = round(time.time(), 3)
         stamped = [{"time": now, **event} for event in events]
-        text = "".join(seal({**event, "n": n}).decode() for n, event in enumerate(stamped, len(self.records) + 1))
+        text = "".join(
+            seal({**event, "n": n}).decode()
+            for n, event in enumerate(stamped, len(self.records) + 1)
+        )
         self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -97,17 +111,22 @@ class EventLog:
         self.records += stamped
 
     def check_owner(self, tournament: str) -> None:
-        """Raises TournamentError when this is the log of another tournament than the one of that seal."""
+        """Raises TournamentError when this is the log of another tournament than the one of that
+        seal."""
         if owner_of(self.records) not in (None, tournament):
             raise TournamentError(
-                f"{self.path} is the log of another tournament; `fintrader verify {self.path.parent} --repair` sets it "
-                "aside, and the run's own command goes on from its results"
+                f"{self.path} is the log of another tournament; `fintrader verify"
+                f" {self.path.parent} --repair` sets it aside, and the run's own command goes on"
+                " from its results"
             )
 
     def order(self, results: Mapping[str, PodResult]) -> list[str]:
-        """Pods that have a result as they were applied; then those that never were, as they finished."""
+        """Pods that have a result as they were applied; then those that never were, as they
+        finished."""
         known = [pod for pod in applied_order(self.records) if pod in results]
-        return known + sorted(set(results) - set(known), key=lambda pod: (results[pod].finished, pod))
+        return known + sorted(
+            set(results) - set(known), key=lambda pod: (results[pod].finished, pod)
+        )
 
     def of(self, *kinds: str) -> Iterable[dict[str, Any]]:
         """The events of these kinds, oldest first."""

@@ -1,10 +1,12 @@
-"""Purged K-fold validation: blocks of sessions, each scored by a learner that has seen neither it nor its neighbours.
+"""Purged K-fold validation: blocks of sessions, each scored by a learner that has seen neither it
+nor its neighbours.
 
-Training and validation window together are cut into K blocks. Learner k trains on all sessions but those of block k and
-an embargo on both sides of it (López de Prado, "Advances in Financial Machine Learning", 2018, 7.4), and is scored on
-that block. They are the evidence; the pod's policy is that of one more learner, who has the same settings and budget
-and trains on everything: what K learners miss between them, a short window can least spare. Its children's learner k
-goes on from its learner k: down a whole lineage, nobody's block is ever trained on by who is scored on it.
+Training and validation window together are cut into K blocks. Learner k trains on all sessions but
+those of block k and an embargo on both sides of it (López de Prado, "Advances in Financial Machine
+Learning", 2018, 7.4), and is scored on that block. They are the evidence; the pod's policy is that
+of one more learner, who has the same settings and budget and trains on everything: what K learners
+miss between them, a short window can least spare. Its children's learner k goes on from its learner
+k: down a whole lineage, nobody's block is ever trained on by who is scored on it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive
 from fintrader.tournament.evaluator import ValidationCurve
-from fintrader.tournament.fusion.learners import Report, Single, State, agent_settings_of, env_settings_of
+from fintrader.tournament.fusion.learners import (
+    Report,
+    Single,
+    State,
+    agent_settings_of,
+    env_settings_of,
+)
 from fintrader.tournament.spec import PodContext, PodSpec
 
 WHOLE = "whole"
@@ -45,17 +53,20 @@ class Block(NamedTuple):
 
 
 def training_and_validation(market: MarketTensors) -> MarketTensors:
-    """Both windows and what lies between them: what the blocks are cut from, and what the last learner trains on."""
+    """Both windows and what lies between them: what the blocks are cut from, and what the last
+    learner trains on."""
     windows = market.split() and market.windows
     assert windows is not None
     return market.window(windows.train[0], windows.validation[1])
 
 
 def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Block]:
-    """K blocks of whole sessions, as equal as can be; the embargo is that between training and validation window.
+    """K blocks of whole sessions, as equal as can be; the embargo is that between training and
+    validation window.
 
-    A piece that holds no whole episode is left out. Raises ConfigError when a block has fewer than two sessions or
-    nothing is left to train on, EnvError when there are fewer accounts than pieces, MarketError without windows.
+    A piece that holds no whole episode is left out. Raises ConfigError when a block has fewer than
+    two sessions or nothing is left to train on, EnvError when there are fewer accounts than pieces,
+    MarketError without windows.
     """
     windows = market.split() and market.windows
     assert windows is not None
@@ -66,8 +77,8 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(
-            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave one fewer than two; lower it to "
-            f"{max(2, sessions // 2)} or less, or lengthen data.windows"
+            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave one fewer"
+            f" than two; lower it to {max(2, sessions // 2)} or less, or lengthen data.windows"
         )
     edges = np.append(starts, whole.num_bars)
     least = 1 + (env.episode_bars or 1)
@@ -79,9 +90,10 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
         pieces = tuple(whole.window(a, b) for a, b in bars if b - a >= least)
         if not pieces:
             raise ConfigError(
-                f"tournament.validation_folds: beside a fold of {len(part)} sessions no piece of {least} bars is left "
-                f"to train on (an episode, env.episode_bars, and the bar it begins at); raise the number of folds, "
-                "shorten the episode, or lengthen data.windows"
+                f"tournament.validation_folds: beside a fold of {len(part)} sessions no piece of"
+                f" {least} bars is left to train on (an episode, env.episode_bars, and the bar it"
+                " begins at); raise the number of folds, shorten the episode, or lengthen"
+                " data.windows"
             )
         shares_of(env, [piece.num_bars for piece in pieces])
         blocks.append(Block(pieces, whole.window(int(edges[start]), int(edges[stop]))))
@@ -90,19 +102,28 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
 
 @lru_cache(maxsize=1)
 def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Block], MarketTensors]:
-    """Blocks and whole, kept between the pods of one process: the benchmark is traded over each only once."""
+    """Blocks and whole, kept between the pods of one process: the benchmark is traded over each
+    only once."""
     market = MarketTensors.load(path)
-    return make_blocks(market, folds, EnvSettings.model_validate_json(env)), training_and_validation(market)
+    return make_blocks(
+        market, folds, EnvSettings.model_validate_json(env)
+    ), training_and_validation(market)
 
 
 class FoldLearners:
-    """The K + 1 learners of a pod, one after another; what each has come to lies in a folder of its own.
+    """The K + 1 learners of a pod, one after another; what each has come to lies in a folder of its
+    own.
 
     Only one is in memory at a time. Killed anywhere, each goes on where it was.
     """
 
     def __init__(
-        self, spec: PodSpec, context: PodContext, device: torch.device, *, parent: State | None = None
+        self,
+        spec: PodSpec,
+        context: PodContext,
+        device: torch.device,
+        *,
+        parent: State | None = None,
     ) -> None:
         self.spec, self.folder, self.device, self.parent = spec, context.folder, device, parent
         self.env = env_settings_of(spec)
@@ -111,13 +132,18 @@ class FoldLearners:
         self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
         self.policies: list[ActorPolicy] = []
         self.at_work: tuple[int, ActorPolicy, float]
-        """Number and policy of the learner that is training, and what all before it have used up of their budgets."""
+        """Number and policy of the learner that is training, and what all before it have used up of
+        their budgets."""
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until each has used up `share` of its part of the `budget`."""
         count = len(self.names)
         steps, seconds = budget.env_steps, budget.seconds
-        part = Budget(env_steps=max(1, steps // count)) if steps else Budget(seconds=(seconds or 0.0) / count)
+        part = (
+            Budget(env_steps=max(1, steps // count))
+            if steps
+            else Budget(seconds=(seconds or 0.0) / count)
+        )
         totals: list[TrainResult] = []
         policies = []
         for number in range(count):
@@ -159,7 +185,10 @@ class FoldLearners:
                 env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))
             else:
                 env = JoinedEnv(pieces, self.env, device=device, seed=derive(seed, "env"))
-            return make_agent(agent_settings_of(self.spec), env.layout, device=device, seed=seed), env
+            return (
+                make_agent(agent_settings_of(self.spec), env.layout, device=device, seed=seed),
+                env,
+            )
 
         return make
 
@@ -170,10 +199,14 @@ class FoldLearners:
 
     def parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
         """Each other learner's policy, and the block that it is scored on."""
-        return [(policy, block.held_out) for policy, block in zip(self.policies[:-1], self.blocks, strict=True)]
+        return [
+            (policy, block.held_out)
+            for policy, block in zip(self.policies[:-1], self.blocks, strict=True)
+        ]
 
     def state(self) -> dict[str, Tensor]:
-        """What a child inherits: `fold-<k>.` before the names of learner k, `whole.` before those of the last."""
+        """What a child inherits: `fold-<k>.` before the names of learner k, `whole.` before those
+        of the last."""
         found: dict[str, Tensor] = {}
         for name in self.names:
             found |= prefixed(name, read_agent_state(self.folder / name))

@@ -1,8 +1,10 @@
-"""The generator: the next pod's spec, as a pure function of the root seed, the pod's number and the leaderboard.
+"""The generator: the next pod's spec, as a pure function of the root seed, the pod's number and the
+leaderboard.
 
-Fresh pods are drawn from the search space. Children take a parent's networks and optimiser (*exploit*) and carry its
-hyper-parameters on, perturbed or drawn anew (*explore*), as in population-based training
-(https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer (https://arxiv.org/abs/2112.05923, algorithm 1).
+Fresh pods are drawn from the search space. Children take a parent's networks and optimiser
+(*exploit*) and carry its hyper-parameters on, perturbed or drawn anew (*explore*), as in
+population-based training (https://arxiv.org/abs/1711.09846) and ElegantRL-Podracer
+(https://arxiv.org/abs/2112.05923, algorithm 1).
 """
 
 from __future__ import annotations
@@ -50,48 +52,69 @@ class Generator:
             library()
 
     def fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
-        """A pod that starts from new weights. The first of each algorithm has that algorithm's own settings."""
+        """A pod that starts from new weights. The first of each algorithm has that algorithm's own
+        settings."""
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
         if index >= len(self.agents):
             random = numpy_generator(self.seed, "fresh", index)
             there = {name: get(values, name) for name in self.settings.search if has(values, name)}
-            drawn = {name: draw(self.settings.search[name], like, random) for name, like in there.items()}
+            drawn = {
+                name: draw(self.settings.search[name], like, random) for name, like in there.items()
+            }
             if self.settings.proposals == "tpe":
                 drawn |= proposed(
-                    self.settings.search, there, _fresh_of(base, leaderboard), derive(self.seed, "tpe", index)
+                    self.settings.search,
+                    there,
+                    _fresh_of(base, leaderboard),
+                    derive(self.seed, "tpe", index),
                 )
             for name, value in drawn.items():
                 put(values, name, value)
         return self._spec(index, leaderboard, base, values, origin="fresh", generation=generation)
 
     def founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
-        """A pod without a parent in this run: a fresh one, or where an earlier run is gone on with, one from there.
+        """A pod without a parent in this run: a fresh one, or where an earlier run is gone on with,
+        one from there.
 
         Each pod from there continues once as it is, then with its hyper-parameters moved.
         """
         if not self.inherited:
             return self.fresh(index, leaderboard, generation)
         parent = self.inherited[index % len(self.inherited)]
-        return self.child(index, leaderboard, parent, generation=generation, explore=index >= len(self.inherited))
+        return self.child(
+            index, leaderboard, parent, generation=generation, explore=index >= len(self.inherited)
+        )
 
     def child(
-        self, index: int, leaderboard: Leaderboard, parent: Entry, *, generation: int, explore: bool = True
+        self,
+        index: int,
+        leaderboard: Leaderboard,
+        parent: Entry,
+        *,
+        generation: int,
+        explore: bool = True,
     ) -> PodSpec:
-        """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if `explore`."""
+        """A pod that continues from `parent`'s snapshot, with its hyper-parameters moved if
+        `explore`."""
         values = copy.deepcopy(parent.spec.agent)
         algo = values.get("algo")
-        base = next((agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0])
+        base = next(
+            (agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0]
+        )
         if explore:
             random = numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
                 if has(values, name) and not space.structural:
                     put(values, name, self._explored(space, get(values, name), random))
         origin = "exploit" if explore else "survivor"
-        return self._spec(index, leaderboard, base, values, origin=origin, generation=generation, parent=parent)
+        return self._spec(
+            index, leaderboard, base, values, origin=origin, generation=generation, parent=parent
+        )
 
     def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
-        """The asynchronous tournament's next pod: fresh, or a child of a row (of a niche's best) picked by rank."""
+        """The asynchronous tournament's next pod: fresh, or a child of a row (of a niche's best)
+        picked by rank."""
         settings = self.settings
         random = numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
@@ -105,16 +128,24 @@ class Generator:
         else:
             parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
         same = numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
-        return self.child(index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same)
+        return self.child(
+            index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same
+        )
 
     def _explored(self, space: Range, value: Any, random: Random) -> Any:
-        """Draw anew with probability `resample`, else one step up or down inside the range; back where that is shut."""
+        """Draw anew with probability `resample`, else one step up or down inside the range; back
+        where that is shut."""
         again, up = random.random(2)
-        fresh = draw(space, value, random)  # always drawn, so that one field's coin does not move the next field's
+        fresh = draw(
+            space, value, random
+        )  # always drawn, so that one field's coin does not move the next field's
         if again < self.settings.resample:
             return fresh
         step = 1 if up < 0.5 else -1
-        for way in (step, -step):  # a parent at the end of a range must not have its copy for a child
+        for way in (
+            step,
+            -step,
+        ):  # a parent at the end of a range must not have its copy for a child
             moved = stepped(space, value, self.settings.perturb, way)
             if moved != value:
                 return moved
@@ -135,7 +166,9 @@ class Generator:
             agent = type(base).model_validate(values).model_dump(mode="json")
         except ValidationError as error:
             problem = first_problem(type(base), error)
-            raise ConfigError(f"tournament.search leads to settings no agent can have: {problem}") from None
+            raise ConfigError(
+                f"tournament.search leads to settings no agent can have: {problem}"
+            ) from None
         settings = self.settings
         return PodSpec(
             pod=f"p{index:04d}",
@@ -168,19 +201,30 @@ class Generator:
 def _fresh_of(base: Settings, leaderboard: Leaderboard) -> list[Entry]:
     """The fresh pods of that algorithm, as they were applied."""
     algo = base.model_dump(mode="json").get("algo")
-    return [one for one in leaderboard.applied if one.spec.origin == "fresh" and one.spec.agent.get("algo") == algo]
+    return [
+        one
+        for one in leaderboard.applied
+        if one.spec.origin == "fresh" and one.spec.agent.get("algo") == algo
+    ]
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:
-    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in [0, 1).
+    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in
+    [0, 1).
 
-    By the inverse of the distribution function, a geometric one that is cut off, so that no rank is looked at.
+    By the inverse of the distribution function, a geometric one that is cut off, so that no rank is
+    looked at.
     """
-    return min(int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1)
+    return min(
+        int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1
+    )
 
 
-def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generation: int) -> tuple[StopRule, ...]:
-    """Successive halving: the score that a pod must reach at each rung, from peers of its generation."""
+def stop_rules(
+    settings: TournamentSettings, leaderboard: Leaderboard, generation: int
+) -> tuple[StopRule, ...]:
+    """Successive halving: the score that a pod must reach at each rung, from peers of its
+    generation."""
     if settings.halving is None:
         return ()
     rules = []
@@ -192,13 +236,14 @@ def stop_rules(settings: TournamentSettings, leaderboard: Leaderboard, generatio
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """Of numbers in ascending order, between two of them by linear interpolation; looks at no other."""
+    """Of numbers in ascending order, between two of them by linear interpolation; looks at no
+    other."""
     number, beyond = divmod((len(ascending) - 1) * share, 1.0)
     low, high = ascending[int(number)], ascending[min(int(number) + 1, len(ascending) - 1)]
     return low + (high - low) * beyond
 
 
-# --- the search space ----------------------------------------------------------------------------------------
+# --- the search space -----------------------------------------------------------------------------
 
 
 def draw(space: Range, like: Any, random: Random) -> Any:
@@ -213,7 +258,8 @@ def draw(space: Range, like: Any, random: Random) -> Any:
 
 
 def stepped(space: Range, value: Any, perturb: float, way: int) -> Any:
-    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range goes."""
+    """`value` times (`way` 1) or by (-1) `perturb`, or the next of the choices, as far as the range
+    goes."""
     if space.choices:
         number = space.choices.index(value) if value in space.choices else 0
         return space.choices[min(max(number + way, 0), len(space.choices) - 1)]
@@ -230,25 +276,35 @@ def _like(value: Any, drawn: float) -> float | int:
 
 
 def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> None:
-    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed there."""
+    """Raises ConfigError when a name is nobody's setting, or an end of a range is not allowed
+    there."""
     for name, space in search.items():
         owners = [agent for agent in agents if has(agent.model_dump(mode="json"), name)]
         if not owners:
             known = sorted({field for agent in agents for field in type(agent).model_fields})
-            raise ConfigError(f"tournament.search.{name}: no agent here has this setting; known: {', '.join(known)}")
+            raise ConfigError(
+                f"tournament.search.{name}: no agent here has this setting; known:"
+                f" {', '.join(known)}"
+            )
         for agent in owners:
             for value in space.choices or (space.low, space.high):
                 values = agent.model_dump(mode="json")
                 if not space.choices:
-                    if not isinstance(get(values, name), int | float) or isinstance(get(values, name), bool):
-                        raise ConfigError(f"tournament.search.{name}: low and high need a number; give choices")
+                    if not isinstance(get(values, name), int | float) or isinstance(
+                        get(values, name), bool
+                    ):
+                        raise ConfigError(
+                            f"tournament.search.{name}: low and high need a number; give choices"
+                        )
                     value = _like(get(values, name), float(value))
                 put(values, name, value)
                 try:
                     type(agent).model_validate(values)
                 except ValidationError as error:
                     problem = first_problem(type(agent), error)
-                    raise ConfigError(f"tournament.search.{name}: {value!r} is impossible: {problem}") from None
+                    raise ConfigError(
+                        f"tournament.search.{name}: {value!r} is impossible: {problem}"
+                    ) from None
 
 
 def has(values: Mapping[str, Any], name: str) -> bool:

@@ -1,12 +1,15 @@
-"""Pods of an earlier run as the first parents of a new one: what is taken over, and what has to hold for it.
+"""Pods of an earlier run as the first parents of a new one: what is taken over, and what has to
+hold for it.
 
     inherited.json   the earlier run, its pods by score, and the content of what was taken over; written once
 
-A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought to the new market's
-standardisation (`agents/travel.py`), so a network that holds no number of assets goes on seeing what it learned to
-read. Scores are not taken over: they were measured elsewhere.
+A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought
+to the new market's standardisation (`agents/travel.py`), so a network that holds no number of
+assets goes on seeing what it learned to read. Scores are not taken over: they were measured
+elsewhere.
 
-The earlier run must not have seen, in training or in choosing, any bar of the new run's test window.
+The earlier run must not have seen, in training or in choosing, any bar of the new run's test
+window.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ class Inheritance:
     seen_until: int
     """Start of the last bar that anything here was trained on or chosen by, ns since 1970 UTC."""
     entries: tuple[Entry, ...]
-    """The parents, best first: called `run:pod`, with settings of this run, and snapshots in its store."""
+    """The parents, best first: called `run:pod`, with settings of this run, and snapshots in its
+    store."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> Inheritance | None:
@@ -75,16 +79,23 @@ class Inheritance:
         try:
             values = read_json(path)
             pairs = values.pop("entries")
-            entries = (Entry(PodSpec.model_validate(one), PodResult.model_validate(two)) for one, two in pairs)
+            entries = (
+                Entry(PodSpec.model_validate(one), PodResult.model_validate(two))
+                for one, two in pairs
+            )
             return cls(**values, entries=tuple(entries))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TournamentError(
-                f"{path} is damaged ({error}); delete it and run the same command again, with the earlier run at hand"
+                f"{path} is damaged ({error}); delete it and run the same command again, with the"
+                " earlier run at hand"
             ) from None
 
     def write(self, folder: RunFolder) -> None:
         """Store it; whole or not at all."""
-        pairs = [[one.spec.model_dump(mode="json"), one.result.model_dump(mode="json")] for one in self.entries]
+        pairs = [
+            [one.spec.model_dump(mode="json"), one.result.model_dump(mode="json")]
+            for one in self.entries
+        ]
         write_json(folder.root / FILE, {**vars(self), "entries": pairs})
 
 
@@ -98,24 +109,30 @@ class Heirs:
     market: Path
 
 
-def inherit(store: RunStore, address: str, find: Callable[[], RunFolder], heirs: Heirs) -> Inheritance:
-    """Take over the leaderboard of the run at `address` (`find` fetches its folder) into the store of a new one.
+def inherit(
+    store: RunStore, address: str, find: Callable[[], RunFolder], heirs: Heirs
+) -> Inheritance:
+    """Take over the leaderboard of the run at `address` (`find` fetches its folder) into the store
+    of a new one.
 
     Called again, it returns what was taken over then; the earlier run may be gone by now.
 
-    Raises TournamentError when that run has no finished pods, none of them can be loaded here, it has seen bars of the
-    new test window, or it is another run than the one begun with; CheckpointError when its files are damaged.
+    Raises TournamentError when that run has no finished pods, none of them can be loaded here, it
+    has seen bars of the new test window, or it is another run than the one begun with;
+    CheckpointError when its files are damaged.
     """
     known = Inheritance.read(store.run)
     if known is not None and known.address != address and not store.identity_path.exists():
         known = None  # another one was asked for before anything began with it
-    if known is not None and all(store.intact(str(entry.result.snapshot)) for entry in known.entries):
+    if known is not None and all(
+        store.intact(str(entry.result.snapshot)) for entry in known.entries
+    ):
         return known
     found = _taken_over(store, address, find(), heirs)
     if known is not None and found != known:
         raise TournamentError(
-            f"{address} has changed since {store.run.root} began with it, and what was taken over is damaged; "
-            "use another run name"
+            f"{address} has changed since {store.run.root} began with it, and what was taken over"
+            " is damaged; use another run name"
         )
     found.write(store.run)
     return found
@@ -146,8 +163,9 @@ def _ranked(source: RunStore) -> list[Entry]:
 def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) -> Inheritance:
     if heirs.settings.validation == "kfold":
         raise TournamentError(
-            f"{address} cannot start pods of tournament.validation: kfold: its own have seen the blocks these would be "
-            "judged on; set it to holdout here, or start from nothing (no --from, no walkforward.warm_start)"
+            f"{address} cannot start pods of tournament.validation: kfold: its own have seen the"
+            " blocks these would be judged on; set it to holdout here, or start from nothing (no"
+            " --from, no walkforward.warm_start)"
         )
     source = open_store(folder, mirror_of(folder.root))
     ranked = _ranked(source)
@@ -166,7 +184,9 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
         pod = entry.spec.pod
         source.ensure_policy(entry.result)
         if not source.has_policy(entry.result):
-            raise CheckpointError(f"{source.policy_path(pod)} is missing or damaged; run its own command again")
+            raise CheckpointError(
+                f"{source.policy_path(pod)} is missing or damaged; run its own command again"
+            )
         _, header = read_tensors(source.policy_path(pod), FORMAT)
         try:
             agent, state = _moved(header, entry, source, heirs, layout, here)
@@ -174,11 +194,15 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
             problems.append(f"{pod}: {error}")
             continue
         if _SEEN not in header["meta"]:
-            raise TournamentError(f"{address}: {pod} does not say until when it saw bars; run it anew")
+            raise TournamentError(
+                f"{address}: {pod} does not say until when it saw bars; run it anew"
+            )
         seen.append(int(header["meta"][_SEEN]))
         policies[pod] = str(entry.result.policy)
         snapshot = store.put(save(dict(sorted(state.items()))))
-        spec = entry.spec.model_copy(update={"pod": f"{folder.label}:{pod}", "agent": agent, "folds": 0})
+        spec = entry.spec.model_copy(
+            update={"pod": f"{folder.label}:{pod}", "agent": agent, "folds": 0}
+        )
         result = entry.result.model_copy(update={"snapshot": snapshot})
         entries.append(Entry(spec, result))
     if not entries:
@@ -187,27 +211,38 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
     if max(seen) >= first:
         last, begins = (str(np.datetime64(ns, "ns"))[:16] for ns in (max(seen), first))
         raise TournamentError(
-            f"{address} has seen bars until {last}, and the test window begins at {begins}: its pods would know what "
-            "they are tested on; test on a later window (data.windows), or start from a run that ends before"
+            f"{address} has seen bars until {last}, and the test window begins at {begins}: its"
+            " pods would know what they are tested on; test on a later window (data.windows), or"
+            " start from a run that ends before"
         )
     trials = len(ranked) + (0 if before is None else before.trials)
     return Inheritance(address, folder.label, policies, trials, max(seen), tuple(entries))
 
 
 def _moved(
-    header: Mapping[str, Any], entry: Entry, source: RunStore, heirs: Heirs, layout: Any, here: Mapping[str, Any]
+    header: Mapping[str, Any],
+    entry: Entry,
+    source: RunStore,
+    heirs: Heirs,
+    layout: Any,
+    here: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A pod's settings as this run has them, and its networks, optimiser and statistics for this run's market.
+    """A pod's settings as this run has them, and its networks, optimiser and statistics for this
+    run's market.
 
-    Settings are this run's, but for those that both searched. Raises CheckpointError or TournamentError where the
-    networks do not fit.
+    Settings are this run's, but for those that both searched. Raises CheckpointError or
+    TournamentError where the networks do not fit.
     """
     description, trained = header["policy"], header["meta"].get("market")
     if trained is None:
         raise CheckpointError("its policy does not say on which market it was trained")
-    stored = check_travels(layout_from_json(description["layout"]), description["network"]["kind"], trained, here)
+    stored = check_travels(
+        layout_from_json(description["layout"]), description["network"]["kind"], trained, here
+    )
     if {**vars(stored), "num_assets": num_actions(layout)} != vars(layout):
-        raise CheckpointError("it observes something else (env.lookback, env.observation); use the same settings here")
+        raise CheckpointError(
+            "it observes something else (env.lookback, env.observation); use the same settings here"
+        )
     if (theirs := entry.spec.env.get("action")) != heirs.env.action:
         raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
     try:
@@ -233,7 +268,8 @@ def _moved(
 
 
 def _settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSettings) -> Any:
-    """This run's settings, with the values that the earlier search found for what is searched here."""
+    """This run's settings, with the values that the earlier search found for what is searched
+    here."""
     values = base.model_dump(mode="json")
     for name in settings.search:
         if has(values, name) and has(theirs, name):
@@ -241,26 +277,36 @@ def _settings(base: Settings, theirs: Mapping[str, Any], settings: TournamentSet
     try:
         return type(base).model_validate(values)
     except ValidationError as error:
-        raise TournamentError(f"its settings are impossible here ({str(error).splitlines()[0]})") from None
+        raise TournamentError(
+            f"its settings are impossible here ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def _other_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> str | None:
-    """In what a stored policy differs from one made here, as far as that shows in no shape; None: in nothing."""
+    """In what a stored policy differs from one made here, as far as that shows in no shape; None:
+    in nothing."""
     own = policy.describe()
     there = {**description["network"], "head": description["head"]["kind"]}
     here = {**own["network"], "head": own["head"]["kind"]}
     for name in ("outputs", "squash"):
         there[name], here[name] = description[name], own[name]
     odd = [name for name in here if there.get(name) != here[name]]
-    return ", ".join(f"{name} {there.get(name)} there, {here[name]} here" for name in odd[:3]) or None
+    return (
+        ", ".join(f"{name} {there.get(name)} there, {here[name]} here" for name in odd[:3]) or None
+    )
 
 
 def _restated(
-    state: Mapping[str, Tensor], layout: ObservationLayout, trained: Mapping[str, Any], here: Mapping[str, Any]
+    state: Mapping[str, Tensor],
+    layout: ObservationLayout,
+    trained: Mapping[str, Any],
+    here: Mapping[str, Any],
 ) -> dict[str, Tensor]:
-    """An agent's state for the market `here`: its statistics, and how far each asset's latent is explored.
+    """An agent's state for the market `here`: its statistics, and how far each asset's latent is
+    explored.
 
-    The latter alone is a number of each asset (PPO and A2C): where there are other assets, each gets their mean.
+    The latter alone is a number of each asset (PPO and A2C): where there are other assets, each
+    gets their mean.
     """
     moved = dict(state)
     noise, count = state.get(_NOISE), layout.num_assets
@@ -268,17 +314,30 @@ def _restated(
         each = noise[:count].mean().expand(len(here["symbols"]))
         moved[_NOISE] = torch.cat([each, noise[count:]])
         # Its moments say nothing of other assets; it is the last of the optimiser's parameters.
-        last = max((int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS)), default=0)
-        if (moment := state.get(f"{_MOMENTS}{last}.exp_avg")) is not None and moment.shape == noise.shape:
-            moved = {name: one for name, one in moved.items() if not name.startswith(f"{_MOMENTS}{last}.")}
+        last = max(
+            (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS)), default=0
+        )
+        if (
+            moment := state.get(f"{_MOMENTS}{last}.exp_avg")
+        ) is not None and moment.shape == noise.shape:
+            moved = {
+                name: one
+                for name, one in moved.items()
+                if not name.startswith(f"{_MOMENTS}{last}.")
+            }
     for name in state:
         if name.endswith(f"{_STATISTICS}mean"):
             var = f"{name.removesuffix('mean')}var"
-            moved[name], moved[var] = moved_statistics(state[name], state[var], layout, trained, here)
+            moved[name], moved[var] = moved_statistics(
+                state[name], state[var], layout, trained, here
+            )
     return moved
 
 
 def check_unused(from_run: str | None, verb: str) -> None:
     """Raises ConfigError when a command that starts no tournament was told what to start from."""
     if from_run is not None:
-        raise ConfigError(f"from_run: `fintrader {verb}` starts no tournament; use `fintrader run` or `tournament`")
+        raise ConfigError(
+            f"from_run: `fintrader {verb}` starts no tournament; use `fintrader run` or"
+            " `tournament`"
+        )

@@ -1,8 +1,9 @@
-"""The leaderboard: in memory, as the generator sees it, and as an SQLite index that anyone may read.
+"""The leaderboard: in memory, as the generator sees it, and as an SQLite index that anyone may
+read.
 
-One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app, `fintrader status`)
-look meanwhile. Nothing in it is the truth: a damaged or missing database is made again from the store (`fintrader
-tournament rebuild RUN`).
+One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app,
+`fintrader status`) look meanwhile. Nothing in it is the truth: a damaged or missing database is
+made again from the store (`fintrader tournament rebuild RUN`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Entry:
 
 @dataclass
 class Leaderboard:
-    """The leaderboard as the generator sees it: the best `size` entries, and all that was ever applied."""
+    """The leaderboard as the generator sees it: the best `size` entries, and all that was ever
+    applied."""
 
     size: int
     niche: Niche = "none"
@@ -60,26 +62,29 @@ class Leaderboard:
     parents: list[Entry] = field(default_factory=list)
     """Rows that others can start from, best first."""
     elites: list[Entry] = field(default_factory=list)
-    """The best that others can start from of each niche, best first, at most `size`; also such as have no row."""
+    """The best that others can start from of each niche, best first, at most `size`; also such as
+    have no row."""
     applied: list[Entry] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
     failed: int = 0
     """How many of the applied have come to nothing."""
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, lowest first."""
+    """Scores that pods had on their way: (generation, share of the budget) -> one a pod, lowest
+    first."""
     founders: dict[str, str] = field(default_factory=dict)
     """Pod -> the one without a parent that it descends from."""
 
     @property
     def trials(self) -> int:
-        """Looks at the validation window of the pods that have a score, one a pod unless it stops early: the number of
-        tries the winner is chosen from."""
+        """Looks at the validation window of the pods that have a score, one a pod unless it stops
+        early: the number of tries the winner is chosen from."""
         return sum(entry.result.looks for entry in self.applied if entry.result.score is not None)
 
     @property
     def benchmark_score(self) -> float | None:
-        """What the benchmark portfolio scores on the sessions that pods are scored on; None before any said so."""
+        """What the benchmark portfolio scores on the sessions that pods are scored on; None before
+        any said so."""
         scores = (entry.result.benchmark_score for entry in self.applied)
         return next((score for score in scores if score is not None), None)
 
@@ -88,8 +93,11 @@ class Leaderboard:
         return self.founders[entry.spec.pod]
 
     def niche_of(self, entry: Entry) -> str | int:
-        """Whom an entry is compared with before it may be a parent: its family, or those about as deep."""
-        return self.founder(entry) if self.niche == "lineage" else entry.spec.generation.bit_length()
+        """Whom an entry is compared with before it may be a parent: its family, or those about as
+        deep."""
+        return (
+            self.founder(entry) if self.niche == "lineage" else entry.spec.generation.bit_length()
+        )
 
 
 VERSION = 2
@@ -104,7 +112,8 @@ RESULT_COLUMNS = """pod TEXT NOT NULL REFERENCES pods(pod), epoch INTEGER NOT NU
   started REAL NOT NULL, finished REAL NOT NULL, device TEXT NOT NULL, attempts INTEGER NOT NULL"""
 """Of the table `entries`, the fields of a result that go in as they are."""
 _POD_NAMES, _RESULT_NAMES = (
-    [column.split()[0] for column in columns.split(",")] for columns in (POD_COLUMNS, RESULT_COLUMNS)
+    [column.split()[0] for column in columns.split(",")]
+    for columns in (POD_COLUMNS, RESULT_COLUMNS)
 )
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -129,14 +138,17 @@ PodState = tuple[str, str, int, str]
 
 
 class LeaderboardIndex:
-    """One writer's connection. Every write method is one transaction: all of it is there after a kill, or none."""
+    """One writer's connection. Every write method is one transaction: all of it is there after a
+    kill, or none."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self.connection = sqlite3.connect(
+            path, timeout=30, isolation_level=None, check_same_thread=False
+        )
         self.connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may cost the last transactions, never consistency; every start makes the index again from the
-        # store, whose files and log are synced.
+        # A power cut may cost the last transactions, never consistency; every start makes the index
+        # again from the store, whose files and log are synced.
         self.connection.execute("PRAGMA synchronous = NORMAL")
         with self.connection:
             self.connection.executescript(_SCHEMA)
@@ -148,25 +160,34 @@ class LeaderboardIndex:
         """Make every row again from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            # Dropped, not emptied: those that another version made have other columns, and what is foreign goes, too.
+            # Dropped, not emptied: those that another version made have other columns, and what is
+            # foreign goes, too.
             found = connection.execute(
                 "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
             )
-            for kind, name in sorted(found, key=lambda one: ("trigger", "view", "index", "table").index(one[0])):
+            for kind, name in sorted(
+                found, key=lambda one: ("trigger", "view", "index", "table").index(one[0])
+            ):
                 quoted = name.replace('"', '""')
                 connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 connection.execute(statement)
             connection.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("version", str(VERSION)), ("size", str(size))]
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                [("version", str(VERSION)), ("size", str(size))],
             )
             self._insert_pods(specs)
             self._insert_entries(entries, 0)
 
     def write_turn(
-        self, specs: Sequence[PodSpec], entries: Sequence[Entry], first: int, states: Collection[PodState]
+        self,
+        specs: Sequence[PodSpec],
+        entries: Sequence[Entry],
+        first: int,
+        states: Collection[PodState],
     ) -> None:
-        """New pods; results as they were applied, the first of them the `first`-th in all; states that changed.
+        """New pods; results as they were applied, the first of them the `first`-th in all; states
+        that changed.
 
         Pods and results that are known are passed over.
         """
@@ -180,29 +201,48 @@ class LeaderboardIndex:
 
     def _insert_pods(self, specs: Iterable[PodSpec]) -> None:
         for spec in specs:
-            own = {"idx": spec.index, "parent_snapshot": spec.snapshot, "algo": spec.agent.get("algo")}
-            self._insert("pods", {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own})
+            own = {
+                "idx": spec.index,
+                "parent_snapshot": spec.snapshot,
+                "algo": spec.agent.get("algo"),
+            }
+            self._insert(
+                "pods",
+                {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own},
+            )
 
     def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
         for applied, entry in enumerate(entries, first):
             spec, result = entry.spec, entry.result
             parent = self.connection.execute(
-                "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1", (spec.parent,)
+                "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1",
+                (spec.parent,),
             ).fetchone()
             row = {name: getattr(result, name) for name in _RESULT_NAMES}
             lineage = result.env_steps + (parent[0] if parent else 0)
             self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
-            state = (result.status, result.attempts, result.reason, result.location or result.device)
+            state = (
+                result.status,
+                result.attempts,
+                result.reason,
+                result.location or result.device,
+            )
             self.connection.execute(_SET_STATE, (*state, spec.pod))
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
         """A new row; one that is there stays as it is. Lists and mappings become JSON."""
         values = [
-            json.dumps(value, sort_keys=True, allow_nan=False) if isinstance(value, dict | tuple) else value
+            (
+                json.dumps(value, sort_keys=True, allow_nan=False)
+                if isinstance(value, dict | tuple)
+                else value
+            )
             for value in row.values()
         ]
         self.connection.execute(
-            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values
+            f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES"
+            f" ({', '.join('?' * len(row))})",
+            values,
         )
 
 
@@ -211,8 +251,8 @@ _BESIDE = ("-wal", "-shm")
 
 
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
-    """The leaderboard at `path`; one that is damaged or cannot be written to is moved aside first. True if that was
-    necessary."""
+    """The leaderboard at `path`; one that is damaged or cannot be written to is moved aside first.
+    True if that was necessary."""
     for beside in _BESIDE:
         if (place := Path(f"{path}{beside}")).is_dir():
             aside(place)

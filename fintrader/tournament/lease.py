@@ -1,14 +1,16 @@
-"""The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer change it.
+"""The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer
+change it.
 
     lease/<token>.json     the holder with the highest token is the one that counts; the name says it, not the content
 
-The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to wait for. Each holder
-claims the next token by creating its file, which only one of several can; its pods carry the token and publish nothing
-once there is a higher one. A run with a store is held there as well (`fintrader.storage.lease`), against other
-machines.
+The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to
+wait for. Each holder claims the next token by creating its file, which only one of several can; its
+pods carry the token and publish nothing once there is a higher one. A run with a store is held
+there as well (`fintrader.storage.lease`), against other machines.
 
-Some network file systems grant every lock to everybody. Where that shows, a run without a store is refused; where it
-does not (each machine keeps its locks to itself), two orchestrators have two tokens, and the earlier one stops.
+Some network file systems grant every lock to everybody. Where that shows, a run without a store is
+refused; where it does not (each machine keeps its locks to itself), two orchestrators have two
+tokens, and the earlier one stops.
 """
 
 from __future__ import annotations
@@ -39,9 +41,12 @@ class Lease:
     """The same, in the run's store."""
 
     def check(self, *, sure: bool = False) -> None:
-        """Raises TournamentError when another orchestrator has taken over. `sure`: as the run's store has it now."""
+        """Raises TournamentError when another orchestrator has taken over. `sure`: as the run's
+        store has it now."""
         if current_token(self.run) != self.token:
-            raise TournamentError(f"{self.run.root}: another orchestrator has taken over; this one stops")
+            raise TournamentError(
+                f"{self.run.root}: another orchestrator has taken over; this one stops"
+            )
         if self.remote is not None:
             try:
                 self.remote.check(sure=sure)
@@ -50,9 +55,11 @@ class Lease:
 
 
 @contextlib.contextmanager
-def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0) -> Iterator[Lease]:
-    """Hold the run's tournament, here and in the run's store. Raises TournamentError when another process does, and for
-    a run without a store where locks keep nobody out.
+def acquire(
+    run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 2.0
+) -> Iterator[Lease]:
+    """Hold the run's tournament, here and in the run's store. Raises TournamentError when another
+    process does, and for a run without a store where locks keep nobody out.
 
     `patience_seconds` bridges the moment in which a killed holder has not quite gone.
     """
@@ -62,18 +69,26 @@ def acquire(run: RunFolder, mirror: Mirror | None, *, patience_seconds: float = 
         deadline = time.monotonic() + patience_seconds
         while not try_lock(file):
             if time.monotonic() >= deadline:
-                raise TournamentError(f"{run.root}: another process runs this tournament; wait for it or stop it first")
+                raise TournamentError(
+                    f"{run.root}: another process runs this tournament; wait for it or stop it"
+                    " first"
+                )
             time.sleep(0.05)
         if mirror is None:
             with path.open("a") as other:
                 if try_lock(other):
                     raise TournamentError(
-                        f"{run.root}: file locks keep nobody out here (a network file system?), and two orchestrators "
-                        "would spoil one run; choose a local disk (--runs-dir), or a store (`store: s3://...`)"
+                        f"{run.root}: file locks keep nobody out here (a network file system?), and"
+                        " two orchestrators would spoil one run; choose a local disk (--runs-dir),"
+                        " or a store (`store: s3://...`)"
                     )
         with contextlib.ExitStack() as stack:
             try:
-                remote = None if mirror is None else stack.enter_context(hold(mirror.objects, above=current_token(run)))
+                remote = (
+                    None
+                    if mirror is None
+                    else stack.enter_context(hold(mirror.objects, above=current_token(run)))
+                )
             except RunError as error:
                 raise TournamentError(str(error)) from None
             yield Lease(run, _claimed(run, remote), remote)
@@ -97,7 +112,13 @@ def try_lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        if error.errno not in (
+            errno.ENOLCK,
+            errno.ENOTSUP,
+            errno.EOPNOTSUPP,
+            errno.ENOSYS,
+            errno.EINVAL,
+        ):
             raise
     return True
 

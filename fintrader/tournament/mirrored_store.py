@@ -1,4 +1,5 @@
-"""The store of a run that lies in an object store: the folder is a working copy of it (`fintrader.storage.mirror`).
+"""The store of a run that lies in an object store: the folder is a working copy of it
+(`fintrader.storage.mirror`).
 
 Whatever is written here is there first, and what is missing here is fetched from there.
 """
@@ -42,10 +43,14 @@ class MirroredStore(RunStore):
         listing = self.mirror.lease.listing or frozenset()
         here = [*self._of_all_pods("spec.json"), *self._of_all_pods("result.json")]
         prefix = self.mirror.prefix
-        new = [path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing]
+        new = [
+            path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing
+        ]
         self.mirror.objects.gather(self._push, new)
         over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
-        left = [name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over]
+        left = [
+            name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over
+        ]
         self.mirror.objects.remove(*left)
 
     def _push(self, path: Path) -> None:
@@ -78,23 +83,33 @@ class MirroredStore(RunStore):
         if path.exists():
             return path
         folder = self.mirror.home / ".markets" / digest
-        if not (folder / "market.safetensors").is_file() and not Markets(self.mirror.store).fetch(digest, folder):
-            raise CheckpointError(f"{self.mirror.store} has no market {digest[:12]}; run the same command again")
+        if not (folder / "market.safetensors").is_file() and not Markets(self.mirror.store).fetch(
+            digest, folder
+        ):
+            raise CheckpointError(
+                f"{self.mirror.store} has no market {digest[:12]}; run the same command again"
+            )
         return folder / "market.safetensors"
 
     def keep_market(self, digest: str, path: Path) -> None:
         if path.is_file():
             Markets(self.mirror.store).keep([digest], {"market.safetensors": path})
 
-    def keep_training(self, spec: PodSpec, folder: Path, seconds: float) -> AbstractContextManager[None]:
+    def keep_training(
+        self, spec: PodSpec, folder: Path, seconds: float
+    ) -> AbstractContextManager[None]:
         return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
         return self.mirror.objects.gather(self.write_spec, specs)
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """First there, then here: what is only here has never been, and what stands there is what is here."""
-        self._have(self.spec_path(spec.pod), self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()))
+        """First there, then here: what is only here has never been, and what stands there is what
+        is here."""
+        self._have(
+            self.spec_path(spec.pod),
+            self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()),
+        )
         return super().read_spec(spec.pod)
 
     def read_spec(self, pod: str) -> PodSpec:
@@ -124,7 +139,9 @@ class MirroredStore(RunStore):
             result = PodResult.from_json(self._spool_path(spec.pod))
         except TournamentError:
             return None
-        whole = result.snapshot is None or self._whole(self.snapshot_path(result.snapshot), result.snapshot)
+        whole = result.snapshot is None or self._whole(
+            self.snapshot_path(result.snapshot), result.snapshot
+        )
         policy = result.policy is None or self._whole(self.policy_path(spec.pod), result.policy)
         return result if result.spec == spec.digest and whole and policy else None
 
@@ -137,7 +154,9 @@ class MirroredStore(RunStore):
             text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
         publish(self.result_path(result.pod), text.encode())
         self._spool_path(result.pod).unlink(missing_ok=True)
-        with contextlib.suppress(StorageError):  # what remains of it is cleared away at the next start
+        with contextlib.suppress(
+            StorageError
+        ):  # what remains of it is cleared away at the next start
             clear(self.mirror, result.pod)
         return self.read_result(result.pod)
 
@@ -149,7 +168,8 @@ class MirroredStore(RunStore):
         return super().has_result(pod) or self._recall(pod)
 
     def _recall(self, pod: str) -> bool:
-        """Bring a pod's result from the object store, if it has one. A damaged one is taken away there."""
+        """Bring a pod's result from the object store, if it has one. A damaged one is taken away
+        there."""
         try:
             text = self.mirror.pod_file(pod, "result.json")
         except StorageDamagedError:
@@ -202,5 +222,6 @@ class MirroredStore(RunStore):
             self.mirror.discard(digest)
             state = "is damaged"
         raise CheckpointError(
-            f"{self.mirror.objects}/objects/{digest} {state}; run the same command again to train its pod anew"
+            f"{self.mirror.objects}/objects/{digest} {state}; run the same command again to train"
+            " its pod anew"
         )

@@ -1,7 +1,8 @@
-"""The orchestrator: a loop that takes what pods came to, applies what is due, makes specs, and starts and stops pods.
+"""The orchestrator: a loop that takes what pods came to, applies what is due, makes specs, and
+starts and stops pods.
 
-Everything it knows can be derived from the store (`recover`), so it may be killed anywhere. Time is real, unless a
-simulation of a cluster brings its own `Clock`.
+Everything it knows can be derived from the store (`recover`), so it may be killed anywhere. Time is
+real, unless a simulation of a cluster brings its own `Clock`.
 """
 
 from __future__ import annotations
@@ -67,8 +68,15 @@ PACE_SECONDS = 0.05
 
 
 def _said_of(event: str, spec: PodSpec) -> dict[str, Any]:
-    """How the event log tells of a spec: `proposed`, or `adopted` from one who held the run before."""
-    return {"event": event, "pod": spec.pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen}
+    """How the event log tells of a spec: `proposed`, or `adopted` from one who held the run
+    before."""
+    return {
+        "event": event,
+        "pod": spec.pod,
+        "origin": spec.origin,
+        "parent": spec.parent,
+        "seen": spec.seen,
+    }
 
 
 class Orchestrator:
@@ -103,7 +111,8 @@ class Orchestrator:
         self.lost: dict[str, int] = {}
         """How often each pod came to nothing."""
         self.failed: dict[str, int] = {}
-        """How often by something of its own, not because somebody ended its process or its machine."""
+        """How often by something of its own, not because somebody ended its process or its
+        machine."""
         self.reconciles = 0
         self.turn_seconds = 0.0
         """What the last turn took."""
@@ -118,10 +127,13 @@ class Orchestrator:
         self._turn_began = 0.0
         self._more_to_start = False
         if replaced:
-            self._events.append({"event": "leaderboard_damaged", "detail": "moved aside and made again"})
+            self._events.append(
+                {"event": "leaderboard_damaged", "detail": "moved aside and made again"}
+            )
 
     def recover(self) -> None:
-        """Derive everything from the store. The database is made again, whatever state it was in."""
+        """Derive everything from the store. The database is made again, whatever state it was
+        in."""
         self.store.sweep()
         self.log.check_owner(self.store.identity_digest())
         self.specs = self.store.unbroken_specs()
@@ -130,16 +142,22 @@ class Orchestrator:
         results = self._whole_results()
         for pod in self.log.order(results):
             self.pending.add(results[pod])
-        self.orphans = self.launcher.orphans() if isinstance(self.launcher, AdoptingLauncher) else frozenset()
+        self.orphans = (
+            self.launcher.orphans() if isinstance(self.launcher, AdoptingLauncher) else frozenset()
+        )
         waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
-        self.waiting = sorted(waiting, key=lambda spec: spec.pod not in self.orphans)  # those at work first
+        self.waiting = sorted(
+            waiting, key=lambda spec: spec.pod not in self.orphans
+        )  # those at work first
         self._announced = {str(event["pod"]) for event in self.log.of("applied")}
         told = {event["pod"] for event in self.log.of("proposed", "adopted")}
         self._events += [_said_of("adopted", spec) for spec in self.specs if spec.pod not in told]
         made = len(self.specs)
         self.specs, everything = [], self.specs
         self._advance(everything)
-        self.index.rebuild(self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied)
+        self.index.rebuild(
+            self.settings.leaderboard_size, self.specs[:made], self.leaderboard.applied
+        )
         self._indexed = made, len(self.leaderboard.applied)
         resumed = {"event": "resumed", "results": len(results)}
         begun = resumed if made else {"event": "started", "seed": self.generator.seed}
@@ -149,11 +167,15 @@ class Orchestrator:
         self.retention.resume(self.leaderboard, self.specs)
 
     def _whole_results(self) -> dict[str, PodResult]:
-        """Stored results whose spec, snapshot and policy are all their own; others are set aside and run again.
+        """Stored results whose spec, snapshot and policy are all their own; others are set aside
+        and run again.
 
         Of pods that were dropped snapshot and policy may be gone, unless another starts from them.
         """
-        whole, found = dict[str, PodResult](), [spec for spec in self.specs if self.store.has_result(spec.pod)]
+        whole, found = (
+            dict[str, PodResult](),
+            [spec for spec in self.specs if self.store.has_result(spec.pod)],
+        )
         again = needed_again(self.specs, {spec.pod for spec in found})
         for spec in reversed(found):  # a pod before its parent, which it may need again
             try:
@@ -179,18 +201,26 @@ class Orchestrator:
         return len(self.leaderboard.applied) >= self.settings.pods
 
     def race(
-        self, progress: Progress, watch: Callable[[Orchestrator], None] | None = None, title: str = "tournament"
+        self,
+        progress: Progress,
+        watch: Callable[[Orchestrator], None] | None = None,
+        title: str = "tournament",
     ) -> None:
-        """Reconcile until all pods have a result; `title` is what the search is called meanwhile."""
+        """Reconcile until all pods have a result; `title` is what the search is called
+        meanwhile."""
         reported = len(self.log.records)
         self.recover()
         grows = isinstance(self.launcher, ElasticLauncher)
         if not self.finished and not grows and self.launcher.capacity() < 1:
-            raise TournamentError("no capacity: none of tournament.devices is here; name another, or `cpu`")
+            raise TournamentError(
+                "no capacity: none of tournament.devices is here; name another, or `cpu`"
+            )
         for event in self.log.records[reported:]:
             progress.event(event, "")
         reported = len(self.log.records)
-        total = max(self.settings.pods, len(self.leaderboard.applied))  # `pods` may have been lowered since
+        total = max(
+            self.settings.pods, len(self.leaderboard.applied)
+        )  # `pods` may have been lowered since
         with progress.task(title, total=total, unit="pods") as task:
             progress.show(self._view)
             task.resume_at(len(self.leaderboard.applied))
@@ -200,7 +230,10 @@ class Orchestrator:
                     watch(self)
                 reported = self._report(progress, reported)
                 shares = [min(1.0, at.share) for at in self.launcher.progress().values()]
-                task.update(min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)), note=self._note())
+                task.update(
+                    min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)),
+                    note=self._note(),
+                )
                 self._wait(0.5)
             progress.show(None)
 
@@ -270,26 +303,43 @@ class Orchestrator:
         if failure.reason == "snapshot" and spec.snapshot and not self.store.intact(spec.snapshot):
             mended = "takes it over" if spec.parent_here is None else f"trains {spec.parent}"
             raise TournamentError(
-                f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command again, "
-                f"which {mended} anew"
+                f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command"
+                f" again, which {mended} anew"
             )
         lost, failed = self._count(pod, failure.reason)
         self._events.append(
-            {"event": "lost", "pod": pod, "attempt": lost, "reason": failure.reason, "detail": failure.detail}
+            {
+                "event": "lost",
+                "pod": pod,
+                "attempt": lost,
+                "reason": failure.reason,
+                "detail": failure.detail,
+            }
         )
         if failed <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
         self.lease.check(sure=True)  # a verdict is final: one who only slept may not speak it
-        why = {"reason": failure.reason, "detail": failure.detail, "spec": spec.digest, "attempts": lost}
+        why = {
+            "reason": failure.reason,
+            "detail": failure.detail,
+            "spec": spec.digest,
+            "attempts": lost,
+        }
         now = time.time()
-        result = PodResult.model_validate({"pod": pod, "status": "failed", "started": now, "finished": now, **why})
+        result = PodResult.model_validate(
+            {"pod": pod, "status": "failed", "started": now, "finished": now, **why}
+        )
         self.pending.add(self.store.write_result(result))
         self.store.shed(pod)
 
     def _count(self, pod: str, reason: str) -> tuple[int, int]:
-        """One loss more of a pod: how many it has now, and how many of them count against `retries`."""
-        lost, failed = self.lost.get(pod, 0) + 1, self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE)
+        """One loss more of a pod: how many it has now, and how many of them count against
+        `retries`."""
+        lost, failed = (
+            self.lost.get(pod, 0) + 1,
+            self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE),
+        )
         self.lost[pod], self.failed[pod] = lost, failed
         return lost, failed
 
@@ -298,13 +348,16 @@ class Orchestrator:
         self._states[spec.pod] = (spec.pod, "waiting", self.lost.get(spec.pod, 0), reason)
 
     def _advance(self, stored: Sequence[PodSpec] = ()) -> None:
-        """Apply what is due and make the specs that are due, step by step, each seeing exactly what it should."""
+        """Apply what is due and make the specs that are due, step by step, each seeing exactly what
+        it should."""
         self._make_due(stored)
         while (result := self.pending.take(len(self.leaderboard.applied))) is not None:
             entry = Entry(self.specs[int(result.pod[1:])], result)
             number = len(self.leaderboard.applied)
             placement = submit(self.leaderboard, entry)
-            if placement.new and entry.spec.pod not in self._announced:  # a restart applies all again, but logs it once
+            if (
+                placement.new and entry.spec.pod not in self._announced
+            ):  # a restart applies all again, but logs it once
                 self._announced.add(entry.spec.pod)
                 self._events.append(applied_event(entry, number, placement))
             self._make_due(stored)
@@ -312,7 +365,9 @@ class Orchestrator:
 
     def _make_due(self, stored: Sequence[PodSpec] = ()) -> None:
         """Specs whose moment is now: stored ones are read back, missing ones made."""
-        while len(self.specs) < max(self.settings.pods, len(stored)):  # `pods` may have been lowered since
+        while len(self.specs) < max(
+            self.settings.pods, len(stored)
+        ):  # `pods` may have been lowered since
             index = len(self.specs)
             needs = self.scheduler.needs(index)
             if index < len(stored):
@@ -330,7 +385,8 @@ class Orchestrator:
         self._made.append(spec)
 
     def _settle(self) -> None:
-        """Store the specs made since. Where an orchestrator that has lost the run wrote one of that pod, it stands."""
+        """Store the specs made since. Where an orchestrator that has lost the run wrote one of that
+        pod, it stands."""
         made, self._made = self._made, []
         for mine, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
@@ -338,7 +394,8 @@ class Orchestrator:
             self._events.append(_said_of("proposed" if spec == mine else "adopted", spec))
 
     def _start_pods(self) -> None:
-        """Start pods while there is room; by arrival, the next spec is made only now, from the newest leaderboard."""
+        """Start pods while there is room; by arrival, the next spec is made only now, from the
+        newest leaderboard."""
         self._settle()
         if isinstance(self.launcher, ElasticLauncher):
             self.launcher.request(len(self.running) + len(self.waiting) + self._unmade())
@@ -367,11 +424,13 @@ class Orchestrator:
         return max(0, self.settings.pods - index) if self.scheduler.needs(index) is None else 0
 
     def _has_parent(self, spec: PodSpec) -> bool:
-        """False while the pod it starts from is trained anew, because what was stored of it is damaged."""
+        """False while the pod it starts from is trained anew, because what was stored of it is
+        damaged."""
         return spec.parent_here is None or self.store.result_path(spec.parent_here).exists()
 
     def _flush(self) -> None:
-        """Make this turn durable: one sync of the log; and show it: one transaction of the index."""
+        """Make this turn durable: one sync of the log; and show it: one transaction of the
+        index."""
         self._settle()
         self.log.append(*self._events)
         specs, entries = self._indexed
@@ -387,19 +446,28 @@ class Orchestrator:
         if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result
             raise TournamentError(
-                f"all {failed} pods failed, the last one by {last.reason}: {last.detail} "
-                f"(see {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try again"
+                f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"
+                f" {self.store.run.root / 'logs'}); mend it and delete {self.store.run.root} to try"
+                " again"
             )
-        if self.running or self.launcher.capacity() > 0 or self.finished or isinstance(self.launcher, ElasticLauncher):
+        if (
+            self.running
+            or self.launcher.capacity() > 0
+            or self.finished
+            or isinstance(self.launcher, ElasticLauncher)
+        ):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
             self.log.append({"event": "no_capacity"})
         elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
-            raise TournamentError("no capacity: the devices have disappeared; run the same command when they are back")
+            raise TournamentError(
+                "no capacity: the devices have disappeared; run the same command when they are back"
+            )
 
     def _report(self, progress: Progress, reported: int) -> int:
-        """One line for each result (of a small tournament) and each mishap since `reported`; logs get every event."""
+        """One line for each result (of a small tournament) and each mishap since `reported`; logs
+        get every event."""
         for event in self.log.records[reported:]:
             small = self.settings.pods <= LINE_A_RESULT and event["event"] == "applied"
             worth = small or event["event"] in ("lost", "damaged", "capacity", "no_capacity")
@@ -409,7 +477,9 @@ class Orchestrator:
     def _view(self) -> RenderableType:
         progress = self.launcher.progress()
         origins = {pod: self.specs[int(pod[1:])].origin for pod in progress}
-        return terminal.render(self.leaderboard, self.settings.metric, progress, origins, self.log.records)
+        return terminal.render(
+            self.leaderboard, self.settings.metric, progress, origins, self.log.records
+        )
 
     def _note(self) -> str:
         rows = self.leaderboard.rows

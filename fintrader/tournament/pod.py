@@ -1,11 +1,14 @@
-"""A pod's shell: it locks the pod's folder, has the body train, and publishes what comes out, the result last.
+"""A pod's shell: it locks the pod's folder, has the body train, and publishes what comes out, the
+result last.
 
-The shell is light on imports: what actually trains is a *body* named as `package.module:function`, by default
-`fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks have a stub do it.
+The shell is light on imports: what actually trains is a *body* named as `package.module:function`,
+by default `fintrader.tournament.pod_training:train_and_evaluate`. Tests and benchmarks have a stub
+do it.
 
-`python -m fintrader.tournament.pod` is a process for pods, started by `LocalLauncher`. It imports what bodies need once
-and then runs one pod after another, each a JSON line on its standard input; it answers by JSON lines on what was its
-standard output. Whatever the body prints goes to the worker's log.
+`python -m fintrader.tournament.pod` is a process for pods, started by `LocalLauncher`. It imports
+what bodies need once and then runs one pod after another, each a JSON line on its standard input;
+it answers by JSON lines on what was its standard output. Whatever the body prints goes to the
+worker's log.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ log = logging.getLogger("fintrader.pod")
 
 
 def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
-    """Train and evaluate one pod in its folder; the body's process calls this. Idempotent: a stored result is returned.
+    """Train and evaluate one pod in its folder; the body's process calls this. Idempotent: a stored
+    result is returned.
 
     Raises Fenced when another orchestrator took over, and whatever the body raises.
     """
@@ -60,12 +64,15 @@ def run_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodR
 
 
 def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> PodResult:
-    """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is `evaluate_pod`'s."""
+    """As `run_pod`; with `context.evaluate_elsewhere` it may end with a `TrainedPod`, which is
+    `evaluate_pod`'s."""
     store = open_store(context.run, context.mirror)
     with _logged(spec, context, "pod"), at_work(spec, context, failure_reason), _patient(context):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
-        if (spooled := store.spooled(spec)) is not None:  # trained in an earlier attempt, which could not store it
+        if (
+            spooled := store.spooled(spec)
+        ) is not None:  # trained in an earlier attempt, which could not store it
             return _stored(store, spec, context, spooled)
         context.market = store.market(spec.data_hash, context.market)
         started, location = time.time(), location_of(context.device)
@@ -74,16 +81,23 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
             learned = call(spec, context)
         here = {"device": context.device, "location": location, "attempts": context.attempt}
         outcome = learned.model_copy(update={"started": started, **here})
-        return outcome if isinstance(outcome, TrainedPod) else _publish(store, spec, context, outcome)
+        return (
+            outcome if isinstance(outcome, TrainedPod) else _publish(store, spec, context, outcome)
+        )
 
 
 def evaluate_pod(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
-    """Evaluate a trained pod and publish its result, on any machine that sees the run's store. Idempotent.
+    """Evaluate a trained pod and publish its result, on any machine that sees the run's store.
+    Idempotent.
 
     Raises CheckpointError when its snapshot is missing or damaged, and what `run_pod` raises.
     """
     store = open_store(context.run, context.mirror)
-    with _logged(spec, context, "evaluation"), at_work(spec, context, failure_reason), _patient(context):
+    with (
+        _logged(spec, context, "evaluation"),
+        at_work(spec, context, failure_reason),
+        _patient(context),
+    ):
         if store.has_result(spec.pod):
             return store.read_result(spec.pod)
         context.market = store.market(spec.data_hash, context.market)
@@ -126,7 +140,9 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
         logs.written(),
         logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
     ):
-        log.info(f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}})
+        log.info(
+            f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}}
+        )
         try:
             yield
         except Exception:
@@ -158,13 +174,16 @@ def _patient(context: PodContext) -> Iterator[None]:
 
 def failure_message(error: BaseException) -> Message:
     """What a pod's process sends when the pod came to nothing."""
-    name = "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "  # which was said already
+    name = (
+        "" if isinstance(error, OrphanLost) else f"{type(error).__name__}: "
+    )  # which was said already
     detail = f"{name}{error}"[:2000]
     return {"kind": "failed", "reason": failure_reason(error), "detail": detail}
 
 
 def failure_reason(error: BaseException) -> Reason:
-    """What a pod is lost by: an error of ours says so itself, one of a library is known by its type."""
+    """What a pod is lost by: an error of ours says so itself, one of a library is known by its
+    type."""
     if isinstance(error, FintraderError):
         return cast(Reason, error.reason)
     if isinstance(error, MemoryError) or _is_out_of_gpu_memory(error):
@@ -172,7 +191,8 @@ def failure_reason(error: BaseException) -> Reason:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
     if type(error).__name__ == "SafetensorError" and f"os error {errno.ENOSPC}" in str(error):
-        return "disk_full"  # safetensors wraps the system's error and keeps its number in the text alone
+        # safetensors wraps the system's error and keeps its number in the text alone
+        return "disk_full"
     return "error"
 
 
@@ -184,7 +204,7 @@ def _is_out_of_gpu_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
-# --- the process ---------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -221,7 +241,8 @@ def serve() -> None:
 
 
 def _leave(*_: object) -> None:
-    """Asked to end: what a store does not have yet goes there, if it has anything of this pod at all."""
+    """Asked to end: what a store does not have yet goes there, if it has anything of this pod at
+    all."""
     save_all()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,5 +1,5 @@
-"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in `fusion/learners.py` and
-`folds.py`."""
+"""What a pod does: make the learner, inherit, train, evaluate. What a learner is stands in
+`fusion/learners.py` and `folds.py`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ _INHERITED = re.compile(r"^((fold-\d+|whole)\.)?(modules|optimisers)\.")
 
 
 def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
-    """The default body of a pod. Killed anywhere and called again, it ends with the same networks and score.
+    """The default body of a pod. Killed anywhere and called again, it ends with the same networks
+    and score.
 
-    Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a NaN, RankLost when
-    a process of a pod that spans devices came to nothing.
+    Raises CheckpointError when the parent's snapshot is damaged or does not fit, TrainingError on a
+    NaN, RankLost when a process of a pod that spans devices came to nothing.
     """
     seed_everything(spec.seed)
     with contextlib.closing(_learner(spec, context)) as learner:
@@ -64,7 +65,9 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     curve = ValidationCurve(context.folder, env_settings_of(spec), spec.evaluation, alive)
 
     def report(progress: TrainProgress) -> None:
-        context.report(progress.fraction, progress.env_steps, f"{progress.steps_per_second:,.0f} steps/s")
+        context.report(
+            progress.fraction, progress.env_steps, f"{progress.steps_per_second:,.0f} steps/s"
+        )
         if isinstance(learner, FoldLearners):
             learner.show(curve, progress)
         elif isinstance(learner, Single):
@@ -93,9 +96,11 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
 
 
 class Looks:
-    """What a pod scored on its way, and what it had learned when it scored best: one file, replaced whole.
+    """What a pod scored on its way, and what it had learned when it scored best: one file, replaced
+    whole.
 
-    After a kill the pod has learned on by then and would score differently; so what was looked at stands.
+    After a kill the pod has learned on by then and would score differently; so what was looked at
+    stands.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,20 +113,31 @@ class Looks:
         if path.exists():
             self.state, header = read_tensors(path, LOOKS_FORMAT)
             for share, stored in header["evaluations"].items():
-                series = {name: tuple(stored[name]) for name in ("window_scores", "returns", "active_returns")}
+                series = {
+                    name: tuple(stored[name])
+                    for name in ("window_scores", "returns", "active_returns")
+                }
                 self.evaluations[float(share)] = Evaluation(**{**stored, **series})
 
     @property
     def best(self) -> float:
         """The share at which it scored best, the first of equals."""
-        ranked = {share: -math.inf if one.score is None else one.score for share, one in self.evaluations.items()}
+        ranked = {
+            share: -math.inf if one.score is None else one.score
+            for share, one in self.evaluations.items()
+        }
         return max(sorted(ranked), key=lambda share: ranked[share])
 
-    def add(self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool) -> None:
-        """One look more; the learner's state is asked for if it is the best. Stored unless it is the `last`."""
+    def add(
+        self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool
+    ) -> None:
+        """One look more; the learner's state is asked for if it is the best. Stored unless it is
+        the `last`."""
         self.evaluations[share] = found
         if self.best == share:
-            self.state = {name: tensor for name, tensor in state().items() if _INHERITED.search(name)}
+            self.state = {
+                name: tensor for name, tensor in state().items() if _INHERITED.search(name)
+            }
         if not last:
             known = {str(at): asdict(one) for at, one in self.evaluations.items()}
             write_tensors(self.path, self.state, {"format": LOOKS_FORMAT, "evaluations": known})
@@ -142,7 +158,9 @@ def _trained(
         status="done",
         evaluate=EVALUATE,
         snapshot=open_store(context.run, context.mirror).put(snapshot),
-        rung_scores={str(share): one.score for share, one in sorted(evaluations.items()) if share < 1.0},
+        rung_scores={
+            str(share): one.score for share, one in sorted(evaluations.items()) if share < 1.0
+        },
         looks=len(evaluations) if spec.looks else 1,
         chosen_at=chosen,
         env_steps=learned.env_steps,
@@ -152,7 +170,8 @@ def _trained(
 
 
 def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
-    """Complete what `train_and_evaluate` left to an evaluator, from the snapshot alone and on the CPU.
+    """Complete what `train_and_evaluate` left to an evaluator, from the snapshot alone and on the
+    CPU.
 
     The score and the stored policy are those that the pod itself would have come to.
     """
@@ -169,11 +188,19 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
 
 def _parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
     """Policies, each with the sessions that it is scored on."""
-    return learner.parts() if isinstance(learner, FoldLearners) else [(learner.policy, split.validation)]
+    return (
+        learner.parts()
+        if isinstance(learner, FoldLearners)
+        else [(learner.policy, split.validation)]
+    )
 
 
 def _evaluate(
-    parts: Sequence[tuple[ActorPolicy, MarketTensors]], spec: PodSpec, context: PodContext, share: float, env_steps: int
+    parts: Sequence[tuple[ActorPolicy, MarketTensors]],
+    spec: PodSpec,
+    context: PodContext,
+    share: float,
+    env_steps: int,
 ) -> Evaluation:
     """Score what was learned so far, with a sign of life every second or so."""
     alive = _EvaluationProgress(context, share, env_steps)
@@ -182,11 +209,24 @@ def _evaluate(
 
 
 def _scored(
-    spec: PodSpec, context: PodContext, trained: TrainedPod, final: Evaluation, policy: PolicyModule, split: Split
+    spec: PodSpec,
+    context: PodContext,
+    trained: TrainedPod,
+    final: Evaluation,
+    policy: PolicyModule,
+    split: Split,
 ) -> PodResult:
     """The result with its score, and the policy stored."""
-    seen_until = int(split.validation.minutes[-1])  # for whoever goes on from here: it was chosen by these bars
-    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, "seen_until": seen_until, **spec.evaluation}
+    seen_until = int(
+        split.validation.minutes[-1]
+    )  # for whoever goes on from here: it was chosen by these bars
+    meta = {
+        "pod": spec.pod,
+        "seed": spec.seed,
+        "score": final.score,
+        "seen_until": seen_until,
+        **spec.evaluation,
+    }
     save_policy(context.folder / "policy.safetensors", policy, meta, market=split.train)
     return trained.scored(**vars(final))
 
@@ -206,7 +246,14 @@ def _learner(spec: PodSpec, context: PodContext) -> Learner:
     if spec.replicas > 1 and by_process:
         return ProcessFusion(spec, context, devices, make, parent=parent)
     if spec.replicas > 1:
-        return ThreadFusion(context.folder, devices, make, replicas=spec.replicas, rounds=spec.fusions, parent=parent)
+        return ThreadFusion(
+            context.folder,
+            devices,
+            make,
+            replicas=spec.replicas,
+            rounds=spec.fusions,
+            parent=parent,
+        )
     return Single(context.folder, devices[0], make, parent=parent)
 
 

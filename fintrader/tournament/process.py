@@ -1,5 +1,5 @@
-"""What the processes of a tournament share: their environment, a channel of JSON lines, and what becomes of them when
-their parent dies."""
+"""What the processes of a tournament share: their environment, a channel of JSON lines, and what
+becomes of them when their parent dies."""
 
 from __future__ import annotations
 
@@ -18,25 +18,32 @@ from typing import Any, TextIO
 
 
 def location_of(device: str) -> str:
-    """This machine and `device`; for GPUs also which of the machine's, since a process counts its own from 0."""
+    """This machine and `device`; for GPUs also which of the machine's, since a process counts its
+    own from 0."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device.startswith("cuda") else ""
     return f"{socket.gethostname()} {device}" + (f" (GPU {seen})" if seen else "")
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment with one thread a pod: pods share the cores, libraries must not fight over them."""
+    """This process's environment with one thread a pod: pods share the cores, libraries must not
+    fight over them."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
 
 
-def spawn(module: str, *words: str, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    """`python -m module PARENT words`, spoken to by lines of JSON, its standard error appended to `log`."""
+def spawn(
+    module: str, *words: str, log: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    """`python -m module PARENT words`, spoken to by lines of JSON, its standard error appended to
+    `log`."""
     path = os.pathsep.join(part or "." for part in sys.path)
     command = [sys.executable, "-m", module, str(os.getpid()), *words]
     with log.open("ab") as errors:
         environment = {**worker_environment(), **variables, "PYTHONPATH": path}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+        return subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment
+        )
 
 
 def tell(process: subprocess.Popen[str], message: Mapping[str, Any]) -> None:
@@ -56,10 +63,12 @@ def messages_of(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 class Channel:
-    """A spawned process's half of the pipe. Whatever else it prints goes to its standard error, hence to its log."""
+    """A spawned process's half of the pipe. Whatever else it prints goes to its standard error,
+    hence to its log."""
 
     def __init__(self, *, outlives: bool = False) -> None:
-        """Take the pipe over; from now on this process dies with the one that spawned it, and not by Ctrl-C.
+        """Take the pipe over; from now on this process dies with the one that spawned it, and not
+        by Ctrl-C.
 
         One that `outlives` its parent sees the end of its `inbox` instead, and decides for itself.
         """
@@ -88,7 +97,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed pipe has to do."""
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed pipe has to
+    do."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked

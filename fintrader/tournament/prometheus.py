@@ -1,11 +1,12 @@
-"""What a running orchestrator serves to Prometheus: an HTTP endpoint with `/metrics` and `/healthz`.
+"""What a running orchestrator serves to Prometheus: an HTTP endpoint with `/metrics` and
+`/healthz`.
 
     endpoint = Endpoint("127.0.0.1", 9108)
     with endpoint.watching(run.label, settings) as watch:
         run_tournament(settings, ..., watch=watch)
 
-Counts come from the event log and the leaderboard, so they are those of the whole run however often it was restarted.
-The reconcile loop only copies numbers; text is made when somebody asks.
+Counts come from the event log and the leaderboard, so they are those of the whole run however often
+it was restarted. The reconcile loop only copies numbers; text is made when somebody asks.
 """
 
 from __future__ import annotations
@@ -39,43 +40,71 @@ class Metric:
 
 CATALOGUE: dict[str, Metric] = {
     "fintrader_pods": Metric(
-        "gauge", "Pods by state: planned, waiting, running, arrived, done, stopped, failed", ("run", "state")
+        "gauge",
+        "Pods by state: planned, waiting, running, arrived, done, stopped, failed",
+        ("run", "state"),
     ),
     "fintrader_pods_wanted": Metric("gauge", "Pods the tournament is to train in all"),
     "fintrader_capacity_pods": Metric("gauge", "Pods that can work at once, at this moment"),
     "fintrader_launches": Metric("counter", "Pods started, restarts included"),
-    "fintrader_submissions": Metric("counter", "Results applied to the leaderboard", ("run", "status")),
-    "fintrader_pod_losses": Metric("counter", "Attempts that came to nothing, by reason", ("run", "reason")),
-    "fintrader_drained": Metric("counter", "Pods stopped to make room or because their node went away"),
-    "fintrader_env_steps": Metric("counter", "Environment steps trained, repeated ones counted once"),
-    "fintrader_env_steps_per_second": Metric("gauge", "Environment steps a second over the last half minute"),
-    "fintrader_best_score": Metric("gauge", "Best validation score on the leaderboard", ("run", "metric")),
+    "fintrader_submissions": Metric(
+        "counter", "Results applied to the leaderboard", ("run", "status")
+    ),
+    "fintrader_pod_losses": Metric(
+        "counter", "Attempts that came to nothing, by reason", ("run", "reason")
+    ),
+    "fintrader_drained": Metric(
+        "counter", "Pods stopped to make room or because their node went away"
+    ),
+    "fintrader_env_steps": Metric(
+        "counter", "Environment steps trained, repeated ones counted once"
+    ),
+    "fintrader_env_steps_per_second": Metric(
+        "gauge", "Environment steps a second over the last half minute"
+    ),
+    "fintrader_best_score": Metric(
+        "gauge", "Best validation score on the leaderboard", ("run", "metric")
+    ),
     "fintrader_leaderboard_rows": Metric("gauge", "Rows of the leaderboard"),
     "fintrader_reconcile_seconds": Metric("histogram", "Time a turn of the reconcile loop takes"),
-    "fintrader_last_reconcile_timestamp_seconds": Metric("gauge", "When the last turn ended, Unix time"),
-    "fintrader_gpu_memory_used_bytes": Metric("gauge", "Memory in use on a GPU of this machine", ("gpu",)),
-    "fintrader_gpu_memory_total_bytes": Metric("gauge", "Memory of a GPU of this machine", ("gpu",)),
-    "fintrader_build": Metric("info", "Versions of what is running", ("version", "commit", "python", "torch")),
+    "fintrader_last_reconcile_timestamp_seconds": Metric(
+        "gauge", "When the last turn ended, Unix time"
+    ),
+    "fintrader_gpu_memory_used_bytes": Metric(
+        "gauge", "Memory in use on a GPU of this machine", ("gpu",)
+    ),
+    "fintrader_gpu_memory_total_bytes": Metric(
+        "gauge", "Memory of a GPU of this machine", ("gpu",)
+    ),
+    "fintrader_build": Metric(
+        "info", "Versions of what is running", ("version", "commit", "python", "torch")
+    ),
 }
-"""Every family that is served; a counter's series end in `_total`, an info's in `_info`, as Prometheus has it."""
+"""Every family that is served; a counter's series end in `_total`, an info's in `_info`, as
+Prometheus has it."""
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the reconcile histogram, seconds."""
 RATE_SECONDS = 30.0
 STALE_SECONDS = 120.0
-"""`/healthz` fails when a race has had no turn for so long: the longest turn measured is two orders below."""
+"""`/healthz` fails when a race has had no turn for so long: the longest turn measured is two orders
+below."""
 
 
 class Watch:
-    """The numbers of one race. Called by the reconcile loop after each turn; read by the endpoint's threads."""
+    """The numbers of one race. Called by the reconcile loop after each turn; read by the endpoint's
+    threads."""
 
-    def __init__(self, run: str, settings: TournamentSettings, observe: Callable[[float], None]) -> None:
+    def __init__(
+        self, run: str, settings: TournamentSettings, observe: Callable[[float], None]
+    ) -> None:
         """`observe` is told the seconds of each turn."""
         self.run, self.settings, self._observe = run, settings, observe
         self.env_steps = 0
         self.last_turn = 0.0
         """Unix time; 0 before the first."""
         self._samples: list[tuple[str, tuple[str, ...], float]] = []
-        """Family, labels beside `run`, value: replaced whole, so that a scrape sees the numbers of one turn."""
+        """Family, labels beside `run`, value: replaced whole, so that a scrape sees the numbers of
+        one turn."""
         self._events: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._results: Counter[str] = Counter()
@@ -111,7 +140,10 @@ class Watch:
             *(("fintrader_pod_losses", (reason,), count) for reason, count in self._losses.items()),
             ("fintrader_drained", (), self._events["drained"]),
             ("fintrader_env_steps", (), self.env_steps),
-            *(("fintrader_best_score", (self.settings.metric,), best.score) for best in leaderboard.rows[:1]),
+            *(
+                ("fintrader_best_score", (self.settings.metric,), best.score)
+                for best in leaderboard.rows[:1]
+            ),
             ("fintrader_leaderboard_rows", (), len(leaderboard.rows)),
             ("fintrader_last_reconcile_timestamp_seconds", (), self.last_turn),
         ]
@@ -132,7 +164,8 @@ class Watch:
             self._marks.append((time.monotonic(), self.env_steps))
 
     def _steps(self, pod: str, env_steps: int) -> None:
-        """Steps beyond what this pod was seen at: an attempt that starts over repeats steps, it adds none."""
+        """Steps beyond what this pod was seen at: an attempt that starts over repeats steps, it
+        adds none."""
         before = self._seen.get(pod, 0)
         if env_steps > before:
             self.env_steps += env_steps - before
@@ -172,7 +205,8 @@ class Endpoint:
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(
-                f"metrics_port needs prometheus-client; install it with `{install_command('observe')}`"
+                "metrics_port needs prometheus-client; install it with"
+                f" `{install_command('observe')}`"
             ) from None
         self._watches: dict[str, Watch] = {}
         self._racing: set[str] = set()
@@ -186,7 +220,11 @@ class Endpoint:
         prometheus.Info(name, CATALOGUE[name].meaning, registry=registry).info(build)
         name = "fintrader_reconcile_seconds"
         self._turns = prometheus.Histogram(
-            name, CATALOGUE[name].meaning, CATALOGUE[name].labels, buckets=BUCKETS, registry=registry
+            name,
+            CATALOGUE[name].meaning,
+            CATALOGUE[name].labels,
+            buckets=BUCKETS,
+            registry=registry,
         )
         endpoint = self
 
@@ -214,9 +252,14 @@ class Endpoint:
             self._server = ThreadingHTTPServer((host, port), Handler.factory(registry))
         except OSError as error:
             taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-            problem = "is taken or not allowed; choose another" if taken else f"cannot be used ({error})"
+            problem = (
+                "is taken or not allowed; choose another" if taken else f"cannot be used ({error})"
+            )
             raise ConfigError(f"metrics_port: {host}:{port} {problem}") from None
-        self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
+        self.host, self.port = (
+            str(self._server.server_address[0]),
+            int(self._server.server_address[1]),
+        )
         threading.Thread(target=self._server.serve_forever, daemon=True, name="metrics").start()
 
     @contextlib.contextmanager
@@ -267,7 +310,11 @@ def gpu_memory() -> list[tuple[str, int, int]]:
 
     By `nvidia-smi`, which wakes no CUDA context in this process; nothing where there is none.
     """
-    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=index,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,9 +1,11 @@
-"""Where to try next: fresh hyper-parameters from those that fresh pods before were trained with, and their scores.
+"""Where to try next: fresh hyper-parameters from those that fresh pods before were trained with,
+and their scores.
 
-The tree-structured Parzen estimator (Bergstra et al. 2011, https://papers.nips.cc/paper/4443) by Optuna models the
-density of good settings and that of the others, and proposes what is likeliest under the first against the second. A
-pod that was stopped at a rung counts by the score that it had there, below those that went further: it cost less and
-says less. Children do not count, since their scores come from what they inherited.
+The tree-structured Parzen estimator (Bergstra et al. 2011, https://papers.nips.cc/paper/4443) by
+Optuna models the density of good settings and that of the others, and proposes what is likeliest
+under the first against the second. A pod that was stopped at a rung counts by the score that it had
+there, below those that went further: it cost less and says less. Children do not count, since their
+scores come from what they inherited.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ REMEMBERED = 500
 def proposed(
     search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[Entry], seed: int
 ) -> dict[str, Any]:
-    """Setting -> value, as the estimator proposes it; nothing while fewer than `STARTUP` have a score.
+    """Setting -> value, as the estimator proposes it; nothing while fewer than `STARTUP` have a
+    score.
 
-    `likes` has a value of each setting that is to be proposed (integers make integers), `tried` are fresh pods of the
-    same algorithm. A pure function of what it is given. Raises ConfigError without Optuna.
+    `likes` has a value of each setting that is to be proposed (integers make integers), `tried` are
+    fresh pods of the same algorithm. A pure function of what it is given. Raises ConfigError
+    without Optuna.
     """
     known = [one for one in tried if one.result.score is not None][-REMEMBERED:]
     if len(known) < STARTUP:
@@ -43,7 +47,10 @@ def proposed(
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.add_trials([_trial(one, search, spaces) for one in known])
     asked = study.ask(spaces).params
-    return {name: search[name].choices[value] if search[name].choices else value for name, value in asked.items()}
+    return {
+        name: search[name].choices[value] if search[name].choices else value
+        for name, value in asked.items()
+    }
 
 
 def library() -> Any:
@@ -51,7 +58,9 @@ def library() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError(f"tournament.proposals: tpe needs Optuna: {install_command('search')}") from None
+        raise ConfigError(
+            f"tournament.proposals: tpe needs Optuna: {install_command('search')}"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -65,14 +74,17 @@ def _distribution(space: Range, like: Any) -> BaseDistribution:
     assert space.low is not None
     assert space.high is not None
     if isinstance(like, int):
-        return IntDistribution(max(round(space.low), int(space.log)), round(space.high), log=space.log)
+        return IntDistribution(
+            max(round(space.low), int(space.log)), round(space.high), log=space.log
+        )
     return FloatDistribution(space.low, space.high, log=space.log)
 
 
 def _trial(
     entry: Entry, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
-    """A pod as Optuna knows it. What an algorithm has by its own settings outside of the ranges is left out."""
+    """A pod as Optuna knows it. What an algorithm has by its own settings outside of the ranges is
+    left out."""
     import optuna
 
     params: dict[str, Any] = {}
@@ -87,5 +99,8 @@ def _trial(
     state: dict[str, Any] = {"value": entry.score}
     if entry.result.status == "stopped":
         stage = round(1000 * max(map(float, entry.result.rung_scores)))
-        state = {"state": optuna.trial.TrialState.PRUNED, "intermediate_values": {stage: entry.score}}
+        state = {
+            "state": optuna.trial.TrialState.PRUNED,
+            "intermediate_values": {stage: entry.score},
+        }
     return optuna.trial.create_trial(params=params, distributions=inside, **state)

@@ -1,5 +1,6 @@
-"""What makes a tournament's folder whole again: what follows from the rest is made again, what is not what was written
-is renamed, never deleted, and the run's own command then trains what is missing."""
+"""What makes a tournament's folder whole again: what follows from the rest is made again, what is
+not what was written is renamed, never deleted, and the run's own command then trains what is
+missing."""
 
 from __future__ import annotations
 
@@ -26,31 +27,44 @@ from fintrader.tournament.verify import (
 )
 
 
-def repair(run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None) -> list[str]:
-    """Make again what follows from the rest, set aside what is not what was written; what was done, a sentence each.
+def repair(
+    run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None
+) -> list[str]:
+    """Make again what follows from the rest, set aside what is not what was written; what was done,
+    a sentence each.
 
     Raises TournamentError when the tournament is running.
     """
     done: list[str] = []
     with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
         done += [
-            f"{path.relative_to(run.root)}: stood where something else belongs; now {aside(path).name}"
+            f"{path.relative_to(run.root)}: stood where something else belongs; now"
+            f" {aside(path).name}"
             for path in run.misplaced()
         ]
         found = Found.of(run, generator)
-        done += [f"{pod}: of no pod of this run; its folder is now {aside(run.pod(pod)).name}" for pod in found.strays]
+        done += [
+            f"{pod}: of no pod of this run; its folder is now {aside(run.pod(pod)).name}"
+            for pod in found.strays
+        ]
         if found.foreign == run.events.name:
             kept = aside(run.events).name
-            done.append(f"events.jsonl: of another tournament; now {kept}, and the run's command begins a new one")
+            done.append(
+                f"events.jsonl: of another tournament; now {kept}, and the run's command begins a"
+                " new one"
+            )
             found = Found.of(run, generator)
         find_foreign(found)
         if found.broken_lines:
             _mend_log(found)
-            done.append(f"events.jsonl: set aside; a new one holds its {len(found.events)} whole lines")
+            done.append(
+                f"events.jsonl: set aside; a new one holds its {len(found.events)} whole lines"
+            )
         if found.store.identity_path.exists() and not identity_check(found).ok:
             aside(found.store.identity_path)
             done.append(
-                "tournament.json: set aside; the run's command makes it anew where the pods follow from its settings"
+                "tournament.json: set aside; the run's command makes it anew where the pods follow"
+                " from its settings"
             )
         done += _mend_pods(found)
         if not identity_check(found).ok:
@@ -64,7 +78,9 @@ def repair(run: RunFolder, settings: TournamentSettings | None = None, generator
             for path in sorted(run.ensemble.glob("*.*")):
                 if ".damaged-" not in path.name:
                     aside(path)
-            build_ensemble(run, board_of(found, found.settings.leaderboard_size), settings or found.settings)
+            build_ensemble(
+                run, board_of(found, found.settings.leaderboard_size), settings or found.settings
+            )
             done.append("ensemble: set aside, and made again from the leaderboard")
     return done
 
@@ -76,7 +92,8 @@ def _mend_log(found: Found) -> None:
 
 
 def _mend_pods(found: Found) -> list[str]:
-    """Specs are made again where they can be; what cannot be, and results that are no good, are set aside."""
+    """Specs are made again where they can be; what cannot be, and results that are no good, are set
+    aside."""
     done = []
     for pod, why in found.unusable.items():
         found.store.set_aside(pod)
@@ -88,7 +105,10 @@ def _mend_pods(found: Found) -> list[str]:
         spec, result = derived.get(pod), found.results.get(pod)
         if spec is None or (result is not None and result.spec != spec.digest):
             later = [one for one in found.pods[number:] if _set_pod_aside(found.store, one)]
-            said = f"{', '.join(later)}: set aside, because {found.broken[pod]}, and it follows from nothing"
+            said = (
+                f"{', '.join(later)}: set aside, because {found.broken[pod]}, and it follows from"
+                " nothing"
+            )
             return [*done, said] if later else done
         found.store.restore_spec(spec)
         done.append(f"{pod}: its spec is made again from the seed and the results it had seen")
@@ -97,7 +117,9 @@ def _mend_pods(found: Found) -> list[str]:
 
 def _set_pod_aside(store: RunStore, pod: str) -> bool:
     """Rename what a pod came to, so that it is made anew; whether there was anything."""
-    paths: Sequence[Path] = [path for path in (store.spec_path(pod), store.result_path(pod)) if path.exists()]
+    paths: Sequence[Path] = [
+        path for path in (store.spec_path(pod), store.result_path(pod)) if path.exists()
+    ]
     if store.result_path(pod).exists():
         store.set_aside(pod)
     if store.spec_path(pod).exists():

@@ -1,8 +1,10 @@
-"""What of the pods stays on disk: the state of a training goes once its result stands; of pods that nobody can start
-from any more, snapshot, policy and learning curve go as well, where `tournament.keep` says so.
+"""What of the pods stays on disk: the state of a training goes once its result stands; of pods that
+nobody can start from any more, snapshot, policy and learning curve go as well, where
+`tournament.keep` says so.
 
-Specs, results and the log always stay: every trial counts, and every number can be told again. A pod that leaves what
-is kept never comes back into it, so what the log calls dropped may be deleted at any time, by anyone, again and again.
+Specs, results and the log always stay: every trial counts, and every number can be told again. A
+pod that leaves what is kept never comes back into it, so what the log calls dropped may be deleted
+at any time, by anyone, again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 
 EVERY = 64
-"""Results between two times that it is asked what may go: the answer costs a look at every row that is kept."""
+"""Results between two times that it is asked what may go: the answer costs a look at every row that
+is kept."""
 
 
 class Retention:
@@ -31,7 +34,8 @@ class Retention:
         """Results that had been applied when it was asked last."""
 
     def tidy(self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False) -> None:
-        """Drop what may go, every so many results, or `now`. Call it when the results are on the log."""
+        """Drop what may go, every so many results, or `now`. Call it when the results are on the
+        log."""
         if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
             return
         self._asked = len(board.applied)
@@ -39,21 +43,26 @@ class Retention:
         kept = self._kept(board, specs, over)
         gone = [pod for pod in over if pod not in kept and pod not in self.dropped]
         if gone:
-            self.log.append({"event": "dropped", "pods": gone})  # durable before anything is deleted
+            self.log.append(
+                {"event": "dropped", "pods": gone}
+            )  # durable before anything is deleted
             self.dropped |= set(gone)
             self._delete(gone, kept, over)
 
     def resume(self, board: Leaderboard, specs: Sequence[PodSpec]) -> None:
-        """Delete what was called dropped before a kill and is still there, but for what somebody needs again."""
+        """Delete what was called dropped before a kill and is still there, but for what somebody
+        needs again."""
         if self.dropped:
             over = {entry.spec.pod: entry for entry in board.applied}
             gone = self.dropped - self._kept(board, specs, over)
             still = [pod for pod in over if pod in gone and self.store.holds(over[pod].result)]
             self._delete(still, over.keys() - gone, over)
 
-    def _delete(self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, Entry]) -> None:
-        """Delete all but spec and result of these, and nothing that is of a pod that is kept, too: content is stored
-        once however many pods have it."""
+    def _delete(
+        self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, Entry]
+    ) -> None:
+        """Delete all but spec and result of these, and nothing that is of a pod that is kept, too:
+        content is stored once however many pods have it."""
         shared = {digest for pod in kept if pod in over for digest in _contents(over[pod].result)}
         for pod in pods:
             try:
@@ -61,12 +70,16 @@ class Retention:
             except (OSError, StorageError):  # no loss: the next start deletes it
                 return
 
-    def _kept(self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]) -> set[str]:
-        """Rows, the best of each niche, pods that are not over and their parents, the newest two generations where
-        there are generations, where `keep` asks for `lineage` all that these descend from; and pods that failed: what
-        they left says why."""
+    def _kept(
+        self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]
+    ) -> set[str]:
+        """Rows, the best of each niche, pods that are not over and their parents, the newest two
+        generations where there are generations, where `keep` asks for `lineage` all that these
+        descend from; and pods that failed: what they left says why."""
         waiting = [spec for spec in specs if spec.pod not in over]
-        kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {spec.pod for spec in waiting}
+        kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {
+            spec.pod for spec in waiting
+        }
         if self.settings.scheduler == "generational":
             kept |= {spec.pod for spec in specs[-2 * self.settings.population :]}
         parents = [spec.parent_here for spec in waiting]
@@ -85,4 +98,8 @@ def _contents(result: PodResult) -> Iterable[str]:
 
 def needed_again(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
     """Parents of pods without a result: those must be whole, whatever was dropped."""
-    return {spec.parent_here for spec in specs if spec.parent_here is not None and spec.pod not in finished}
+    return {
+        spec.parent_here
+        for spec in specs
+        if spec.parent_here is not None and spec.pod not in finished
+    }

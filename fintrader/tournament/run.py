@@ -1,8 +1,8 @@
 """One tournament from its settings to its ensemble, restartable anywhere.
 
-`run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the reconcile loop
-(`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes, extends, or finds everything done.
-`replay` races a finished one again.
+`run_tournament` takes the lease, makes sure that the folder belongs to this tournament, lets the
+reconcile loop (`orchestrator.py`) race the pods, and builds the ensemble. Called again, it resumes,
+extends, or finds everything done. `replay` races a finished one again.
 """
 
 from __future__ import annotations
@@ -94,18 +94,20 @@ def run_tournament(
     inherit: Callable[[RunStore], Inheritance | None] | None = None,
     title: str = "tournament",
 ) -> TournamentResult:
-    """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to resume or extend.
+    """Race pods until `settings.pods` have a result, then build the ensemble. Call it again to
+    resume or extend.
 
     `mirror` is the run's side in an object store; without one the run lies in `folder` alone.
-    `agent` gives the base settings of the algorithm, or of the several that take part. `device` narrows
-    `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and where it runs (a `launcher` that
-    is made here, such as Ray's, brings its own body). `watch` is called at every reconcile. `clock` is real time, or
-    that of a simulated cluster. `inherit` takes pods of an earlier run over into the store, from which the first ones
-    start (see `inheritance.inherit`). `title` names the search in its progress.
+    `agent` gives the base settings of the algorithm, or of the several that take part. `device`
+    narrows `settings.devices` when that is `auto`. `body` and `launcher` say what a pod is and
+    where it runs (a `launcher` that is made here, such as Ray's, brings its own body). `watch` is
+    called at every reconcile. `clock` is real time, or that of a simulated cluster. `inherit` takes
+    pods of an earlier run over into the store, from which the first ones start (see
+    `inheritance.inherit`). `title` names the search in its progress.
 
-    Raises TournamentError when another process runs this tournament, the folder belongs to another one, there is no
-    capacity, no pod succeeds, or the disk is full; ConfigError for an impossible search space. Nothing that was
-    stored is lost by any of them.
+    Raises TournamentError when another process runs this tournament, the folder belongs to another
+    one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
+    search space. Nothing that was stored is lost by any of them.
     """
     agents: tuple[Settings, ...] = tuple(agent) if isinstance(agent, Sequence) else (agent,)
     if not agents:
@@ -127,9 +129,16 @@ def run_tournament(
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
-        access.outage_seconds, access.orphan_seconds = settings.outage_seconds, settings.orphan_seconds
+        access.outage_seconds, access.orphan_seconds = (
+            settings.outage_seconds,
+            settings.orphan_seconds,
+        )
         if launcher is None:
-            devices = (device,) if settings.devices == ("auto",) and device != "auto" else settings.devices
+            devices = (
+                (device,)
+                if settings.devices == ("auto",) and device != "auto"
+                else settings.devices
+            )
             slots = partial(slots_of, devices, settings.pods_per_device)
             limits = settings.model_dump(include={"workers", "hang_seconds", "store_seconds"})
             launcher = LocalLauncher(access, body=body, slots=slots, **limits)
@@ -147,33 +156,43 @@ def run_tournament(
 
 
 def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> TournamentResult:
-    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step budgets.
+    """Race `source` again, each pod seeing what it saw then. Byte-equal on the CPU with step
+    budgets.
 
-    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for the scheduler.
+    `how` is what `run_tournament` takes beside the settings (its `folder` is the new one), but for
+    the scheduler.
 
-    Raises TournamentError when the source is unfinished or lost a pod for good (what killed it cannot be replayed),
-    and what `run_tournament` raises. `status.compare` says whether the two agree.
+    Raises TournamentError when the source is unfinished or lost a pod for good (what killed it
+    cannot be replayed), and what `run_tournament` raises. `status.compare` says whether the two
+    agree.
     """
     require_tournament(source)
     store = RunStore(source)
     specs = list(store.specs().values())
     results = store.results()
     events = read_jsonl(source.events)
-    applied = list(dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied"))
+    applied = list(
+        dict.fromkeys(int(event["pod"][1:]) for event in events if event.get("event") == "applied")
+    )
     if sorted(applied) != list(range(len(specs))) or len(results) != len(specs):
         raise TournamentError(f"{source.root} is not finished; run its own command again first")
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
-        raise TournamentError(f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed")
+        raise TournamentError(
+            f"{source.root} lost {', '.join(lost)}; a run with failed pods cannot be replayed"
+        )
     adopted = {event["pod"] for event in events if event.get("event") == "adopted"}
     given = {spec.index: spec for spec in specs if spec.pod in adopted}
     scheduler = Replay([spec.seen for spec in specs], applied, scheduler_of(settings), given)
     how["inherit"] = lambda target: copied(target, store)
-    return run_tournament(settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how)
+    return run_tournament(
+        settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how
+    )
 
 
 def market_hash(market: Path) -> str:
-    """The content hash a market file carries, else the hash of its bytes. Raises MarketError when there is none."""
+    """The content hash a market file carries, else the hash of its bytes. Raises MarketError when
+    there is none."""
     if not Path(market).is_file():
         raise MarketError(f"{market} does not exist; build it with `fintrader data build CONFIG`")
     try:
@@ -184,9 +203,11 @@ def market_hash(market: Path) -> str:
     return stored or file_sha256(Path(market))
 
 
-def _check_market(settings: TournamentSettings, path: Path, env: Settings | None, agents: Sequence[Settings]) -> None:
-    """Raises ConfigError before anything is trained when the market does not hold the folds asked for, and for agents
-    that do not tilt where tilts are to be shrunk."""
+def _check_market(
+    settings: TournamentSettings, path: Path, env: Settings | None, agents: Sequence[Settings]
+) -> None:
+    """Raises ConfigError before anything is trained when the market does not hold the folds asked
+    for, and for agents that do not tilt where tilts are to be shrunk."""
     kfold, shrinks = settings.validation == "kfold", settings.ensemble_shrinkage != "none"
     if not isinstance(env, EnvSettings) or not (kfold or shrinks):
         return
@@ -199,7 +220,9 @@ def _check_market(settings: TournamentSettings, path: Path, env: Settings | None
             check_tilts(ActionHead(layout, head))
 
 
-def _finish(orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress) -> TournamentResult:
+def _finish(
+    orchestrator: Orchestrator, ensemble: EnsembleBuilder, progress: Progress
+) -> TournamentResult:
     """Choose the members, store the ensemble, and say what there is."""
     run = orchestrator.store.run
     if not orchestrator.leaderboard.rows:
@@ -245,9 +268,14 @@ def _readable_disk_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
-        full = "full" in str(error) if isinstance(error, sqlite3.OperationalError) else error.errno == errno.ENOSPC
+        full = (
+            "full" in str(error)
+            if isinstance(error, sqlite3.OperationalError)
+            else error.errno == errno.ENOSPC
+        )
         if not full:
             raise
         raise TournamentError(
-            f"{folder.root}: the disk is full; free some space and run the same command again, nothing finished is lost"
+            f"{folder.root}: the disk is full; free some space and run the same command again,"
+            " nothing finished is lost"
         ) from None

@@ -1,4 +1,5 @@
-"""The schedulers: when the next pod may be made, in which order results count, and who is its parent."""
+"""The schedulers: when the next pod may be made, in which order results count, and who is its
+parent."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Scheduler(Protocol):
     """What the orchestrator asks before it makes a pod or counts a result."""
 
     def needs(self, index: int) -> int | None:
-        """Results pod `index` must have seen, exactly; None: whatever is there when a slot is free."""
+        """Results pod `index` must have seen, exactly; None: whatever is there when a slot is
+        free."""
 
     def position(self, pod_index: int) -> int | None:
         """Position of this pod's result in the order of application; None: as it arrives."""
@@ -25,7 +27,8 @@ class Scheduler(Protocol):
 
 
 class Asynchronous:
-    """Arrival order: a pod is made of whatever is known when there is room for it, and nobody waits for anybody."""
+    """Arrival order: a pod is made of whatever is known when there is room for it, and nobody waits
+    for anybody."""
 
     def needs(self, index: int) -> int | None:
         return None
@@ -38,7 +41,8 @@ class Asynchronous:
 
 
 class Submission(Asynchronous):
-    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first, and waits for them."""
+    """Reproducible: pod k sees the results of pods <= k - pool_size, whatever finishes first, and
+    waits for them."""
 
     def __init__(self, pool_size: int) -> None:
         self.pool_size = pool_size
@@ -51,7 +55,8 @@ class Submission(Asynchronous):
 
 
 class Generational:
-    """Synchronous generations of `population` pods: each waits for the whole generation before its own."""
+    """Synchronous generations of `population` pods: each waits for the whole generation before its
+    own."""
 
     def __init__(self, population: int, survivors: int) -> None:
         self.population, self.survivors = population, survivors
@@ -64,20 +69,31 @@ class Generational:
         return pod_index
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        """The best continue as they are; each of the others is a copy of one of them, moved a little."""
+        """The best continue as they are; each of the others is a copy of one of them, moved a
+        little."""
         generation, number = divmod(index, self.population)
         best = self._best(leaderboard, generation - 1) if generation else []
         if not best:
             return generator.founder(index, leaderboard, generation)
         if number < len(best):
-            return generator.child(index, leaderboard, best[number], generation=generation, explore=False)
+            return generator.child(
+                index, leaderboard, best[number], generation=generation, explore=False
+            )
         return generator.child(index, leaderboard, best[number % len(best)], generation=generation)
 
     def _best(self, leaderboard: Leaderboard, generation: int) -> list[Entry]:
         """The survivors of a generation that is whole; sorted once, not for every child."""
-        if self._chosen is None or self._chosen[0] is not leaderboard or self._chosen[1] != generation:
-            last = leaderboard.applied[generation * self.population : (generation + 1) * self.population]
-            best = sorted((entry for entry in last if entry.inheritable), key=lambda entry: entry.order)
+        if (
+            self._chosen is None
+            or self._chosen[0] is not leaderboard
+            or self._chosen[1] != generation
+        ):
+            last = leaderboard.applied[
+                generation * self.population : (generation + 1) * self.population
+            ]
+            best = sorted(
+                (entry for entry in last if entry.inheritable), key=lambda entry: entry.order
+            )
             self._chosen = leaderboard, generation, best[: self.survivors]
         return self._chosen[2]
 
@@ -85,16 +101,22 @@ class Generational:
 class Replay:
     """Another run's order: what each pod had seen when it was made, and when each result counted.
 
-    `given`: specs that the run adopted from one who had lost it, by number. What those had seen is not on its log.
+    `given`: specs that the run adopted from one who had lost it, by number. What those had seen is
+    not on its log.
     """
 
     def __init__(
-        self, seen: Sequence[int], applied: Sequence[int], inner: Scheduler, given: Mapping[int, PodSpec]
+        self,
+        seen: Sequence[int],
+        applied: Sequence[int],
+        inner: Scheduler,
+        given: Mapping[int, PodSpec],
     ) -> None:
         self.inner, self.given = inner, given
         self.positions = {index: position for position, index in enumerate(applied)}
         self.seen = list(seen)
-        for index in given:  # it may have seen more than its heir had then; its own result and later pods' came after
+        # it may have seen more than its heir had then; its own result and later pods' came after
+        for index in given:
             after = (position for pod, position in self.positions.items() if pod >= index)
             self.seen[index] = min(self.seen[index], *after, len(applied))
 
@@ -116,7 +138,8 @@ def scheduler_of(settings: TournamentSettings) -> Scheduler:
 
 
 class PendingResults:
-    """Results that are here but not applied: in the order the scheduler prescribes, else as they arrived."""
+    """Results that are here but not applied: in the order the scheduler prescribes, else as they
+    arrived."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,4 +1,5 @@
-"""The settings of a tournament: how many pods, how they are generated, and how they are evaluated."""
+"""The settings of a tournament: how many pods, how they are generated, and how they are
+evaluated."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Range(Settings):
     choices: tuple[Any, ...] = ()
     """The values to choose from, in their natural order, instead of low and high."""
     structural: bool = False
-    """The value shapes the network: drawn for fresh pods, kept by children (weights would not fit otherwise)."""
+    """The value shapes the network: drawn for fresh pods, kept by children (weights would not fit
+    otherwise)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Range:
@@ -59,119 +61,145 @@ class TournamentSettings(Settings):
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
     workers: int | None = Field(None, ge=1)
-    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale` changes it."""
+    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale`
+    changes it."""
     devices: tuple[str, ...] = ("auto",)
-    """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1` (both at
-    once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu` (two, fused by gloo)."""
+    """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1`
+    (both at once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu`
+    (two, fused by gloo)."""
     pods_per_device: int = Field(1, ge=1)
     """Pods sharing a CUDA device."""
 
     replicas: int | None = Field(None, ge=1)
-    """Learners of one pod, averaged every so often; None: one for each device that a pod spans. With fewer devices
-    than learners they take turns."""
+    """Learners of one pod, averaged every so often; None: one for each device that a pod spans.
+    With fewer devices than learners they take turns."""
     fusions: int = Field(8, ge=1)
     """Times the learners of a pod are averaged."""
 
     scheduler: Literal["tournament", "generational"] = "tournament"
-    """`tournament`: pods are replaced one by one; `generational`: whole generations, the best copied over the rest."""
+    """`tournament`: pods are replaced one by one; `generational`: whole generations, the best
+    copied over the rest."""
     order: Literal["arrival", "submission"] = "arrival"
-    """`arrival`: results count as they arrive, and nobody waits for anybody; `submission`: pod k sees those of pods
-    <= k - pool_size and waits for them, so that one seed always gives one leaderboard."""
+    """`arrival`: results count as they arrive, and nobody waits for anybody; `submission`: pod k
+    sees those of pods <= k - pool_size and waits for them, so that one seed always gives one
+    leaderboard."""
     pool_size: int = Field(2, ge=1)
-    """Only with `order: submission`: pods under way at once. More workers than this find no work."""
+    """Only with `order: submission`: pods under way at once. More workers than this find no
+    work."""
     population: int = Field(8, ge=2)
     """Pods of a generation (generational scheduler)."""
     survivors: int = Field(2, ge=1)
-    """Pods of a generation that continue and are copied over the others (generational scheduler)."""
+    """Pods of a generation that continue and are copied over the others (generational
+    scheduler)."""
 
     leaderboard_size: int = Field(16, ge=1)
     """Rows of the leaderboard, hence the number of possible parents."""
     fresh: float = Field(1.0, ge=0, le=1)
-    """Share of pods that start from scratch once parents exist. 1: a race of seeds, which on one machine does as well
-    as anything else here (docs/results.md); below 1 pods descend from each other, e.g. 0.25 with a `search`."""
+    """Share of pods that start from scratch once parents exist. 1: a race of seeds, which on one
+    machine does as well as anything else here (docs/results.md); below 1 pods descend from each
+    other, e.g. 0.25 with a `search`."""
     founders: int = Field(2, ge=1)
     """Results on the leaderboard before anyone becomes a parent."""
     temperature: float = Field(1.0, gt=0)
-    """Of the softmax over ranks that picks a parent: small favours the best, large favours nobody."""
+    """Of the softmax over ranks that picks a parent: small favours the best, large favours
+    nobody."""
     niche: Niche = "none"
-    """Who may be a parent. `none`: every row of the leaderboard; `lineage`: the best of all that descend from one
-    founder, so that no family breeds with more than one; `age`: the best of those as many generations deep (0, 1, 2-3,
-    4-7, ...), each depth as likely, since a lineage's score counts the training it inherited. Not for generations."""
+    """Who may be a parent. `none`: every row of the leaderboard; `lineage`: the best of all that
+    descend from one founder, so that no family breeds with more than one; `age`: the best of those
+    as many generations deep (0, 1, 2-3, 4-7, ...), each depth as likely, since a lineage's score
+    counts the training it inherited. Not for generations."""
     unchanged: float = Field(0.0, ge=0, le=1)
-    """Share of children that go on with their parent's hyper-parameters: the same pod for one budget longer."""
+    """Share of children that go on with their parent's hyper-parameters: the same pod for one
+    budget longer."""
     proposals: Literal["drawn", "tpe"] = "drawn"
-    """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before did well (`tpe`:
-    tree-structured Parzen estimator, after ten of an algorithm; needs the extra `search`)."""
+    """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before
+    did well (`tpe`: tree-structured Parzen estimator, after ten of an algorithm; needs the extra
+    `search`)."""
     resample: float = Field(0.25, ge=0, le=1)
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     perturb: float = Field(1.25, gt=1)
     """Factor by which a child's hyper-parameter is multiplied or divided."""
     search: dict[str, Range] = Field(default_factory=dict)
-    """Dotted field of the agent's settings -> its range. Algorithms without the field pass it over."""
+    """Dotted field of the agent's settings -> its range. Algorithms without the field pass it
+    over."""
 
     metric: Metric = "sharpe"
-    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a year, and
-    `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs, which itself scores 0, whatever
-    the size of the bets; `active_utility` is what `env.reward: active_mean_variance` trains for, size and all."""
+    """Of the validation window's daily returns; `utility` is mean-variance with risk aversion 1, a
+    year, and `information_ratio` is against the benchmark portfolio (`env.benchmark`) at costs,
+    which itself scores 0, whatever the size of the bets; `active_utility` is what `env.reward:
+    active_mean_variance` trains for, size and all."""
     validation: Literal["holdout", "kfold"] = "holdout"
-    """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks of sessions, and a
-    pod is a learner for each block, trained on the others: all sessions are scored, each by who has not seen it. What
-    the pod publishes is one more learner's, trained on all of them."""
+    """`holdout`: the validation window. `kfold`: training and validation window are cut into blocks
+    of sessions, and a pod is a learner for each block, trained on the others: all sessions are
+    scored, each by who has not seen it. What the pod publishes is one more learner's, trained on
+    all of them."""
     validation_folds: int = Field(5, ge=2)
-    """Only with `validation: kfold`: blocks. A pod has one learner more, and they share its budget evenly. The windows'
-    embargo lies around each block."""
+    """Only with `validation: kfold`: blocks. A pod has one learner more, and they share its budget
+    evenly. The windows' embargo lies around each block."""
     validation_windows: int = Field(1, ge=1)
     """Equal parts of the validation window that are scored separately."""
     spread_penalty: float = Field(0.0, ge=0)
     """Score = mean over the parts - spread_penalty x their standard deviation."""
     halving: float | None = Field(None, gt=0, lt=1)
-    """Stop a pod early when peers of its age score above this quantile of them (0.5: below the median). None: never."""
+    """Stop a pod early when peers of its age score above this quantile of them (0.5: below the
+    median). None: never."""
     halving_rungs: tuple[float, ...] = (0.25, 0.5)
     """Shares of the budget at which pods are compared (only with `halving`)."""
     early_stopping: Literal["none", "best_validation"] = "none"
-    """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had learned when it
-    scored best. Every such look counts as a trial."""
+    """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
+    learned when it scored best. Every such look counts as a trial."""
 
     ensemble_size: int = Field(4, ge=1)
-    """Members of the final ensemble, at most half of them from one founder: fewer where there are not enough others.
-    An even number leaves the best lineage most room; of three, each has a founder of its own."""
+    """Members of the final ensemble, at most half of them from one founder: fewer where there are
+    not enough others. An even number leaves the best lineage most room; of three, each has a
+    founder of its own."""
     ensemble_weights: Literal["equal", "score"] = "equal"
     """Weights of the members: equal, or softmax of their scores."""
     ensemble_mode: Literal["mean", "vote"] = "mean"
     """How the members' actions become one."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
-    """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt` heads), t being the
-    t-statistic of their pooled validation returns in excess of it; 0 where that is not positive."""
+    """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
+    heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
+    is not positive."""
     ensemble_tracking_error: float | None = Field(None, gt=0, le=1)
-    """A year's, of what the members keep: they are first scaled to this one (at most 4 times), by that of their pooled
-    validation returns. None: as large as they were learned. Needs a shrinkage: size comes from evidence."""
+    """A year's, of what the members keep: they are first scaled to this one (at most 4 times), by
+    that of their pooled validation returns. None: as large as they were learned. Needs a shrinkage:
+    size comes from evidence."""
     diversity: float = Field(0.5, ge=0)
-    """Members are picked by standardised score - diversity x mean correlation with those picked already."""
+    """Members are picked by standardised score - diversity x mean correlation with those picked
+    already."""
 
     keep: Literal["all", "lineage", "leaders"] = "all"
-    """What stays of pods that have ended, beside spec and result. `all`: snapshot, policy and learning curve of each;
-    `lineage`: of those on the leaderboard and of all that they descend from; `leaders`: of those on it alone. The
-    ensemble's members are on it. Pods at work keep their parent in any case."""
+    """What stays of pods that have ended, beside spec and result. `all`: snapshot, policy and
+    learning curve of each; `lineage`: of those on the leaderboard and of all that they descend
+    from; `leaders`: of those on it alone. The ensemble's members are on it. Pods at work keep their
+    parent in any case."""
 
     retries: int = Field(2, ge=0)
-    """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as failed. Whose process
-    or node somebody ended is started again however often that happens."""
+    """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
+    failed. Whose process or node somebody ended is started again however often that happens."""
     hang_seconds: float = Field(300.0, gt=0)
     """A pod silent for so long is taken for hung and killed."""
     orphan_seconds: float = Field(300.0, ge=0)
-    """When the orchestrator is killed, its pods train on for so long; the same command, run again, takes them over. One
-    that nobody takes over ends at its next checkpoint. 0: pods end with their orchestrator."""
+    """When the orchestrator is killed, its pods train on for so long; the same command, run again,
+    takes them over. One that nobody takes over ends at its next checkpoint. 0: pods end with their
+    orchestrator."""
     store_seconds: float = Field(120.0, ge=0)
-    """Only with `store`: a pod's training state goes there so often, and when its node is drained; 0: never."""
+    """Only with `store`: a pod's training state goes there so often, and when its node is drained;
+    0: never."""
 
     outage_seconds: float = Field(3600.0, ge=0)
-    """Only with `store`: for so long a store that does not answer is waited for. Pods train on meanwhile, and what they
-    come to is kept on their disk until it can be stored."""
+    """Only with `store`: for so long a store that does not answer is waited for. Pods train on
+    meanwhile, and what they come to is kept on their disk until it can be stored."""
 
     @field_validator("halving_rungs")
     @classmethod
     def _ordered(cls, rungs: tuple[float, ...]) -> tuple[float, ...]:
-        if not rungs or list(rungs) != sorted(set(rungs)) or not all(0 < rung < 1 for rung in rungs):
+        if (
+            not rungs
+            or list(rungs) != sorted(set(rungs))
+            or not all(0 < rung < 1 for rung in rungs)
+        ):
             raise ValueError("rungs must be increasing shares between 0 and 1")
         return rungs
 
@@ -184,15 +212,21 @@ class TournamentSettings(Settings):
 
     @property
     def at_once(self) -> int | None:
-        """Pods that the scheduler lets work at once, whatever the capacity; None: as many as there is room for."""
+        """Pods that the scheduler lets work at once, whatever the capacity; None: as many as there
+        is room for."""
         if self.scheduler == "generational":
             return self.population
         return self.pool_size if self.order == "submission" else None
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """Shares of the budget after which a pod's score is looked at because the best checkpoint is wanted."""
-        return tuple(k / LOOKS for k in range(1, LOOKS)) if self.early_stopping == "best_validation" else ()
+        """Shares of the budget after which a pod's score is looked at because the best checkpoint
+        is wanted."""
+        return (
+            tuple(k / LOOKS for k in range(1, LOOKS))
+            if self.early_stopping == "best_validation"
+            else ()
+        )
 
     @property
     def learners(self) -> int:
@@ -201,7 +235,8 @@ class TournamentSettings(Settings):
 
     @field_serializer("replicas")
     def _learners(self, _: int | None) -> int:
-        """A run keeps the number it began with: whoever resumes it may change `devices`, and no pod by that."""
+        """A run keeps the number it began with: whoever resumes it may change `devices`, and no pod
+        by that."""
         return self.learners
 
     @model_validator(mode="after")
@@ -210,13 +245,13 @@ class TournamentSettings(Settings):
         spans = sorted({spanned(device) for device in self.devices})
         if self.replicas is None and len(spans) > 1:
             raise ValueError(
-                f"devices join {' and '.join(map(str, spans))} devices to a pod; join as many in each, or set replicas "
-                f"to {spans[-1]} or more"
+                f"devices join {' and '.join(map(str, spans))} devices to a pod; join as many in"
+                f" each, or set replicas to {spans[-1]} or more"
             )
         if self.replicas is not None and self.replicas < spans[-1]:
             raise ValueError(
-                f"a pod that spans {spans[-1]} devices needs a learner for each; set replicas to {spans[-1]} or more "
-                "(or leave it out), or join fewer devices"
+                f"a pod that spans {spans[-1]} devices needs a learner for each; set replicas to"
+                f" {spans[-1]} or more (or leave it out), or join fewer devices"
             )
         return self
 
@@ -224,8 +259,9 @@ class TournamentSettings(Settings):
     def _folds_learn_alone(self) -> TournamentSettings:
         if self.validation == "kfold" and self.learners > 1:
             raise ValueError(
-                f"validation: kfold makes a learner for each block, which cannot be fused of {self.learners} replicas; "
-                "set replicas to 1 and one device a pod, or validation to holdout"
+                "validation: kfold makes a learner for each block, which cannot be fused of"
+                f" {self.learners} replicas; set replicas to 1 and one device a pod, or validation"
+                " to holdout"
             )
         return self
 
@@ -233,7 +269,8 @@ class TournamentSettings(Settings):
     def _size_from_evidence(self) -> TournamentSettings:
         if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
             raise ValueError(
-                "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to james_stein too"
+                "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to"
+                " james_stein too"
             )
         return self
 
@@ -241,15 +278,21 @@ class TournamentSettings(Settings):
     def _niches_of_the_tournament(self) -> TournamentSettings:
         if self.scheduler == "generational" and (self.niche != "none" or self.unchanged):
             raise ValueError(
-                "niche and unchanged are of the asynchronous tournament; the generational scheduler copies the best "
-                "`survivors` and carries each on unchanged as it is; leave them out, or set scheduler: tournament"
+                "niche and unchanged are of the asynchronous tournament; the generational scheduler"
+                " copies the best `survivors` and carries each on unchanged as it is; leave them"
+                " out, or set scheduler: tournament"
             )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> TournamentSettings:
         if self.survivors >= self.population:
-            raise ValueError(f"survivors ({self.survivors}) must be fewer than population ({self.population})")
+            raise ValueError(
+                f"survivors ({self.survivors}) must be fewer than population ({self.population})"
+            )
         if self.ensemble_size > self.leaderboard_size:
-            raise ValueError(f"ensemble_size ({self.ensemble_size}) exceeds leaderboard_size ({self.leaderboard_size})")
+            raise ValueError(
+                f"ensemble_size ({self.ensemble_size}) exceeds leaderboard_size"
+                f" ({self.leaderboard_size})"
+            )
         return self

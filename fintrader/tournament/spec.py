@@ -1,4 +1,5 @@
-"""What flows between the parts of a tournament: a pod's spec and result, and the context it works in."""
+"""What flows between the parts of a tournament: a pod's spec and result, and the context it works
+in."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fintrader.storage.mirror import Mirror, mirror_at
 Message = dict[str, Any]
 """What processes of a pod send each other: one JSON object."""
 OnMessage = Callable[[int, Message], None]
-"""Takes a rank and its message; the last is of the kind `ended`, with its exit `code` or why it has none."""
+"""Takes a rank and its message; the last is of the kind `ended`, with its exit `code` or why it has
+none."""
 
 
 class Host(Protocol):
@@ -51,10 +53,16 @@ class _Record(Settings):
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Raises TournamentError when the file is missing, not as it was written, or of another version."""
-        mend = f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside what cannot"
+        """Raises TournamentError when the file is missing, not as it was written, or of another
+        version."""
+        mend = (
+            f"`fintrader verify {path.parents[2]} --repair` makes again what can be, and sets aside"
+            " what cannot"
+        )
         try:
-            return cls.model_validate(unseal(path.read_bytes(), TournamentError(f"{path} is damaged: {mend}")))
+            return cls.model_validate(
+                unseal(path.read_bytes(), TournamentError(f"{path} is damaged: {mend}"))
+            )
         except FileNotFoundError:
             raise TournamentError(f"{path} does not exist: {mend}") from None
         except ValidationError as error:
@@ -65,14 +73,16 @@ class _Record(Settings):
 
 
 class StopRule(Settings):
-    """At `share` of the budget, stop when the score lies below `score` (what the peers had at that age)."""
+    """At `share` of the budget, stop when the score lies below `score` (what the peers had at that
+    age)."""
 
     share: float
     score: float
 
 
 class PodSpec(_Record):
-    """What to train. A pure function of the root seed, the pod's number and the results seen before it."""
+    """What to train. A pure function of the root seed, the pod's number and the results seen before
+    it."""
 
     pod: str
     """Identifier, `p0007`."""
@@ -80,7 +90,8 @@ class PodSpec(_Record):
     seed: int
     origin: Literal["fresh", "exploit", "survivor"]
     parent: str | None = None
-    """Pod whose networks and optimiser it starts from; `run:pod` where that is one of an earlier run."""
+    """Pod whose networks and optimiser it starts from; `run:pod` where that is one of an earlier
+    run."""
     snapshot: str | None = None
     """SHA-256 of that parent's snapshot."""
     seen: int = 0
@@ -101,9 +112,11 @@ class PodSpec(_Record):
     rungs: tuple[float, ...] = ()
     """Shares of the budget at which the pod is scored on its way."""
     looks: tuple[float, ...] = ()
-    """Further such shares, where the best of all that were scored is what the pod publishes; empty: the last is."""
+    """Further such shares, where the best of all that were scored is what the pod publishes; empty:
+    the last is."""
     folds: int = 0
-    """Learners of K-fold validation, each scored on a block it has not seen; 0: one learner, the validation window."""
+    """Learners of K-fold validation, each scored on a block it has not seen; 0: one learner, the
+    validation window."""
     replicas: int = 1
     """Learners that are fused (learner fusion); one is plain training."""
     fusions: int = 8
@@ -122,7 +135,8 @@ class PodSpec(_Record):
 
 
 class PodResult(_Record):
-    """What came out of a pod. The body fills in what it learned, the shell (`pod`) the rest. Written once, last."""
+    """What came out of a pod. The body fills in what it learned, the shell (`pod`) the rest.
+    Written once, last."""
 
     pod: str
     epoch: int = 0
@@ -158,19 +172,22 @@ class PodResult(_Record):
     started: float = 0.0
     finished: float = 0.0
     seconds: float = 0.0
-    """Training and evaluation, resumed parts included where the body knows them; 0: let the shell take the time."""
+    """Training and evaluation, resumed parts included where the body knows them; 0: let the shell
+    take the time."""
     device: str = ""
     location: str = ""
     """Where it was trained: `process.location_of`."""
     attempts: int = 1
 
     def reproducible(self) -> dict[str, Any]:
-        """All that must be equal between two runs of one spec: everything but times and machines."""
+        """All that must be equal between two runs of one spec: everything but times and
+        machines."""
         return self.model_dump(mode="json", exclude=set(WALL_CLOCK))
 
 
 class TrainedPod(PodResult):
-    """A pod that is trained and stored but has no score yet: an evaluator elsewhere completes it."""
+    """A pod that is trained and stored but has no score yet: an evaluator elsewhere completes
+    it."""
 
     evaluate: str
     """`package.module:function` that does so; it takes the spec, a context and this."""
@@ -191,13 +208,16 @@ class PodContext:
     device: str = "cpu"
     """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
     token: int | None = None
-    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish nothing."""
+    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish
+    nothing."""
     attempt: int = 1
     report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
-    """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for hung."""
+    """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for
+    hung."""
     folder: Path = Path()
     hosts: Sequence[Host] = ()
-    """The machines of a pod that spans several, this one first; the devices are then theirs, one after another."""
+    """The machines of a pod that spans several, this one first; the devices are then theirs, one
+    after another."""
     store_seconds: float = 0.0
     """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
     outage_seconds: float = 0.0
@@ -226,7 +246,15 @@ class PodContext:
     def of_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
-        given = ("device", "token", "attempt", "store_seconds", "outage_seconds", "orphan_seconds", "slot")
+        given = (
+            "device",
+            "token",
+            "attempt",
+            "store_seconds",
+            "outage_seconds",
+            "orphan_seconds",
+            "slot",
+        )
         more |= {name: task[name] for name in given if name in task}
         return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
 
@@ -246,7 +274,8 @@ class OrphanLost(TournamentError):
 
 
 class RankLost(TournamentError):
-    """One process of a pod that spans devices came to nothing; `reason` is what the pod fails by."""
+    """One process of a pod that spans devices came to nothing; `reason` is what the pod fails
+    by."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -254,4 +283,5 @@ class RankLost(TournamentError):
 
 
 Body = Callable[[PodSpec, PodContext], PodResult]
-"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a `TrainedPod`."""
+"""What trains a pod. It stores snapshot and policy, and returns what it learned: a result, or a
+`TrainedPod`."""

@@ -1,12 +1,14 @@
-"""A pod's training state in the run's store, so that a machine with an empty disk goes on in the middle.
+"""A pod's training state in the run's store, so that a machine with an empty disk goes on in the
+middle.
 
     pods/<id>/state.json         the files of the state: name -> hash; written after them
     pods/<id>/state/<sha256>     the files
 
-What is stored is what `train` and learner fusion leave in the pod's folder, in an order in which every file was written
-before those that rest on it are read: training states first, then their logs, then fused rounds and scores on the way.
-Any attempt's state is as good as another's, since a pod is a function of its spec; so whoever writes last counts, and
-when something is missing the pod begins from its spec. A pod that has a result has no state there.
+What is stored is what `train` and learner fusion leave in the pod's folder, in an order in which
+every file was written before those that rest on it are read: training states first, then their
+logs, then fused rounds and scores on the way. Any attempt's state is as good as another's, since a
+pod is a function of its spec; so whoever writes last counts, and when something is missing the pod
+begins from its spec. A pod that has a result has no state there.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ MARKER = ".stored.json"
 STATE, LOG = "state.safetensors", "metrics.jsonl"
 _TURNS = {STATE: 0, LOG: 1}
 """Files of these names are taken first, in this order; all others rest on them."""
-_LEFT_OUT = re.compile(r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$")
+_LEFT_OUT = re.compile(
+    r"(^|/)\.|\.(log|tmp)$|(^|/)(spec|result[^/]*)\.json$|(^|/)(policy|failed)\.safetensors$"
+)
 _ROUND = re.compile(r"(?:fused-(\d+)\.safetensors|round-(\d+)/.*)")
 log = logging.getLogger("fintrader.pod")
 _active: set[TrainingState] = set()
@@ -49,7 +53,8 @@ class TrainingState:
         self._lock = threading.RLock()
 
     def restore(self) -> bool:
-        """Bring the stored state here, unless this folder's descends from it; whether that was done."""
+        """Bring the stored state here, unless this folder's descends from it; whether that was
+        done."""
         with self._lock:
             data = self.objects.get(f"{self.name}.json")
             marker = self.folder / MARKER
@@ -63,7 +68,9 @@ class TrainingState:
             try:
                 files = self._fetch(data, arrived)
             except StorageDamagedError as error:
-                log.warning("the stored state of a pod is left aside", extra={"fields": {"why": str(error)}})
+                log.warning(
+                    "the stored state of a pod is left aside", extra={"fields": {"why": str(error)}}
+                )
                 self.objects.remove(f"{self.name}.json")
                 files = {}
             if files:
@@ -79,14 +86,17 @@ class TrainingState:
             return bool(files)
 
     def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
-        """All files of a state; none when it belongs to another spec. Raises StorageDamagedError."""
+        """All files of a state; none when it belongs to another spec. Raises
+        StorageDamagedError."""
         body = unseal(data, self.objects.damaged(f"{self.name}.json"))
         if body["spec"] != self.digest:
             return {}
         files: dict[str, str] = body["files"]
         for name in files:
             if _LEFT_OUT.search(name) or ".." in Path(name).parts or Path(name).is_absolute():
-                raise StorageDamagedError(f"{self.objects}/{self.name}.json names {name!r}, which is no state of a pod")
+                raise StorageDamagedError(
+                    f"{self.objects}/{self.name}.json names {name!r}, which is no state of a pod"
+                )
 
         def bring(name: str) -> None:
             if not self.objects.get_file(f"{self.name}/{files[name]}", to / name, files[name]):
@@ -106,7 +116,10 @@ class TrainingState:
                 known = set(self._files.values())
                 new = {digest: name for name, digest in files.items() if digest not in known}
                 self.objects.gather(
-                    lambda digest: self.objects.put_file(f"{self.name}/{digest}", taken / new[digest]), new
+                    lambda digest: self.objects.put_file(
+                        f"{self.name}/{digest}", taken / new[digest]
+                    ),
+                    new,
                 )
             except FileNotFoundError:
                 return False  # the pod has just cleared it away; the next time will do
@@ -116,7 +129,9 @@ class TrainingState:
             self.objects.put(f"{self.name}.json", data)
             write_text(self.folder / MARKER, hashlib.sha256(data).hexdigest())
             self._files = files
-            self.objects.remove(*(f"{self.name}/{digest}" for digest in known - set(files.values())))
+            self.objects.remove(
+                *(f"{self.name}/{digest}" for digest in known - set(files.values()))
+            )
             return True
 
     def _take(self, to: Path) -> dict[str, str]:
@@ -142,7 +157,11 @@ class TrainingState:
     def _here(self) -> list[Path]:
         """The files of the state, sorted."""
         found = sorted(self.folder.rglob("*"))
-        return [path for path in found if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and path.is_file()]
+        return [
+            path
+            for path in found
+            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and path.is_file()
+        ]
 
 
 def _hold(path: Path, copy: Path) -> None:
@@ -156,7 +175,8 @@ def _hold(path: Path, copy: Path) -> None:
 
 @contextlib.contextmanager
 def synchronised(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> Iterator[None]:
-    """Begin with the pod's training state as the store has it, and store it every `seconds` from then on.
+    """Begin with the pod's training state as the store has it, and store it every `seconds` from
+    then on.
 
     A store that fails does not disturb the training.
     """
@@ -191,7 +211,10 @@ def _try(state: TrainingState) -> None:
         if state.save():
             log.info("pod's state is stored")
     except (StorageError, OSError) as error:
-        log.warning("a pod's state could not be stored", extra={"fields": {"why": f"{type(error).__name__}: {error}"}})
+        log.warning(
+            "a pod's state could not be stored",
+            extra={"fields": {"why": f"{type(error).__name__}: {error}"}},
+        )
 
 
 def clear(mirror: Mirror, pod: str) -> None:

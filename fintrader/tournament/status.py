@@ -1,4 +1,5 @@
-"""What can be asked of a run from outside, while it races or afterwards: status, scale, rebuild, compare."""
+"""What can be asked of a run from outside, while it races or afterwards: status, scale, rebuild,
+compare."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ from fintrader.tournament.updater import submit
 
 
 def status(run: RunFolder) -> dict[str, Any]:
-    """Plain JSON on a run: counts by state, the leaderboard, what is at work, losses by reason, time left.
+    """Plain JSON on a run: counts by state, the leaderboard, what is at work, losses by reason,
+    time left.
 
-    `eta_seconds` is what remains at the rate of results since the orchestrator last started; None while there is no
-    such rate, and for a run that is finished or that nobody races.
+    `eta_seconds` is what remains at the rate of results since the orchestrator last started; None
+    while there is no such rate, and for a run that is finished or that nobody races.
 
-    Raises TournamentError when the folder holds no tournament, RunError when its database is missing or damaged.
+    Raises TournamentError when the folder holds no tournament, RunError when its database is
+    missing or damaged.
     """
     require_tournament(run)
     pods = read_pods(run.leaderboard)
@@ -62,7 +65,8 @@ def status(run: RunFolder) -> dict[str, Any]:
 
 
 def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The event by which the orchestrator last started (empty if it never has), and what followed."""
+    """The event by which the orchestrator last started (empty if it never has), and what
+    followed."""
     for number in range(len(events) - 1, -1, -1):
         if events[number].get("event") in ("started", "resumed"):
             return events[number], list(events[number + 1 :])
@@ -70,11 +74,16 @@ def _sitting(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dic
 
 
 def _eta(events: Sequence[dict[str, Any]], now: float) -> float | None:
-    """Seconds to the last result: those to come x (seconds so far / results so far), of this sitting."""
+    """Seconds to the last result: those to come x (seconds so far / results so far), of this
+    sitting."""
     begun, since = _sitting(events)
     requested = begun.get("pods")
     results = sum(event.get("event") == "applied" for event in since)
-    if requested is None or results == 0 or any(event.get("event") == "finished" for event in since):
+    if (
+        requested is None
+        or results == 0
+        or any(event.get("event") == "finished" for event in since)
+    ):
         return None
     to_come = requested - len({event["pod"] for event in events if event.get("event") == "applied"})
     return float(max(0.0, to_come * (now - begun["time"]) / results)) if to_come > 0 else None
@@ -96,7 +105,8 @@ def _at_work(run: RunFolder, pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def requested_pods(run: RunFolder) -> int | None:
-    """How many pods the run was asked to keep at work; None: what its settings say. A damaged request is as none."""
+    """How many pods the run was asked to keep at work; None: what its settings say. A damaged
+    request is as none."""
     try:
         pods = int(read_json(_scale_file(run))["pods"])
         return pods if pods >= 1 else None
@@ -105,12 +115,15 @@ def requested_pods(run: RunFolder) -> int | None:
 
 
 def scale(run: RunFolder, pods: int | None) -> None:
-    """Ask a tournament, running or to be resumed, to keep `pods` at work; None: what its settings say.
+    """Ask a tournament, running or to be resumed, to keep `pods` at work; None: what its settings
+    say.
 
     Raises TournamentError for fewer than one pod and for a folder without a tournament.
     """
     if pods is not None and pods < 1:
-        raise TournamentError(f"cannot keep {pods} pods at work; give at least 1, or stop the process to pause")
+        raise TournamentError(
+            f"cannot keep {pods} pods at work; give at least 1, or stop the process to pause"
+        )
     require_tournament(run)
     write_json(_scale_file(run), {"pods": pods})
 
@@ -122,26 +135,39 @@ def _scale_file(run: RunFolder) -> Path:
 def effect(run: RunFolder, pods: int | None) -> str:
     """What `scale(run, pods)` will do: a sentence for the terminal."""
     settings = settings_of(RunStore(run))
-    requested = "as many pods as its settings say" if pods is None else f"{pods} pod{'s' if pods > 1 else ''}"
+    requested = (
+        "as many pods as its settings say"
+        if pods is None
+        else f"{pods} pod{'s' if pods > 1 else ''}"
+    )
     bound = settings.at_once
     if bound is not None and (pods is None or pods > bound):
-        why = f"`population: {bound}`" if settings.scheduler == "generational" else "`order: submission`"
+        why = (
+            f"`population: {bound}`"
+            if settings.scheduler == "generational"
+            else "`order: submission`"
+        )
         requested += f", but at most {bound}: {why} lets no more work at once"
     if leases.is_held(run, mirror_of(run.root)):
         return f"at work from the next reconcile on: {requested}"
     if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
-        return f"finished, so nothing is at work; once it is extended by a higher tournament.pods: {requested}"
+        return (
+            "finished, so nothing is at work; once it is extended by a higher tournament.pods:"
+            f" {requested}"
+        )
     return f"nothing is at work now; once the run is resumed by its own command: {requested}"
 
 
 def settings_of(store: RunStore) -> TournamentSettings:
-    """Those that no resumption may change; the others as they are by default. Raises TournamentError."""
+    """Those that no resumption may change; the others as they are by default. Raises
+    TournamentError."""
     known = store.identity()["settings"]
     return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
 
 
 def rebuild(run: RunFolder) -> int:
-    """Make the leaderboard again from specs, results and the event log; returns the number of results.
+    """Make the leaderboard again from specs, results and the event log; returns the number of
+    results.
 
     Raises TournamentError when the folder holds no tournament, or one that is running.
     """
@@ -151,7 +177,8 @@ def rebuild(run: RunFolder) -> int:
 
 
 def make_index(run: RunFolder) -> int:
-    """The same for a copy that nobody else writes to; pods that were launched and have not ended count as running."""
+    """The same for a copy that nobody else writes to; pods that were launched and have not ended
+    count as running."""
     store = RunStore(run)
     log = EventLog(run.events)
     specs, results = store.specs(), store.results()
@@ -180,7 +207,8 @@ def _states(log: EventLog, results: Mapping[str, Any]) -> list[PodState]:
 
 
 def compare(one: RunFolder, other: RunFolder) -> list[str]:
-    """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty if in nothing."""
+    """In what two runs differ, leaving times and machines out: specs, results, leaderboard; empty
+    if in nothing."""
     stores = RunStore(one), RunStore(other)
     specs_a, specs_b = (store.specs() for store in stores)
     results_a, results_b = (store.results() for store in stores)
@@ -203,4 +231,6 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
 def require_tournament(run: RunFolder) -> None:
     """Raises TournamentError when the folder holds none."""
     if not (run.root / "tournament.json").exists():
-        raise TournamentError(f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`")
+        raise TournamentError(
+            f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`"
+        )

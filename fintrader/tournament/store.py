@@ -9,8 +9,8 @@
 
 Everything else (the SQLite leaderboard, the terminal view) can be made again from these files.
 
-A run may be a working copy of one in an object store. Then `MirroredStore` (`mirrored_store.py`) stands in for
-`RunStore`, and whoever opens the run says so: `mirrored_store.open_store`.
+A run may be a working copy of one in an object store. Then `MirroredStore` (`mirrored_store.py`)
+stands in for `RunStore`, and whoever opens the run says so: `mirrored_store.open_store`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import CheckpointError, TournamentError
-from fintrader.files import SEAL_BYTES, file_sha256, publish, seal, seal_of, sync_folder, unseal, write_bytes
+from fintrader.files import (
+    SEAL_BYTES,
+    file_sha256,
+    publish,
+    seal,
+    seal_of,
+    sync_folder,
+    unseal,
+    write_bytes,
+)
 from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
-"""Of a pod's folder, what there is beside spec and result: what an object store keeps, too, and what `drop` deletes."""
+"""Of a pod's folder, what there is beside spec and result: what an object store keeps, too, and
+what `drop` deletes."""
 _OF_A_RESULT = ("policy.safetensors", "failed.safetensors")
 """Of a pod's tensors, those that stay: what it came to, and what it broke down with."""
 
@@ -42,26 +52,32 @@ class RunStore:
         self.snapshots = run.root / "snapshots"
         self.identity_path = run.root / "tournament.json"
 
-    # --- what only a run in an object store needs ------------------------------------------------------
+    # --- what only a run in an object store needs -------------------------------------------------
 
     def pull(self) -> None:
-        """Bring what the object store has and this folder lacks, and the other way round. The holder's to call."""
+        """Bring what the object store has and this folder lacks, and the other way round. The
+        holder's to call."""
 
     def publish(self) -> None:
         """Bring the object store's copy of all other files up to date."""
 
     def keep_events(self, lines: str, everything: Callable[[], str]) -> None:
-        """Store new lines of the event log (or `everything` so far) before they are written here."""
+        """Store new lines of the event log (or `everything` so far) before they are written
+        here."""
 
     def keep_market(self, digest: str, path: Path) -> None:
         """Let pods on other machines have the market."""
 
-    def keep_training(self, spec: PodSpec, folder: Path, seconds: float) -> AbstractContextManager[None]:
-        """Begin with the pod's training state as the object store has it, and store it every so many seconds."""
+    def keep_training(
+        self, spec: PodSpec, folder: Path, seconds: float
+    ) -> AbstractContextManager[None]:
+        """Begin with the pod's training state as the object store has it, and store it every so
+        many seconds."""
         return nullcontext()
 
     def market(self, digest: str, path: Path) -> Path:
-        """`path`, or where it does not exist here, the market of that content out of the object store.
+        """`path`, or where it does not exist here, the market of that content out of the object
+        store.
 
         Raises CheckpointError when the store has none.
         """
@@ -72,14 +88,16 @@ class RunStore:
         return path if path.exists() else self.market(str(self.identity()["data_hash"]), path)
 
     def superseded(self, token: int) -> bool:
-        """Whether the run has gone from the holder with this token to one that does not use this folder.
+        """Whether the run has gone from the holder with this token to one that does not use this
+        folder.
 
         One that does takes the pods over that are at work in it.
         """
         return False
 
     def note(self, result: PodResult) -> PodResult:
-        """Have a result here, too, that its pod has published on a machine that does not see this folder."""
+        """Have a result here, too, that its pod has published on a machine that does not see this
+        folder."""
         return result
 
     def spool(self, result: PodResult) -> None:
@@ -95,12 +113,16 @@ class RunStore:
     def _forget(self, pod: str, name: str) -> None:
         """Take a damaged file of a pod away wherever else it lies."""
 
-    # --- identity --------------------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """What the tournament in this folder is made of. Raises TournamentError when that is missing or damaged."""
+        """What the tournament in this folder is made of. Raises TournamentError when that is
+        missing or damaged."""
         path = self.identity_path
-        mend = "run the command in its manifest again, which makes it anew where the pods follow from its settings"
+        mend = (
+            "run the command in its manifest again, which makes it anew where the pods follow from"
+            " its settings"
+        )
         damaged = TournamentError(f"{path} is not as it was written; {mend}")
         try:
             known = unseal(path.read_bytes(), damaged)
@@ -111,30 +133,36 @@ class RunStore:
         return known
 
     def identity_digest(self) -> str:
-        """The seal of what `identity` gives, by which the log says whose it is; empty where there is none."""
+        """The seal of what `identity` gives, by which the log says whose it is; empty where there
+        is none."""
         try:
             return seal_of(self.identity_path.read_bytes()[:SEAL_BYTES])
         except OSError:
             return ""
 
     def claim(self, identity: dict[str, Any], follow: Callable[[], bool] = lambda: True) -> None:
-        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds another one.
+        """Note what this tournament is made of (JSON). Raises TournamentError when the folder holds
+        another one.
 
-        `follow`: whether the pods that are here follow from it; asked where there is no whole note of it.
+        `follow`: whether the pods that are here follow from it; asked where there is no whole note
+        of it.
         """
         try:
             known = self.identity()
         except TournamentError:
             if any(self.run.pods.glob("*/spec.json")) and not follow():
                 raise TournamentError(
-                    f"{self.run.root} holds pods and no whole tournament.json, and they do not follow from these "
-                    "settings; give those that it was started with, or use another run name"
+                    f"{self.run.root} holds pods and no whole tournament.json, and they do not"
+                    " follow from these settings; give those that it was started with, or use"
+                    " another run name"
                 ) from None
             if self.identity_path.exists():
                 aside(self.identity_path)
             write_bytes(self.identity_path, seal(identity, indent=2))
             return
-        changed = sorted(name for name in {*known, *identity} if known.get(name) != identity.get(name))
+        changed = sorted(
+            name for name in {*known, *identity} if known.get(name) != identity.get(name)
+        )
         if changed:
             named = [f"{name}{_differing(known.get(name), identity.get(name))}" for name in changed]
             raise TournamentError(
@@ -142,7 +170,7 @@ class RunStore:
                 "use another run name, or the settings it was started with"
             )
 
-    # --- specs and results -----------------------------------------------------------------------------
+    # --- specs and results ------------------------------------------------------------------------
 
     def spec_path(self, pod: str) -> Path:
         return self._pods / f"{pod}/spec.json"
@@ -153,13 +181,14 @@ class RunStore:
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
         """Write them, each whole and once and for all; returns those that stand.
 
-        Where an orchestrator that has lost the run wrote a spec of that pod before, that one stands: its pod may be at
-        work or done, and nothing of it is discarded.
+        Where an orchestrator that has lost the run wrote a spec of that pod before, that one
+        stands: its pod may be at work or done, and nothing of it is discarded.
         """
         return [self.write_spec(spec) for spec in specs]
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power cut may lose it."""
+        """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power
+        cut may lose it."""
         path, data = self.spec_path(spec.pod), spec.to_json().encode()
         if publish(path, data, sync=False):
             return spec
@@ -184,12 +213,14 @@ class RunStore:
         return PodSpec.from_json(self.spec_path(pod))
 
     def spec_digest(self, pod: str) -> str:
-        """The seal of its stored spec, by which results name it; `read_spec` says whether it is the right one."""
+        """The seal of its stored spec, by which results name it; `read_spec` says whether it is the
+        right one."""
         with self.spec_path(pod).open("rb") as file:
             return seal_of(file.read(SEAL_BYTES))
 
     def replaced(self, spec: PodSpec) -> bool:
-        """Whether another spec of that pod stands in this folder: that of another run, which lies here now."""
+        """Whether another spec of that pod stands in this folder: that of another run, which lies
+        here now."""
         try:
             return self.spec_digest(spec.pod) != spec.digest
         except OSError:
@@ -210,11 +241,13 @@ class RunStore:
 
     def specs(self) -> dict[str, PodSpec]:
         """All pods made so far, by id, in order."""
-        return {path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")}
+        return {
+            path.parent.name: PodSpec.from_json(path) for path in self._of_all_pods("spec.json")
+        }
 
     def unbroken_specs(self) -> list[PodSpec]:
-        """All specs by number, for the orchestrator, up to the first that a power cut damaged or swallowed: that one is
-        made again, and any after it adopted (`write_specs`).
+        """All specs by number, for the orchestrator, up to the first that a power cut damaged or
+        swallowed: that one is made again, and any after it adopted (`write_specs`).
 
         Raises TournamentError when a pod that has a result, or one before it, has lost its spec.
         """
@@ -232,7 +265,9 @@ class RunStore:
 
     def results(self) -> dict[str, PodResult]:
         """All results, by pod, in order of the pods."""
-        return {path.parent.name: PodResult.from_json(path) for path in self._of_all_pods("result.json")}
+        return {
+            path.parent.name: PodResult.from_json(path) for path in self._of_all_pods("result.json")
+        }
 
     def _of_all_pods(self, name: str) -> list[Path]:
         """That file of every pod that has it, by the pod's number (p9999 before p10000)."""
@@ -251,11 +286,12 @@ class RunStore:
             aside(self.spec_path(pod))
 
     def set_aside(self, pod: str) -> None:
-        """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs again."""
+        """Move a result whose snapshot is gone or damaged out of the way, so that the pod runs
+        again."""
         self._forget(pod, "result.json")
         aside(self.result_path(pod))
 
-    # --- snapshots -------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------
 
     def snapshot_path(self, digest: str) -> Path:
         return self.snapshots / f"{digest}.safetensors"
@@ -276,13 +312,18 @@ class RunStore:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist; run the same command again to train its pod anew") from None
+            raise CheckpointError(
+                f"{path} does not exist; run the same command again to train its pod anew"
+            ) from None
         if hashlib.sha256(data).hexdigest() != digest:
-            raise CheckpointError(f"{path} is truncated or foreign; run the same command again to train its pod anew")
+            raise CheckpointError(
+                f"{path} is truncated or foreign; run the same command again to train its pod anew"
+            )
         return data
 
     def intact(self, digest: str) -> bool:
-        """Whether the snapshot is there, whole and its own; of an object store's, whether it is there."""
+        """Whether the snapshot is there, whole and its own; of an object store's, whether it is
+        there."""
         return self._kept(digest, self.snapshot_path(digest))
 
     def has_policy(self, result: PodResult) -> bool:
@@ -295,7 +336,8 @@ class RunStore:
         return any(path.exists() for path in [*snapshot, *self._beside(result.pod)])
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """Delete a pod's policy, curves and log, and its snapshot unless others have that content, too."""
+        """Delete a pod's policy, curves and log, and its snapshot unless others have that content,
+        too."""
         if result.snapshot and result.snapshot not in shared:
             self.snapshot_path(result.snapshot).unlink(missing_ok=True)
         for path in self._beside(result.pod):
@@ -307,12 +349,17 @@ class RunStore:
         return [self._pods / pod / name for name in POD_FILES]
 
     def shed(self, pod: str) -> None:
-        """Delete the state of a training whose result stands: checkpoints, replay buffers, learners' folders."""
+        """Delete the state of a training whose result stands: checkpoints, replay buffers,
+        learners' folders."""
         folder = self._pods / pod
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.suffix == ".safetensors" and path.name not in _OF_A_RESULT and ".damaged-" not in path.name:
+            elif (
+                path.suffix == ".safetensors"
+                and path.name not in _OF_A_RESULT
+                and ".damaged-" not in path.name
+            ):
                 path.unlink(missing_ok=True)
 
     def _whole(self, path: Path, digest: str) -> bool:
@@ -323,8 +370,8 @@ class RunStore:
         return self._whole(path, digest)
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind: temporaries, and the state of trainings whose result stands; and move
-        away what nothing could be written over."""
+        """Remove what killed writers left behind: temporaries, and the state of trainings whose
+        result stands; and move away what nothing could be written over."""
         for path in self.run.misplaced():
             aside(path)
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
@@ -335,7 +382,8 @@ class RunStore:
 
 
 def aside(path: Path) -> Path:
-    """Rename what is damaged, so that it can be made again and is still there to be looked at; its new path.
+    """Rename what is damaged, so that it can be made again and is still there to be looked at; its
+    new path.
 
     A name without a suffix, as a pod's folder has, gets it in front: nobody takes it for a pod.
     """
@@ -347,7 +395,8 @@ def aside(path: Path) -> Path:
 
 
 def _differing(there: Any, here: Any) -> str:
-    """In which fields two groups of settings differ, a few of them: ` (order: submission there, arrival here)`."""
+    """In which fields two groups of settings differ, a few of them: ` (order: submission there,
+    arrival here)`."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
         return ""
     names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]

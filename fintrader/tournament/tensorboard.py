@@ -1,7 +1,9 @@
-"""A run as TensorBoard event files: what each pod logged while it learned, its scores, and the race itself.
+"""A run as TensorBoard event files: what each pod logged while it learned, its scores, and the race
+itself.
 
-`<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores on the way and at the end, and its
-searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race over the number of results.
+`<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores on the way and at the
+end, and its searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race over
+the number of results.
 """
 
 from __future__ import annotations
@@ -39,16 +41,19 @@ class Exported:
 
 
 def export(run: RunFolder, out: Path | None = None) -> Exported:
-    """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export is replaced whole.
+    """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export
+    is replaced whole.
 
-    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, the extra `observe` is
-    not installed, or `out` holds something else.
+    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, the
+    extra `observe` is not installed, or `out` holds something else.
     """
     require_tournament(run)
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise TournamentError(f"TensorBoard is not installed; install it with `{install_command('observe')}`") from None
+        raise TournamentError(
+            f"TensorBoard is not installed; install it with `{install_command('observe')}`"
+        ) from None
     out = run.root / "tensorboard" if out is None else out
     if out.exists() and not (out / MARK).is_file():
         raise TournamentError(f"{out} exists and is no export of a run; choose another --out")
@@ -62,7 +67,9 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
         for name, spec in specs.items():
             with SummaryWriter(str(new / name)) as writer:
                 result = results.get(name)
-                written += _write(writer, _pod(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl")))
+                written += _write(
+                    writer, _pod(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl"))
+                )
                 if result is not None and result.score is not None:
                     writer.add_hparams(_hyper(spec), {"hparam/score": result.score}, run_name=".")
                     written += 1
@@ -88,8 +95,11 @@ def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
     return written
 
 
-def _pod(spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]) -> Iterator[Scalar]:
-    """One pod's curves over its own env-steps; wall clock from when it started, where that is known."""
+def _pod(
+    spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]
+) -> Iterator[Scalar]:
+    """One pod's curves over its own env-steps; wall clock from when it started, where that is
+    known."""
     began = result.started if result is not None and result.started else None
     for record in records:
         wall = None if began is None else began + float(record.get("seconds", 0.0))
@@ -102,7 +112,10 @@ def _pod(spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]])
     for share, score in sorted(result.rung_scores.items()):
         if score is not None:
             yield "validation/score", score, int(budget * float(share)), result.finished
-    final = {"validation/score": result.score, **{f"validation/{k}": v for k, v in result.metrics.items()}}
+    final = {
+        "validation/score": result.score,
+        **{f"validation/{k}": v for k, v in result.metrics.items()},
+    }
     for name, metric in final.items():
         if metric is not None and math.isfinite(metric):
             yield name, metric, result.env_steps, result.finished
@@ -111,11 +124,15 @@ def _pod(spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]])
 def _hyper(spec: PodSpec) -> dict[str, Any]:
     """The searched settings and where the pod came from, as the HParams page can show them."""
     values = {"algo": str(spec.agent.get("algo", "")), "origin": spec.origin, **spec.hyper}
-    return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in values.items()}
+    return {
+        name: value if isinstance(value, bool | int | float) else str(value)
+        for name, value in values.items()
+    }
 
 
 def _race(events: list[dict[str, Any]], results: dict[str, PodResult]) -> Iterator[Scalar]:
-    """The race over the number of results: each score, the best so far, the env-steps and losses until then."""
+    """The race over the number of results: each score, the best so far, the env-steps and losses
+    until then."""
     best, steps, lost = -math.inf, 0, 0
     counted: set[str] = set()
     for event in events:

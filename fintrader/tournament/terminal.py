@@ -1,4 +1,5 @@
-"""The live view: leaderboard, pods at work and latest events, below the progress bar of a terminal."""
+"""The live view: leaderboard, pods at work and latest events, below the progress bar of a
+terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ from fintrader.tournament.leaderboard import Leaderboard
 
 ROWS, EVENTS = 8, 4
 _SHOWN = frozenset(
-    {"applied", "lost", "drained", "damaged", "capacity", "resumed", "no_capacity", "leaderboard_damaged"}
+    {
+        "applied",
+        "lost",
+        "drained",
+        "damaged",
+        "capacity",
+        "resumed",
+        "no_capacity",
+        "leaderboard_damaged",
+    }
 )
 
 
@@ -27,7 +37,8 @@ def render(
     origins: Mapping[str, str],
     records: Sequence[dict[str, Any]],
 ) -> RenderableType:
-    """What the terminal shows: the leaderboard, the pods at work and their origins, the latest events."""
+    """What the terminal shows: the leaderboard, the pods at work and their origins, the latest
+    events."""
     return Group(
         leaderboard_table(leaderboard, metric),
         pods_table(progress, origins),
@@ -37,18 +48,34 @@ def render(
 
 def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
     """The first rows of the leaderboard, and the benchmark portfolio among or below them."""
-    table = Table(title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"leaderboard: validation {metric}", title_justify="left", box=None, pad_edge=False
+    )
     for name in ("rank", "pod", "score", "algorithm", "parent", "generation", "hyper-parameters"):
-        table.add_column(name, justify="right" if name in ("rank", "score", "generation") else "left", no_wrap=True)
+        table.add_column(
+            name,
+            justify="right" if name in ("rank", "score", "generation") else "left",
+            no_wrap=True,
+        )
     benchmark, passed = leaderboard.benchmark_score, False
     for rank, row in enumerate(leaderboard.rows[:ROWS], 1):
         if benchmark is not None and not passed and row.score <= benchmark:
             table.add_row("", BENCHMARK, f"{benchmark:.3f}")
             passed = True
-        hyper = ", ".join(f"{name.split('.')[-1]} {_short(value)}" for name, value in row.spec.hyper.items())
+        hyper = ", ".join(
+            f"{name.split('.')[-1]} {_short(value)}" for name, value in row.spec.hyper.items()
+        )
         algo = str(row.spec.agent.get("algo", ""))
         parent = row.spec.parent or "-"
-        table.add_row(str(rank), row.spec.pod, f"{row.score:.3f}", algo, parent, str(row.spec.generation), hyper)
+        table.add_row(
+            str(rank),
+            row.spec.pod,
+            f"{row.score:.3f}",
+            algo,
+            parent,
+            str(row.spec.generation),
+            hyper,
+        )
     if benchmark is not None and not passed:
         table.add_row("", BENCHMARK, f"{benchmark:.3f}")
     return table
@@ -62,7 +89,15 @@ def pods_table(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) 
     now = time.time()
     for pod, at in sorted(progress.items())[:ROWS]:
         elapsed = f"{now - at.since:.0f} s" if at.since else ""
-        table.add_row(pod, origins.get(pod, ""), at.device, f"{at.share:.0%}", f"{at.env_steps:,}", elapsed, at.note)
+        table.add_row(
+            pod,
+            origins.get(pod, ""),
+            at.device,
+            f"{at.share:.0%}",
+            f"{at.env_steps:,}",
+            elapsed,
+            at.note,
+        )
     return table
 
 
@@ -79,18 +114,29 @@ def describe(event: dict[str, Any]) -> str:
         case "applied" if event["score"] is None:
             return f"{pod}: failed ({event['reason'] or 'no score'})"
         case "applied":
-            rank = f"rank {event['position'] + 1}" if event["position"] is not None else "off the leaderboard"
+            rank = (
+                f"rank {event['position'] + 1}"
+                if event["position"] is not None
+                else "off the leaderboard"
+            )
             stopped = ", stopped early" if event["status"] == "stopped" else ""
             return f"{pod}: {event['score']:.3f}, {rank}{stopped}"
         case "lost":
-            return f"{pod}: lost at attempt {event['attempt']} ({event['reason']}: {event['detail'][:80]})"
+            return (
+                f"{pod}: lost at attempt {event['attempt']} ({event['reason']}:"
+                f" {event['detail'][:80]})"
+            )
         case "drained":
             return f"{pod}: stopped to make room, continues later"
         case "damaged":
             return f"{pod}: {event['detail']}; trained again"
         case "capacity":
             bound = event.get("at_once", event["pods"])
-            few = f", of which the scheduler lets {bound} work at once" if bound < event["pods"] else ""
+            few = (
+                f", of which the scheduler lets {bound} work at once"
+                if bound < event["pods"]
+                else ""
+            )
             return f"capacity is now {event['pods']} pod(s){few}"
         case "resumed":
             return f"resumed with {event['results']} result(s)"

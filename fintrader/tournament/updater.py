@@ -1,7 +1,8 @@
 """The updater: whether and where a pod's result enters the leaderboard.
 
-A leaderboard is a pure function of the sequence of results it was given, and its final rows do not even depend on their
-order, since all results are compared by one total order: score (higher first), then age (earlier pod first).
+A leaderboard is a pure function of the sequence of results it was given, and its final rows do not
+even depend on their order, since all results are compared by one total order: score (higher first),
+then age (earlier pod first).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Placement:
 
 
 def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
-    """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no row."""
+    """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no
+    row."""
     if entry.key in leaderboard.keys:
         return Placement(new=False)
     leaderboard.keys.add(entry.key)
@@ -36,7 +38,9 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
         if reached is not None:
             bisect.insort(leaderboard.rungs.setdefault((entry.spec.generation, share), []), reached)
     spec = entry.spec
-    leaderboard.founders[spec.pod] = leaderboard.founders.get(spec.parent, spec.parent) if spec.parent else spec.pod
+    leaderboard.founders[spec.pod] = (
+        leaderboard.founders.get(spec.parent, spec.parent) if spec.parent else spec.pod
+    )
     if entry.result.score is None:
         return Placement(new=True)
     if leaderboard.niche != "none" and entry.inheritable:
@@ -55,8 +59,8 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
 
 
 def _compete(leaderboard: Leaderboard, entry: Entry) -> None:
-    """Let an entry be its niche's, if it is better than the one there. What is crowded out never comes back: its niche
-    would have to come with something worse."""
+    """Let an entry be its niche's, if it is better than the one there. What is crowded out never
+    comes back: its niche would have to come with something worse."""
     niche, elites = leaderboard.niche_of(entry), leaderboard.elites
     held = next((one for one in elites if leaderboard.niche_of(one) == niche), None)
     if held is not None:
@@ -72,7 +76,8 @@ def _order(entry: Entry) -> tuple[float, int, int]:
 
 
 def applied_event(entry: Entry, number: int, placement: Placement) -> dict[str, Any]:
-    """The event that says that a result was applied, as number `number` in all, and where it stands."""
+    """The event that says that a result was applied, as number `number` in all, and where it
+    stands."""
     return {
         "event": "applied",
         "pod": entry.spec.pod,

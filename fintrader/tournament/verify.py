@@ -1,9 +1,9 @@
 """Whether all that a tournament's folder says follows from the rest of it.
 
-Specs, results, the event log and `tournament.json` carry a seal. Beyond seals, everything that is a function of
-something else is computed again and compared: specs from the seed and the results they had seen, the leaderboard's
-database from specs, results and log, the ensemble from the leaderboard. `repair.py` makes those again, and sets aside
-what is not what was written.
+Specs, results, the event log and `tournament.json` carry a seal. Beyond seals, everything that is a
+function of something else is computed again and compared: specs from the seed and the results they
+had seen, the leaderboard's database from specs, results and log, the ensemble from the leaderboard.
+`repair.py` makes those again, and sets aside what is not what was written.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Found:
     run: RunFolder
     store: RunStore
     generator: Generator | None
-    """None: by the settings in `tournament.json`, where those are of agents that come with the package."""
+    """None: by the settings in `tournament.json`, where those are of agents that come with the
+    package."""
     events: list[dict[str, Any]] = field(default_factory=list)
     broken_lines: list[int] = field(default_factory=list)
     specs: dict[str, PodSpec] = field(default_factory=dict)
@@ -95,14 +96,22 @@ class Found:
     @cached_property
     def strays(self) -> list[str]:
         """Pods' folders of numbers that no tournament of so many pods has come to."""
-        numbers = (event["pods"] for event in self.of_kind("started", "resumed") if isinstance(event.get("pods"), int))
+        numbers = (
+            event["pods"]
+            for event in self.of_kind("started", "resumed")
+            if isinstance(event.get("pods"), int)
+        )
         most = max(numbers, default=0) + 2 * len(self._named)
         return sorted(pod for pod in self._named if int(pod[1:]) >= most)
 
     @cached_property
     def _named(self) -> set[str]:
         """Pods that have a spec or a result, or that the log speaks of."""
-        folders = [path for path in self.run.pods.glob("p[0-9]*") if any(map(os.path.lexists, _records_in(path)))]
+        folders = [
+            path
+            for path in self.run.pods.glob("p[0-9]*")
+            if any(map(os.path.lexists, _records_in(path)))
+        ]
         named = {path.name for path in folders} | {str(event.get("pod")) for event in self.events}
         return {pod for pod in named if POD_NAME.fullmatch(pod)}
 
@@ -137,13 +146,16 @@ class Found:
             return False
 
     def made_by(self) -> Generator:
-        """Raises TournamentError where `tournament.json` is damaged or of agents that nobody knows here."""
+        """Raises TournamentError where `tournament.json` is damaged or of agents that nobody knows
+        here."""
         if self.generator is not None:
             return self.generator
         known = self.store.identity()
         settings = settings_of(self.store)
         try:
-            agents = tuple(TypeAdapter[Any](AgentSettings).validate_python(one) for one in known["agents"])
+            agents = tuple(
+                TypeAdapter[Any](AgentSettings).validate_python(one) for one in known["agents"]
+            )
         except ValidationError:
             raise TournamentError("its agents are not ours to make") from None
         inherited = Inheritance.read(self.run)
@@ -152,7 +164,8 @@ class Found:
 
     @cached_property
     def foreign(self) -> str:
-        """Which of log and `tournament.json` is of another tournament, where they are of two; `""`: neither."""
+        """Which of log and `tournament.json` is of another tournament, where they are of two; `""`:
+        neither."""
         try:
             known = self.store.identity()
         except TournamentError:
@@ -165,7 +178,8 @@ class Found:
         return "" if same else "events.jsonl" if self._of_identity(known) else "tournament.json"
 
     def _of_identity(self, known: Mapping[str, Any]) -> bool:
-        """Whether the specs are of what `tournament.json` says, as far as that shows without the log."""
+        """Whether the specs are of what `tournament.json` says, as far as that shows without the
+        log."""
         first = self.specs.get("p0000")
         if first is None:
             return True
@@ -173,23 +187,36 @@ class Found:
         if said != (first.seed, first.data_hash, first.env):
             return False
         derived = derived_or_none(self)
-        sure = derived if scheduler_of(self.settings).needs(0) is not None else {"p0000"} & derived.keys()
+        sure = (
+            derived
+            if scheduler_of(self.settings).needs(0) is not None
+            else {"p0000"} & derived.keys()
+        )
         return all(self.specs.get(pod, derived[pod]) == derived[pod] for pod in sure)
 
     def derived(self) -> dict[str, PodSpec]:
-        """Specs as they follow from seed, number and the results seen, by pod; left out where those are not known.
+        """Specs as they follow from seed, number and the results seen, by pod; left out where those
+        are not known.
 
         Raises TournamentError as `made_by`.
         """
         generator = self.made_by()
         scheduler = scheduler_of(generator.settings)
         said = {str(event["pod"]): int(event["seen"]) for event in self.of_kind("proposed")}
-        board, specs = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche), dict[str, PodSpec]()
+        board, specs = (
+            Leaderboard(generator.settings.leaderboard_size, generator.settings.niche),
+            dict[str, PodSpec](),
+        )
         order = self.order if scheduler.needs(0) is None else self.pods
         for index, pod in enumerate(self.pods):
             needs = scheduler.needs(index)
             seen = needs if needs is not None else said.get(pod)
-            if pod in self.adopted or seen is None or seen < len(board.applied) or seen > len(order):
+            if (
+                pod in self.adopted
+                or seen is None
+                or seen < len(board.applied)
+                or seen > len(order)
+            ):
                 continue
             for before in order[len(board.applied) : seen]:
                 spec = self.specs.get(before) or specs.get(before)
@@ -205,12 +232,17 @@ def _records_in(pod: Path) -> list[Path]:
 
 
 def tournaments(home: RunFolder) -> list[RunFolder]:
-    """The tournaments of a run: its own, those of its folds, their null models. Raises TournamentError without any."""
+    """The tournaments of a run: its own, those of its folds, their null models. Raises
+    TournamentError without any."""
     places = [home.root, *sorted((home.root / "folds").glob("*"))]
     folders = [folder for place in places for folder in (place, place / "null_model")]
-    found = [RunFolder(folder) for folder in folders if any((folder / name).exists() for name in _MARKS)]
+    found = [
+        RunFolder(folder) for folder in folders if any((folder / name).exists() for name in _MARKS)
+    ]
     if not found:
-        raise TournamentError(f"{home.root} holds no tournament; start one with `fintrader tournament CONFIG`")
+        raise TournamentError(
+            f"{home.root} holds no tournament; start one with `fintrader tournament CONFIG`"
+        )
     return found
 
 
@@ -218,20 +250,25 @@ def follows(run: RunFolder, generator: Generator) -> bool:
     """Whether the specs that are in a folder are those that `generator` makes."""
     found = Found.of(run, generator)
     derived = found.derived()
-    return bool(derived) and all(found.specs.get(pod, spec) == spec for pod, spec in derived.items())
+    return bool(derived) and all(
+        found.specs.get(pod, spec) == spec for pod, spec in derived.items()
+    )
 
 
 def verify(
     run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None
 ) -> list[Check]:
-    """Every check of a finished or stopped tournament. `settings`: today's, by which the ensemble is made.
+    """Every check of a finished or stopped tournament. `settings`: today's, by which the ensemble
+    is made.
 
     Raises TournamentError when it is running, or the folder holds none.
     """
     if leases.is_held(run, mirror_of(run.root)) or at_work_in(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
     if wrong := run.misplaced():
-        return [Check("files", tuple(f"{path} stands where something else belongs" for path in wrong))]
+        return [
+            Check("files", tuple(f"{path} stands where something else belongs" for path in wrong))
+        ]
     found = Found.of(run, generator)
     find_foreign(found)
     checks = [identity_check(found), _log(found), _specs(found), _results(found)]
@@ -255,18 +292,31 @@ def _log(found: Found) -> Check:
     problems = []
     if found.broken_lines:
         shown = ", ".join(map(str, found.broken_lines[:5]))
-        problems.append(f"events.jsonl: lines {shown} are not as they were written, or not in their place")
+        problems.append(
+            f"events.jsonl: lines {shown} are not as they were written, or not in their place"
+        )
     if found.pods and not found.events:
         problems.append("events.jsonl is missing or empty")
     if found.foreign == "events.jsonl":
         problems.append("events.jsonl is the log of another tournament")
     applied = [str(event["pod"]) for event in found.of_kind("applied")]
-    problems += [f"{pod} was applied {applied.count(pod)} times" for pod in found.order if applied.count(pod) > 1]
-    return Check("events", tuple(problems), f"{len(found.events)} lines, each as it was written, in their order")
+    problems += [
+        f"{pod} was applied {applied.count(pod)} times"
+        for pod in found.order
+        if applied.count(pod) > 1
+    ]
+    return Check(
+        "events",
+        tuple(problems),
+        f"{len(found.events)} lines, each as it was written, in their order",
+    )
 
 
 def _specs(found: Found) -> Check:
-    problems = [*found.broken.values(), *(f"{pod} is of no pod of this run" for pod in found.strays)]
+    problems = [
+        *found.broken.values(),
+        *(f"{pod} is of no pod of this run" for pod in found.strays),
+    ]
     said = f"{len(found.specs)}, each as it was written"
     try:
         derived = found.derived()
@@ -274,9 +324,15 @@ def _specs(found: Found) -> Check:
         return Check("specs", tuple(problems), f"{said}; not made again: {error}")
     other = [pod for pod, spec in derived.items() if found.specs.get(pod, spec) != spec]
     if other:
-        problems.append(f"{', '.join(other[:5])} do not follow from the seed and the results that they had seen")
+        problems.append(
+            f"{', '.join(other[:5])} do not follow from the seed and the results that they had seen"
+        )
     same = sum(pod in found.specs for pod in derived)
-    return Check("specs", tuple(problems), f"{said}; {same} made again from the seed and what they had seen, and equal")
+    return Check(
+        "specs",
+        tuple(problems),
+        f"{said}; {same} made again from the seed and what they had seen, and equal",
+    )
 
 
 def find_foreign(found: Found) -> None:
@@ -287,7 +343,11 @@ def find_foreign(found: Found) -> None:
     dropped = dropped_pods(found.events)
     for pod, result in list(found.results.items()):
         if pod in scored and scored[pod] != result.score:
-            _refuse(found, pod, f"scored {result.score} in result.json and {scored[pod]} in events.jsonl")
+            _refuse(
+                found,
+                pod,
+                f"scored {result.score} in result.json and {scored[pod]} in events.jsonl",
+            )
         elif pod in dropped:
             continue
         elif result.snapshot is not None and not found.store.intact(result.snapshot):
@@ -297,7 +357,9 @@ def find_foreign(found: Found) -> None:
     for pod, spec in derived_or_none(found).items():
         own, known = found.results.get(pod), found.specs.get(pod)
         if known not in (None, spec) and (own is None or own.spec == spec.digest):
-            found.broken[pod] = f"{pod}: its spec does not follow from the seed and the results that it had seen"
+            found.broken[pod] = (
+                f"{pod}: its spec does not follow from the seed and the results that it had seen"
+            )
             del found.specs[pod]
     for pod, spec in found.specs.items():
         own = found.results.get(pod)
@@ -323,8 +385,12 @@ def _results(found: Found) -> Check:
         and found.events[-1] == ends[-1]
         and ends[-1]["trials"] != trials
     ):
-        problems.append(f"events.jsonl finished with {ends[-1]['trials']} trials, and the results make {trials}")
-    return Check("results", tuple(problems), f"{len(found.results)}, each of its spec, snapshot and policy")
+        problems.append(
+            f"events.jsonl finished with {ends[-1]['trials']} trials, and the results make {trials}"
+        )
+    return Check(
+        "results", tuple(problems), f"{len(found.results)}, each of its spec, snapshot and policy"
+    )
 
 
 def index_check(found: Found) -> Check:
@@ -351,19 +417,29 @@ def _differences(here: Path, there: Path, *, whole: bool) -> list[str]:
         said = {name: value for name, value in row.items() if name not in _CHANGES}
         again = theirs.get(pod, {})
         told = row["epoch"] is not None
-        if any(again.get(name) != value for name, value in said.items() if told or value is not None):
+        if any(
+            again.get(name) != value for name, value in said.items() if told or value is not None
+        ):
             wrong.append(pod)
     if wrong:
         return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
-    behind = [pod for pod, row in theirs.items() if row["epoch"] is not None and ours.get(pod, {}).get("epoch") is None]
+    behind = [
+        pod
+        for pod, row in theirs.items()
+        if row["epoch"] is not None and ours.get(pod, {}).get("epoch") is None
+    ]
     if behind or ours.keys() < theirs.keys():
-        return [] if not whole else [f"{here.name} is behind the results: {', '.join(behind[:5])} ..."]
+        return (
+            [] if not whole else [f"{here.name} is behind the results: {', '.join(behind[:5])} ..."]
+        )
     boards = [[row["pod"] for row in read_leaderboard(path)] for path in (here, there)]
     return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
 
 
 def _rows(path: Path, query: str) -> list[Any]:
-    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)) as connection:
+    with closing(
+        sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)
+    ) as connection:
         return connection.execute(query).fetchall()
 
 
@@ -409,7 +485,9 @@ def ensemble_check(found: Found, settings: TournamentSettings | None) -> Check:
         if not paths[0].is_file() or paths[0].read_bytes() != paths[1].read_bytes():
             problems.append("ensemble/policy.safetensors is not what its members make")
     return Check(
-        "ensemble", tuple(problems), f"{', '.join(said['members'])}, made again from the leaderboard, and equal"
+        "ensemble",
+        tuple(problems),
+        f"{', '.join(said['members'])}, made again from the leaderboard, and equal",
     )
 
 

@@ -7,19 +7,44 @@ from typing import Any
 import pytest
 import torch
 
-from fintrader.agents import Budget, Transition, load_policy, make_agent, read_agent_state, save_policy, train
+from fintrader.agents import (
+    Budget,
+    Transition,
+    load_policy,
+    make_agent,
+    read_agent_state,
+    save_policy,
+    train,
+)
 from fintrader.envs.observation import holdings_of
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.killing import Killed, assert_same_training, killed_after
-from tests.engines.tiny import ConstantReward, ConstantRewardEnding, Identity, IdentityMarket, TinyEnv, agent_settings
+from tests.engines.tiny import (
+    ConstantReward,
+    ConstantRewardEnding,
+    Identity,
+    IdentityMarket,
+    TinyEnv,
+    agent_settings,
+)
 from tests.factories import rising_market
 
 ON = {"network": {"hidden": [32]}}
 OFF = {"network": {"hidden": [32]}, "learning_starts": 256, "batch_size": 128, "report_every": 10}
 OFF_IDENTITY = {**OFF, "gamma": 0.0, "learning_rate": 3e-3}
 IDENTITY: dict[str, tuple[dict[str, Any], int]] = {
-    "ppo": ({**ON, "gamma": 0.0, "num_steps": 32, "update_epochs": 4, "num_minibatches": 4, "noise": 0.3}, 40_000),
+    "ppo": (
+        {
+            **ON,
+            "gamma": 0.0,
+            "num_steps": 32,
+            "update_epochs": 4,
+            "num_minibatches": 4,
+            "noise": 0.3,
+        },
+        40_000,
+    ),
     "a2c": ({**ON, "gamma": 0.0, "noise": 0.3, "num_steps": 8, "learning_rate": 0.01}, 24_000),
     "ddpg": (OFF_IDENTITY, 10_000),
     "td3": (OFF_IDENTITY, 10_000),
@@ -33,7 +58,10 @@ MARKET: dict[str, dict[str, Any]] = {
     **{name: {**OFF, "updates_per_step": 2.0} for name in ("ddpg", "td3", "sac", "redq")},
 }
 # One on-policy and one off-policy algorithm here, the others in `make test-all`.
-EVERY = [algo if algo in ("ppo", "sac") else pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET]
+EVERY = [
+    algo if algo in ("ppo", "sac") else pytest.param(algo, marks=pytest.mark.slow)
+    for algo in MARKET
+]
 
 
 @pytest.mark.parametrize("algo", IDENTITY)
@@ -62,12 +90,15 @@ def rising_market_env(num_envs: int = 16, seed: int = 0) -> TradingEnv:
 
 
 @pytest.mark.parametrize(
-    "algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")]
+    "algo",
+    ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")],
 )
 def test_finds_the_asset_that_always_rises(algo: str) -> None:
     env = rising_market_env()
     agent = make_agent(agent_settings(algo, MARKET[algo]), env.layout, seed=0)
-    train(agent, env, Budget(env_steps={"ppo": 20_000, "a2c": 12_000, "td3": 12_000}.get(algo, 6_000)))
+    train(
+        agent, env, Budget(env_steps={"ppo": 20_000, "a2c": 12_000, "td3": 12_000}.get(algo, 6_000))
+    )
     obs, _ = env.reset(seed=9)
     with torch.no_grad():
         for _ in range(30):
@@ -77,29 +108,42 @@ def test_finds_the_asset_that_always_rises(algo: str) -> None:
     assert held[0] < 0.15
 
 
-@pytest.mark.parametrize("algo", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "sac"))])
+@pytest.mark.parametrize(
+    "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "sac"))]
+)
 @pytest.mark.parametrize("env", [ConstantReward, ConstantRewardEnding])
 def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) -> None:
-    # γ = 0.8: 1 / (1 − γ) = 5 under a clock; seen at a random of eight steps to an end, mean of (1 − 0.8^k) / 0.2
+    # γ = 0.8: 1 / (1 − γ) = 5 under a clock; seen at a random of eight steps to an end, mean of (1
+    # − 0.8^k) / 0.2
     expected = 5.0 if env is ConstantReward else sum((1 - 0.8**k) / 0.2 for k in range(1, 9)) / 8
     given: dict[str, Any] = {**OFF, "tau": 0.1, "learning_rate": 3e-3, "n_steps": 3}
     if algo == "ppo":
-        given = {"update_epochs": 4, "num_minibatches": 4, "learning_rate": 0.01, "network": {"hidden": [8]}}
+        given = {
+            "update_epochs": 4,
+            "num_minibatches": 4,
+            "learning_rate": 0.01,
+            "network": {"hidden": [8]},
+        }
     elif algo == "sac":
         given |= {"alpha": 1e-6, "tune_alpha": False}
     world = env()
     agent: Any = make_agent(
-        agent_settings(algo, {**given, "gamma": 0.8, "normalise_rewards": False}), world.layout, seed=0
+        agent_settings(algo, {**given, "gamma": 0.8, "normalise_rewards": False}),
+        world.layout,
+        seed=0,
     )
     train(agent, world, Budget(env_steps=24_000 if algo == "ppo" else 12_000))
     with torch.no_grad():
         obs = agent.see(torch.zeros(1, 1))
-        learned = agent.critic(obs) if algo == "ppo" else agent.critic(obs, torch.zeros(1, 1)).mean()
+        learned = (
+            agent.critic(obs) if algo == "ppo" else agent.critic(obs, torch.zeros(1, 1)).mean()
+        )
     assert float(learned) == pytest.approx(expected, rel=0.15 if algo == "ppo" else 0.12)
 
 
 @pytest.mark.parametrize(
-    "algo", ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")]
+    "algo",
+    ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")],
 )
 def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
@@ -109,7 +153,14 @@ def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Pat
         budget = Budget(env_steps=16 * 16 * 6)
         on_progress = killed_after(stop) if stop else None
         agent = make_agent(settings, env.layout, seed=3)
-        train(agent, env, budget, folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=every)
+        train(
+            agent,
+            env,
+            budget,
+            folder=tmp_path / folder,
+            on_progress=on_progress,
+            checkpoint_seconds=every,
+        )
 
     run("whole")
     for updates, every in ((2, 1e9), (3, 0.0), (5, 1e9)):  # the first and the last lose work
@@ -125,20 +176,39 @@ def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Pat
 )
 def test_every_algorithm_learns_from_clocks_on_a_market(algo: str, more: dict[str, Any]) -> None:
     """Whether the environment it is given shows them or not, the same comes of it."""
-    values = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {**OFF, "learning_starts": 16, "report_every": 4}
+    values = (
+        {"num_steps": 4}
+        if algo in ("ppo", "a2c", "apg")
+        else {**OFF, "learning_starts": 16, "report_every": 4}
+    )
     learned = []
     for shown in ("flat", "factored"):
-        env = TradingEnv(rising_market(), EnvSettings(num_envs=8, episode_bars=5, observation=shown), seed=1)
-        maker: Any = make_agent(agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1)
+        env = TradingEnv(
+            rising_market(), EnvSettings(num_envs=8, episode_bars=5, observation=shown), seed=1
+        )
+        maker: Any = make_agent(
+            agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1
+        )
         agent = maker.agent if more.get("pipeline") else maker
         kinds = {agent.actor.kind, agent.critic.kind}
         assert kinds == {"market_once"}
-        before = {name: weights.detach().clone() for name, weights in agent.modules.named_parameters()}
+        before = {
+            name: weights.detach().clone() for name, weights in agent.modules.named_parameters()
+        }
         found = []
-        train(maker, env, Budget(env_steps=8 * 12), on_progress=lambda progress, to=found: to.append(progress.metrics))
+        train(
+            maker,
+            env,
+            Budget(env_steps=8 * 12),
+            on_progress=lambda progress, to=found: to.append(progress.metrics),
+        )
         assert len(found) == 3
         assert all(math.isfinite(value) for metrics in found for value in metrics.values())
-        moved = {name for name, weights in agent.modules.named_parameters() if not torch.equal(weights, before[name])}
+        moved = {
+            name
+            for name, weights in agent.modules.named_parameters()
+            if not torch.equal(weights, before[name])
+        }
         for part in ("policy.actor.trunk", "policy.actor.head", "critic.trunk", "critic.head"):
             assert any(name.startswith(part) for name in moved), part
         assert agent.normaliser.knows_market
@@ -153,7 +223,9 @@ def test_another_seed_gives_other_weights_and_other_noise(algo: str) -> None:
     env = rising_market_env(4)
     obs, _ = env.reset(seed=1)
     agents = [make_agent(settings, env.layout, seed=seed) for seed in (3, 3, 4)]
-    weights = [torch.cat([p.flatten() for p in agent.policy.parameters()]).detach() for agent in agents]
+    weights = [
+        torch.cat([p.flatten() for p in agent.policy.parameters()]).detach() for agent in agents
+    ]
     actions = [agent.act(obs).detach() for agent in agents]
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(actions[0], actions[1])
@@ -163,7 +235,13 @@ def test_another_seed_gives_other_weights_and_other_noise(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
 def test_the_critics_lead_leaves_the_actor_alone(algo: str) -> None:
-    given = {**OFF, "network": {"hidden": [8]}, "learning_starts": 16, "critic_lead": 20, "normalise_rewards": False}
+    given = {
+        **OFF,
+        "network": {"hidden": [8]},
+        "learning_starts": 16,
+        "critic_lead": 20,
+        "normalise_rewards": False,
+    }
     if algo == "redq":
         given["updates_per_step"] = 1.0
     env = Identity(seed=3)

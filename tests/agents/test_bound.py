@@ -37,12 +37,16 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def actor(layout: ObservationLayout, seed: int, head: str, outputs: int = 1, **network: Any) -> ActorPolicy:
+def actor(
+    layout: ObservationLayout, seed: int, head: str, outputs: int = 1, **network: Any
+) -> ActorPolicy:
     """An actor whose weights and statistics are far from where training begins."""
     torch.manual_seed(seed)
     squash = bool(seed % 2)
     settings = NetworkSettings(**network)
-    policy = ActorPolicy(layout, settings, ActionHeadSettings(**HEADS[head]), outputs=outputs, squash=squash)
+    policy = ActorPolicy(
+        layout, settings, ActionHeadSettings(**HEADS[head]), outputs=outputs, squash=squash
+    )
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.5)
     policy.normaliser.update(2 * torch.randn(200, layout.width) + 0.3)
@@ -66,7 +70,10 @@ def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLa
     """Each bar's action, of bars in no order: blocks are come back to."""
     ask = policy.bind(obs[:, layout.private_width :].numpy())
     assert ask is not None
-    private, actions = obs[:, : layout.private_width].numpy(), np.zeros((len(obs), layout.num_assets), np.float32)
+    private, actions = (
+        obs[:, : layout.private_width].numpy(),
+        np.zeros((len(obs), layout.num_assets), np.float32),
+    )
     for bar in [*range(len(obs)), *range(0, len(obs), 4), 0]:
         actions[bar] = ask(bar, private[bar])
     return actions

@@ -83,7 +83,11 @@ def test_a_rollout_keeps_time_first() -> None:
     assert buffer.full
     assert buffer.reward.tolist() == [[0, 1], [100, 101]]
     assert buffer.obs[1, :, 2].tolist() == [100, 101]
-    assert buffer.latent[..., 0].tolist() == (-buffer.log_prob[..., 0]).tolist() == [[0, 1], [100, 101]]
+    assert (
+        buffer.latent[..., 0].tolist()
+        == (-buffer.log_prob[..., 0]).tolist()
+        == [[0, 1], [100, 101]]
+    )
     assert buffer.final_value.tolist() == [[0, 0], [7, 8]]
     assert buffer.terminated.tolist() == [[True, True], [False, False]]
     buffer.clear()
@@ -97,8 +101,12 @@ def test_a_rollout_keeps_time_first() -> None:
         (0, 1, 3.5),  # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
     ],
 )
-def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated: int, truncated: int, first: float):
-    rewards, values, following = torch.tensor([[1, 2], [2, 3], [9, 4]], dtype=torch.float64).unsqueeze(-1)
+def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(
+    terminated: int, truncated: int, first: float
+):
+    rewards, values, following = torch.tensor(
+        [[1, 2], [2, 3], [9, 4]], dtype=torch.float64
+    ).unsqueeze(-1)
     ends = torch.tensor([[terminated, 0], [truncated, 0]], dtype=torch.bool).unsqueeze(-1)
     advantages, _ = gae(rewards, values, following, *ends, 0.5, 0.5)
     assert advantages.flatten().tolist() == [first, 1.0]
@@ -112,8 +120,12 @@ def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lamb
     terminated, truncated = torch.rand(2, steps, 2, generator=draw) < 0.25
     advantages, targets = gae(rewards, values, following, terminated, truncated, gamma, gae_lambda)
     for account in range(2):
-        inputs = [x[:, account].tolist() for x in (rewards, values, following, terminated, truncated)]
-        assert advantages[:, account].tolist() == pytest.approx(gae_by_definition(*inputs, gamma, gae_lambda))
+        inputs = [
+            x[:, account].tolist() for x in (rewards, values, following, terminated, truncated)
+        ]
+        assert advantages[:, account].tolist() == pytest.approx(
+            gae_by_definition(*inputs, gamma, gae_lambda)
+        )
     torch.testing.assert_close(targets, advantages + values)
 
 
@@ -126,9 +138,16 @@ def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
     total, discount, last = n_step(rewards, terminated, truncated, 0.9)
     for account in range(3):
         expected = n_step_by_definition(
-            rewards[:, account].tolist(), terminated[:, account].tolist(), truncated[:, account].tolist(), 0.9
+            rewards[:, account].tolist(),
+            terminated[:, account].tolist(),
+            truncated[:, account].tolist(),
+            0.9,
         )
-        assert (total[account].item(), discount[account].item(), last[account].item()) == pytest.approx(expected)
+        assert (
+            total[account].item(),
+            discount[account].item(),
+            last[account].item(),
+        ) == pytest.approx(expected)
 
 
 def gae_by_definition(
@@ -157,7 +176,8 @@ def gae_by_definition(
 def n_step_by_definition(
     rewards: Sequence[float], terminated: Sequence[bool], truncated: Sequence[bool], gamma: float
 ) -> tuple[float, float, int]:
-    """Discounted sum up to the first end, factor of the value that follows, and number of the last step."""
+    """Discounted sum up to the first end, factor of the value that follows, and number of the last
+    step."""
     total = 0.0
     for k, reward in enumerate(rewards):
         total += gamma**k * reward
@@ -187,10 +207,16 @@ def write(path: Path, text: str) -> None:
 
 
 def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> None:
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     write(folder / names[0], f"{limit}\n")
     write(folder / names[1], f"{used}\n")
-    write(folder / "memory.stat", f"anon 5\n{'' if version == 2 else 'total_'}inactive_file {cache}\n")
+    write(
+        folder / "memory.stat", f"anon 5\n{'' if version == 2 else 'total_'}inactive_file {cache}\n"
+    )
 
 
 def test_the_tightest_control_group_counts(machine: Path) -> None:
@@ -204,7 +230,10 @@ def test_the_tightest_control_group_counts(machine: Path) -> None:
 
 
 def test_groups_of_the_first_version(machine: Path) -> None:
-    write(machine / "proc" / "self" / "cgroup", "7:blkio:/job\n4:cpu,memory:/job\n1:name=systemd:/job\n")
+    write(
+        machine / "proc" / "self" / "cgroup",
+        "7:blkio:/job\n4:cpu,memory:/job\n1:name=systemd:/job\n",
+    )
     group(machine / "cgroup" / "memory" / "job", str(300 * MIB), 290 * MIB, 20 * MIB, version=1)
     group(machine / "cgroup" / "memory", str(2**63 - 4096), 400 * MIB, 0, version=1)
     assert available_memory(HOST) == 30 * MIB
@@ -214,7 +243,9 @@ def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
     write(machine / "proc" / "self" / "cgroup", "0::/\n")
     group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
     ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
-    with pytest.raises(ConfigError, match=r"agent\.buffer_size of 20,000 steps.* lower agent\.buffer_size"):
+    with pytest.raises(
+        ConfigError, match=r"agent\.buffer_size of 20,000 steps.* lower agent\.buffer_size"
+    ):
         ReplayBuffer(2000, 10, 100, 1, HOST)
     with pytest.raises(ConfigError, match=r"a rollout of 1,000 steps of 10 accounts needs"):
         RolloutBuffer(1000, 10, 100, 1, HOST)  # which is standardised whole
@@ -223,14 +254,24 @@ def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "apg"])
 def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
     env: Any = IdentityMarket() if algo == "apg" else Identity()
-    agent = make_agent(agent_settings(algo, {"num_steps": 10**9, "network": {"hidden": [8]}}), env.layout)
-    with pytest.raises(ConfigError, match=r"1,000,000,000 steps of 16 accounts needs .*GiB.*lower agent\.num_steps"):
+    agent = make_agent(
+        agent_settings(algo, {"num_steps": 10**9, "network": {"hidden": [8]}}), env.layout
+    )
+    with pytest.raises(
+        ConfigError, match=r"1,000,000,000 steps of 16 accounts needs .*GiB.*lower agent\.num_steps"
+    ):
         train(agent, env, Budget(env_steps=64))
 
 
-def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
     real = memory.available_memory
-    monkeypatch.setattr(memory, "available_memory", lambda device: 2**40 if device != HOST else real(device))
-    with pytest.raises(ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"):
+    monkeypatch.setattr(
+        memory, "available_memory", lambda device: 2**40 if device != HOST else real(device)
+    )
+    with pytest.raises(
+        ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"
+    ):
         ReplayBuffer(2000, 10, 100, 1, torch.device("meta"))

@@ -1,4 +1,5 @@
-"""What leaves torch's own operations on the CPU is what torch makes of it, which in float64 is what still runs."""
+"""What leaves torch's own operations on the CPU is what torch makes of it, which in float64 is what
+still runs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from tests.factories import make_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 needs_onednn = pytest.mark.skipif(
-    of_onednn._LINEAR is None or not torch.backends.mkldnn.enabled, reason="this torch has no oneDNN"
+    of_onednn._LINEAR is None or not torch.backends.mkldnn.enabled,
+    reason="this torch has no oneDNN",
 )
 
 
@@ -34,10 +36,14 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def slopes(out: Tensor | tuple[Tensor, ...], module: nn.Module) -> dict[str, Tensor]:
     """Of a weighted sum of what came out, by each weight."""
     parts = out if isinstance(out, tuple) else (out,)
-    weighed = [(part * randn(*part.shape, seed=k).to(part.dtype)).sum() for k, part in enumerate(parts)]
+    weighed = [
+        (part * randn(*part.shape, seed=k).to(part.dtype)).sum() for k, part in enumerate(parts)
+    ]
     module.zero_grad()
     torch.stack(weighed).sum().backward()
-    return {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None
+    }
 
 
 def graph(out: Tensor) -> set[str]:
@@ -55,8 +61,15 @@ def graph(out: Tensor) -> set[str]:
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("shared", [True, False], ids=["bars_shared", "bars_alone"])
 @needs_onednn
-def test_networks_and_their_slopes_are_those_in_float64(kind: str, activation: str, shared: bool) -> None:
-    values = {"kind": kind, "activation": activation, "hidden": (64, 96), "account": kind == "market_once"}
+def test_networks_and_their_slopes_are_those_in_float64(
+    kind: str, activation: str, shared: bool
+) -> None:
+    values = {
+        "kind": kind,
+        "activation": activation,
+        "hidden": (64, 96),
+        "account": kind == "market_once",
+    }
     settings = NetworkSettings.model_validate(values)
     torch.manual_seed(1)
     actor, critic = Actor(LAYOUT, settings, common=1, outputs=2), Critic(LAYOUT, settings)
@@ -71,7 +84,9 @@ def test_networks_and_their_slopes_are_those_in_float64(kind: str, activation: s
         torch.testing.assert_close(out, wanted, check_dtype=False, atol=2e-4, rtol=2e-4)
         assert found.keys() == expected.keys()
         for name, slope in expected.items():
-            torch.testing.assert_close(found[name], slope, check_dtype=False, atol=5e-3, rtol=1e-3, msg=name)
+            torch.testing.assert_close(
+                found[name], slope, check_dtype=False, atol=5e-3, rtol=1e-3, msg=name
+            )
         used = graph(out[0] if isinstance(out, tuple) else out)
         assert ("SharedLayerBackward" in used) == (kind != "mlp" and activation == "relu")
         assert ("QuadraticBackward" in used) == (kind == "market_once" and network is critic)
@@ -91,16 +106,22 @@ def test_values_that_slopes_go_through_to_holdings_take_torchs_operations() -> N
 @needs_onednn
 def test_a_product_by_onednn_is_the_product(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = randn(300, 70), randn(70, 64, seed=1), randn(64, seed=2)
-    plain = {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh}[fused](x.double() @ weight.double() + bias)
+    plain = {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh}[fused](
+        x.double() @ weight.double() + bias
+    )
     with torch.no_grad():
-        torch.testing.assert_close(linear(x, weight, bias, fused), plain, check_dtype=False, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            linear(x, weight, bias, fused), plain, check_dtype=False, atol=1e-4, rtol=1e-4
+        )
     assert "_LinearBackward" in graph(linear(x, weight.requires_grad_(), bias, fused))
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as in a run across machines
     assert "_LinearBackward" not in graph(linear(x, weight, bias, fused))
 
 
 def test_tanh_is_right_to_two_roundings() -> None:
-    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([0.0, 1e-8, -1e-8, 90.0, -90.0, torch.inf])])
+    x = torch.cat(
+        [torch.linspace(-12, 12, 100_001), torch.tensor([0.0, 1e-8, -1e-8, 90.0, -90.0, torch.inf])]
+    )
     x.requires_grad_()
     y = tanh(x)
     assert (y.double() - torch.tanh(x.double())).abs().max() < 2.5e-7
@@ -115,14 +136,20 @@ def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
     assets, common = randn(6, 5, 4), randn(6, 2, seed=1)
     twin = copy.deepcopy(trunk).double()
     for part in (0, 1):
-        out, wanted = trunk.pooled(assets, common)[part], twin.pooled(assets.double(), common.double())[part]
+        out, wanted = (
+            trunk.pooled(assets, common)[part],
+            twin.pooled(assets.double(), common.double())[part],
+        )
         found, expected = slopes(out, trunk), slopes(wanted, twin)
         for name, slope in expected.items():
-            torch.testing.assert_close(found[name], slope, check_dtype=False, atol=1e-4, rtol=1e-4, msg=name)
+            torch.testing.assert_close(
+                found[name], slope, check_dtype=False, atol=1e-4, rtol=1e-4, msg=name
+            )
 
 
 def test_a_trunk_that_has_diverged_says_so() -> None:
-    """What is no number stays none, as torch's relu has it: a zero would hide that a training is lost."""
+    """What is no number stays none, as torch's relu has it: a zero would hide that a training is
+    lost."""
     trunk = AssetTrunk(4, 2, (8, 8), "relu")
     with torch.no_grad():
         trunk.own[0].weight[0, 3] = torch.nan
@@ -137,14 +164,18 @@ def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
     """Episodes end within rollouts, and accounts begin where nobody looked ahead."""
     rules = EnvSettings(episode_bars=5 * interval, start_groups=2, decision_interval=interval)
     env = TradingEnv(make_market(90, 3), rules, num_envs=6, seed=3)
-    agent: Any = make_agent(agent_settings("ppo", {"num_steps": 7, "num_minibatches": 2}), env.layout, seed=1)
+    agent: Any = make_agent(
+        agent_settings("ppo", {"num_steps": 7, "num_minibatches": 2}), env.layout, seed=1
+    )
     env = agent.training_env(env)
     obs = as_tensor(env.reset(seed=3)[0])
     seen, plain = 0, agent.mean_latent
     agent.mean_latent = lambda _: pytest.fail("it should have looked ahead")
     for _ in range(21):
         action = agent.act(obs)
-        torch.testing.assert_close(agent.acting_mean(obs), plain(agent.see(obs)), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            agent.acting_mean(obs), plain(agent.see(obs)), atol=1e-6, rtol=1e-5
+        )
         seen = max(seen, len(agent.ahead.mean))
         after, reward, terminated, truncated, _ = env.step(action)
         after = as_tensor(after)

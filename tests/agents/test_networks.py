@@ -43,7 +43,9 @@ BARS = 4
 
 
 def network(encoder: str, **values: Any) -> NetworkSettings:
-    return NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values})
+    return NetworkSettings.model_validate(
+        {"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values}
+    )
 
 
 def raw(obs: Tensor, layout: Layout) -> Seen:
@@ -64,11 +66,19 @@ def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-@pytest.mark.parametrize(("account", "layer_norm", "holdings"), [(True, False, True), (False, True, False)])
+@pytest.mark.parametrize(
+    ("account", "layer_norm", "holdings"), [(True, False, True), (False, True, False)]
+)
 def test_permuting_assets_permutes_actions_and_leaves_the_value(
     kind: str, account: bool, layer_norm: bool, holdings: bool
 ) -> None:
-    settings = {"kind": kind, "hidden": (16, 16), "account": account, "layer_norm": layer_norm, "holdings": holdings}
+    settings = {
+        "kind": kind,
+        "hidden": (16, 16),
+        "account": account,
+        "layer_norm": layer_norm,
+        "holdings": holdings,
+    }
     network = NetworkSettings.model_validate(settings)
     agent: Any = make_agent(PPO(network=network), LAYOUT, seed=1)
     torch.manual_seed(1)
@@ -120,16 +130,24 @@ def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
     many.load_state_dict(few.state_dict())
     (one,), (two,) = few(raw(obs, LAYOUT)), many(raw(doubled, twice))
     torch.testing.assert_close(two, one[:, [*order.tolist(), 5]])
-    judge, other = (Critic(layout, settings, latents=n) for layout, n in ((LAYOUT, latents), (twice, latents and 11)))
+    judge, other = (
+        Critic(layout, settings, latents=n)
+        for layout, n in ((LAYOUT, latents), (twice, latents and 11))
+    )
     other.load_state_dict(judge.state_dict())
     given = (latent, torch.cat([latent[:, order], cash], dim=1)) if latents else (None, None)
-    torch.testing.assert_close(other(raw(doubled, twice), given[1]), judge(raw(obs, LAYOUT), given[0]))
+    torch.testing.assert_close(
+        other(raw(doubled, twice), given[1]), judge(raw(obs, LAYOUT), given[0])
+    )
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 def test_what_cannot_be_traded_leaves_numbers_finite(kind: str) -> None:
-    """Nothing of the asset is left, its columns vary no more, and nothing of the market, once, is left at all."""
-    agent: Any = make_agent(PPO(network=NetworkSettings.model_validate({"kind": kind})), LAYOUT, seed=1)
+    """Nothing of the asset is left, its columns vary no more, and nothing of the market, once, is
+    left at all."""
+    agent: Any = make_agent(
+        PPO(network=NetworkSettings.model_validate({"kind": kind})), LAYOUT, seed=1
+    )
     obs = torch.rand(8, LAYOUT.width)
     gone = {"holdings": slice(2, 3), "tradable": slice(2, 3), "features": slice(6, 9)}
     for name, columns in gone.items():
@@ -148,7 +166,8 @@ EVERY_NETWORK = [(kind, encoder, bars) for kind in KINDS for encoder, bars in WI
 
 @pytest.mark.parametrize(("kind", "encoder", "bars"), EVERY_NETWORK)
 def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> None:
-    """Actions, values of both kinds of critic, and all gradients: also those of what an account holds."""
+    """Actions, values of both kinds of critic, and all gradients: also those of what an account
+    holds."""
     layout = dataclasses.replace(LAYOUT, lookback=bars)
     settings = network(encoder, kind=kind, account=True, holdings=True, layer_norm=True)
     torch.manual_seed(2)
@@ -162,7 +181,9 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
     bar, latent = torch.tensor([4, 0, 4, 8, 8, 4, 2]), torch.randn(7, 6)
 
     def numbers(clocked: bool) -> list[Tensor]:
-        private = torch.randn(7, layout.private_width, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        private = torch.randn(
+            7, layout.private_width, generator=torch.Generator().manual_seed(3)
+        ).requires_grad_()
         obs = torch.cat([private, bar.unsqueeze(1) if clocked else table[bar]], dim=1)
         seen = normalise.see(obs, table if clocked else None)
         assert len(seen.rows) == (4 if clocked else 7)  # each bar is embedded once
@@ -191,7 +212,9 @@ def test_samples_taken_bring_the_rows_that_they_see() -> None:
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 def test_networks_that_need_assets_say_so(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"):
+    with pytest.raises(
+        ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"
+    ):
         make_agent(PPO(network=network("none", kind=kind)), FlatLayout(3, 1))
     assert network("none").resolved(FlatLayout(3, 1)).kind == "mlp"
     assert network("none").resolved(LAYOUT).kind == "market_once"
@@ -223,7 +246,9 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
 
 def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values: Any) -> Tensor:
     """Observations of one account that does nothing, from the first bar on."""
-    env = TradingEnv(market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1)
+    env = TradingEnv(
+        market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1
+    )
     rows = [env.reset(seed=0)[0]]
     rows += [env.step(torch.zeros(1, market.num_assets))[0] for _ in range(count - 1)]
     return torch.cat(rows)
@@ -238,7 +263,10 @@ def test_history_is_what_the_bars_before_showed() -> None:
     assert torch.equal(obs[:, -single.row_width :], rows)
     for t in range(30):
         for back in range(1, BARS):
-            assert torch.equal(parts["history"][t, BARS - 1 - back], rows[max(t - back, 0)]), (t, back)
+            assert torch.equal(parts["history"][t, BARS - 1 - back], rows[max(t - back, 0)]), (
+                t,
+                back,
+            )
     # the window that the networks read is the same thing by asset
     window = window_of(split_market(obs[:, layout.private_width :], layout))
     assert torch.equal(window[9, :, -1, :-1], market.features[9])
@@ -269,7 +297,9 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     features[10, 2] += 1.0
     obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
     with torch.no_grad():
-        moved = (actor(raw(obs, layout))[0] - actor(raw(bumped, layout))[0]).abs().amax(dim=1) > 1e-6
+        moved = (actor(raw(obs, layout))[0] - actor(raw(bumped, layout))[0]).abs().amax(
+            dim=1
+        ) > 1e-6
     assert moved.nonzero().flatten().tolist() == [10, 11, 12, 13]
 
 
@@ -295,7 +325,9 @@ def test_members_are_independent_networks(kind: str, encoder: str) -> None:
     assert values.shape == (3, 2)
     for k in range(3):
         shapes = {name: tensor.shape for name, tensor in single.state_dict().items()}
-        single.load_state_dict({n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()})
+        single.load_state_dict(
+            {n: t[k].reshape(shapes[n]) for n, t in several.state_dict().items()}
+        )
         torch.testing.assert_close(values[k], single(raw(obs, WINDOWED), latent))
 
 
@@ -310,16 +342,26 @@ def test_members_are_independent_networks(kind: str, encoder: str) -> None:
         ),
     ],
 )
-def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path: Path, algo: str, encoder: str) -> None:
+def test_every_algorithm_takes_an_encoder_all_the_way(
+    tmp_path: Path, algo: str, encoder: str
+) -> None:
     market = make_market(60, 4)
     settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
-    small = {"num_steps": 4} if algo in ("ppo", "a2c", "apg") else {"learning_starts": 8, "batch_size": 8}
+    small = (
+        {"num_steps": 4}
+        if algo in ("ppo", "a2c", "apg")
+        else {"learning_starts": 8, "batch_size": 8}
+    )
     given = agent_settings(algo, {"network": network(encoder).model_dump(), **small})
     env = TradingEnv(market, settings, seed=1)
     agent = make_agent(given, env.layout, seed=1)
     before = {name: tensor.clone() for name, tensor in agent.policy.state_dict().items()}
     train(agent, env, Budget(env_steps=200))
-    learned = [name for name, tensor in agent.policy.state_dict().items() if not torch.equal(tensor, before[name])]
+    learned = [
+        name
+        for name, tensor in agent.policy.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    ]
     assert any("encoder" in name for name in learned)
 
     save_policy(tmp_path / "policy.safetensors", agent, market=market)

@@ -31,7 +31,9 @@ def test_observation_statistics_pool_assets_and_match_numpy() -> None:
     assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-3)
     copy = ObservationNormaliser(LAYOUT)
     copy.load_state_dict(normaliser.state_dict())
-    assert all(torch.equal(one, other) for one, other in zip(copy.see(obs)[:2], seen[:2], strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(copy.see(obs)[:2], seen[:2], strict=True)
+    )
 
 
 @pytest.mark.parametrize("lookback", [1, 4])
@@ -40,8 +42,12 @@ def test_a_table_is_known_from_the_start(lookback: int) -> None:
     layout = ObservationLayout(5, 3, 2, lookback=lookback)
     normaliser, bars = ObservationNormaliser(layout), 5_000
     rows = torch.randn(bars, layout.row_width, generator=torch.Generator().manual_seed(0)) * 3 + 7
-    table = torch.cat([rows[(torch.arange(bars) - back).clamp_min(0)] for back in range(lookback)][::-1], dim=1)
-    normaliser.update(torch.ones(6, layout.private_width + 1))  # clocked: says nothing of the market
+    table = torch.cat(
+        [rows[(torch.arange(bars) - back).clamp_min(0)] for back in range(lookback)][::-1], dim=1
+    )
+    normaliser.update(
+        torch.ones(6, layout.private_width + 1)
+    )  # clocked: says nothing of the market
     assert not normaliser.knows_market
     normaliser.update_market(table)
     assert normaliser.knows_market
@@ -49,9 +55,14 @@ def test_a_table_is_known_from_the_start(lookback: int) -> None:
     by_hand = [*features.reshape(-1, 3).unbind(1), tradable.flatten(), *context.unbind(1)]
     mean, var = (normaliser.state_dict()[name] for name in ("mean", "var"))
     private = layout.account_width + 1  # the holdings have one statistic
-    torch.testing.assert_close(mean[private:], torch.stack([column.mean() for column in by_hand]), atol=1e-5, rtol=0)
     torch.testing.assert_close(
-        var[private:], torch.stack([column.var(correction=0) for column in by_hand]), atol=1e-5, rtol=1e-5
+        mean[private:], torch.stack([column.mean() for column in by_hand]), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        var[private:],
+        torch.stack([column.var(correction=0) for column in by_hand]),
+        atol=1e-5,
+        rtol=1e-5,
     )
     assert normaliser.count.tolist() == [6] * private + [bars] * len(by_hand)
 
@@ -64,7 +75,9 @@ def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
     for seed, count in enumerate((1, 9, 30)):
         obs = torch.randn(count, LAYOUT.width, generator=torch.Generator().manual_seed(seed)) + seed
         flat.update(obs)
-        clocked.update(torch.cat([obs[:, : LAYOUT.private_width], torch.full((count, 1), 29.0)], dim=1))
+        clocked.update(
+            torch.cat([obs[:, : LAYOUT.private_width], torch.full((count, 1), 29.0)], dim=1)
+        )
     for name in ("mean", "var", "count"):
         mine, theirs = clocked.state_dict()[name], flat.state_dict()[name]
         torch.testing.assert_close(mine[:private], theirs[:private])
@@ -83,5 +96,8 @@ def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
 
 
 def test_clocks_without_a_market_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"observations are 10 wide, the layout's 31; .* agent\.training_env\(env\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"observations are 10 wide, the layout's 31; .* agent\.training_env\(env\)",
+    ):
         ObservationNormaliser(LAYOUT).see(torch.zeros(2, LAYOUT.private_width + 1))

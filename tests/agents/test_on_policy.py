@@ -33,14 +33,18 @@ def test_advantages_are_judged_against_the_others_at_the_bar() -> None:
 def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> None:
     """Rollouts of accounts in two groups: what all of a group gained alike tells nothing."""
     env = TradingEnv(make_market(60, 3), EnvSettings(start_groups=2, episode_bars=30), num_envs=8)
-    agent: Any = make_agent(agent_settings("a2c", {"num_steps": 4, "group_baseline": baseline}), env.layout, seed=1)
+    agent: Any = make_agent(
+        agent_settings("a2c", {"num_steps": 4, "group_baseline": baseline}), env.layout, seed=1
+    )
     learned: list[Rollout] = []
     agent.learner = lambda rollout: learned.append(rollout) or {}
     env = agent.training_env(env)
     obs = as_tensor(env.reset(seed=1)[0])
     for _ in range(4):
         after, reward, terminated, truncated, _ = env.step(agent.act(obs))
-        agent.observe(Transition(obs, reward, reward.float(), terminated, truncated, as_tensor(after)))
+        agent.observe(
+            Transition(obs, reward, reward.float(), terminated, truncated, as_tensor(after))
+        )
         obs = as_tensor(after)
     agent.update()
     place = learned[0].seen.place
@@ -52,7 +56,9 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("kind", ["market_once", "mlp"])
-def test_losses_in_pieces_are_the_loss(algo: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_in_pieces_are_the_loss(
+    algo: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, so that the order of sums does not show."""
     layout, results = ObservationLayout(5, 3, 2), []
     small = {"num_minibatches": 2, "update_epochs": 2} if algo == "ppo" else {}
@@ -66,8 +72,12 @@ def test_losses_in_pieces_are_the_loss(algo: str, kind: str, monkeypatch: pytest
         def randn(*shape: int, draw: torch.Generator = draw) -> torch.Tensor:
             return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-        seen = Seen(randn(60, layout.private_width), randn(9, layout.market_width), torch.arange(60) % 9)
-        metrics = agent.learn(Rollout(seen, randn(60, 6), randn(60, 6) * 0.1 - 1, randn(60), randn(60)))
+        seen = Seen(
+            randn(60, layout.private_width), randn(9, layout.market_width), torch.arange(60) % 9
+        )
+        metrics = agent.learn(
+            Rollout(seen, randn(60, 6), randn(60, 6) * 0.1 - 1, randn(60), randn(60))
+        )
         results.append({**metrics, **dict(agent.modules.named_parameters())})
     whole, pieces = results
     assert whole.keys() == pieces.keys()
@@ -78,17 +88,25 @@ def test_losses_in_pieces_are_the_loss(algo: str, kind: str, monkeypatch: pytest
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("algo", ["a2c", "sac"])
 def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
-    """Two agents with equal experience, the one's flat, the other's clocked; accounts end and start anew in it."""
+    """Two agents with equal experience, the one's flat, the other's clocked; accounts end and start
+    anew in it."""
     env = TradingEnv(
-        make_market(60, 3), EnvSettings(start_groups=3, episode_bars=7, observation="factored"), num_envs=6
+        make_market(60, 3),
+        EnvSettings(start_groups=3, episode_bars=7, observation="factored"),
+        num_envs=6,
     )
-    values: dict[str, Any] = {"normalise_observations": False, "network": {"kind": kind, "hidden": [8, 8]}}
+    values: dict[str, Any] = {
+        "normalise_observations": False,
+        "network": {"kind": kind, "hidden": [8, 8]},
+    }
     if algo == "a2c":
         values |= {"num_steps": 12, "group_baseline": False}
     else:
         values |= {"learning_starts": 12, "batch_size": 16, "report_every": 12}
     flat, clocked = (make_agent(agent_settings(algo, values), env.layout, seed=1) for _ in range(2))
-    first = torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()
+    first = (
+        torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()
+    )
     assert clocked.training_env(env) is env
     said, obs = [], env.reset(seed=1)[0]
     for _ in range(12):
@@ -97,12 +115,18 @@ def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
         torch.testing.assert_close(actions[0], actions[1], atol=1e-5, rtol=1e-4)
         obs, reward, terminated, truncated, info = env.step(actions[0])
         final = info["final_obs"]
-        after = [as_tensor(final), env.layout.assemble(final["private"], env.market_rows[final["clock"]])]
+        after = [
+            as_tensor(final),
+            env.layout.assemble(final["private"], env.market_rows[final["clock"]]),
+        ]
         for agent, before, reached in zip((clocked, flat), shown, after, strict=True):
             agent.observe(Transition(before, actions[0], reward, terminated, truncated, reached))
         said = [agent.update() for agent in (clocked, flat)]
     assert said[0] == pytest.approx(said[1], abs=1e-4, rel=1e-3)
-    weights = [torch.cat([part.flatten() for part in agent.policy.parameters()]) for agent in (clocked, flat)]
+    weights = [
+        torch.cat([part.flatten() for part in agent.policy.parameters()])
+        for agent in (clocked, flat)
+    ]
     for one, other in pairwise(weights):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(weights[0], first, atol=1e-4)

@@ -51,10 +51,17 @@ def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: b
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp", "classic"])
 @pytest.mark.parametrize("clocked", [True, False])
-def test_learners_in_a_batch_are_learners_one_after_another(algo: str, kind: str, clocked: bool) -> None:
+def test_learners_in_a_batch_are_learners_one_after_another(
+    algo: str, kind: str, clocked: bool
+) -> None:
     steps, accounts, learners = 4, 3, 3
     network = {"hidden": [8, 8], "kind": "auto" if kind == "classic" else kind, "account": True}
-    values: dict[str, Any] = {"num_steps": steps, "network": network, "learn_noise": True, "noise": 0.7}
+    values: dict[str, Any] = {
+        "num_steps": steps,
+        "network": network,
+        "learn_noise": True,
+        "noise": 0.7,
+    }
     values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
     layout = Identity().layout if kind == "classic" else ObservationLayout(3, 2, 1)
     together = on_policy(algo, {**values, "learners": learners}, layout, 4)
@@ -62,14 +69,22 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo: str, kind: str
     shared = torch.Generator().manual_seed(9)
     together.generator.set_state(shared.get_state())
     for number in range(3):  # the second and third begin with moments
-        whole = rollout_of(steps * learners * accounts, layout, together.head.latents, number, clocked=clocked)
+        whole = rollout_of(
+            steps * learners * accounts, layout, together.head.latents, number, clocked=clocked
+        )
         metrics = together.learner(whole)
         found = []
         for k, learner in enumerate(apart):
             learner.generator = shared
-            rows = torch.arange(steps * learners * accounts).view(steps, learners, accounts)[:, k].flatten()
+            rows = (
+                torch.arange(steps * learners * accounts)
+                .view(steps, learners, accounts)[:, k]
+                .flatten()
+            )
             own = whole.take(rows)
-            if not clocked:  # side by side, rows that share no bar count as bars of their own: this orders them alike
+            # side by side, rows that share no bar count as bars of their own: this orders them
+            # alike
+            if not clocked:
                 own = own._replace(seen=own.seen._replace(place=torch.arange(len(rows))))
             found.append(learner.learn(own))
         fused = average([learner.inheritable_state() for learner in apart])
@@ -78,7 +93,9 @@ def test_learners_in_a_batch_are_learners_one_after_another(algo: str, kind: str
         mine = together.inheritable_state()
         assert mine.keys() == fused.keys()
         for name, tensor in mine.items():
-            torch.testing.assert_close(tensor, fused[name], atol=2e-6, rtol=2e-4, msg=f"{number}: {name}")
+            torch.testing.assert_close(
+                tensor, fused[name], atol=2e-6, rtol=2e-4, msg=f"{number}: {name}"
+            )
         for name, value in metrics.items():
             expected = torch.stack([entry[name].detach() for entry in found]).mean()
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
@@ -91,7 +108,9 @@ def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
         return agent
 
     whole = team()
-    result = train(whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole")
+    result = train(
+        whole, Identity(num_envs=16, seed=3), Budget(env_steps=30_000), folder=tmp_path / "whole"
+    )
     shown = torch.linspace(-0.8, 0.8, 9).unsqueeze(1).expand(-1, 2)
     with torch.no_grad():
         assert float((result.policy(shown) - shown).abs().mean()) < 0.2
@@ -115,8 +134,12 @@ def test_learners_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match=r"multiple of agent\.learners, 3"):
         train(agent, Identity(num_envs=16), Budget(env_steps=64))
     for learners, steps in ((1, 32), (2, 16)):  # each learner cuts its own share into minibatches
-        greedy = on_policy("ppo", {**SMALL, "num_minibatches": 40, "learners": learners}, Identity().layout, 0)
-        with pytest.raises(ConfigError, match=f"num_minibatches is 40, more than the {steps} steps"):
+        greedy = on_policy(
+            "ppo", {**SMALL, "num_minibatches": 40, "learners": learners}, Identity().layout, 0
+        )
+        with pytest.raises(
+            ConfigError, match=f"num_minibatches is 40, more than the {steps} steps"
+        ):
             train(greedy, Identity(num_envs=4), Budget(env_steps=64))
 
 
@@ -132,19 +155,31 @@ OFF: dict[str, Any] = {
 
 
 def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) -> PipelinedAgent:
-    agent = make_agent(agent_settings(algo, {**OFF, **(values or {})}), Identity().layout, seed=seed)
+    agent = make_agent(
+        agent_settings(algo, {**OFF, **(values or {})}), Identity().layout, seed=seed
+    )
     assert isinstance(agent, PipelinedAgent)
     return agent
 
 
-@pytest.mark.parametrize("values", [{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}])
 @pytest.mark.parametrize(
-    "algo", ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "td3", "redq"))]
+    "values", [{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}]
+)
+@pytest.mark.parametrize(
+    "algo",
+    ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "td3", "redq"))],
 )
 def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: str, on_progress: Any = None) -> int:
         agent, budget = pipelined(algo, values), Budget(env_steps=16 * 60)
-        train(agent, Identity(seed=3), budget, folder=tmp_path / folder, on_progress=on_progress, checkpoint_seconds=0)
+        train(
+            agent,
+            Identity(seed=3),
+            budget,
+            folder=tmp_path / folder,
+            on_progress=on_progress,
+            checkpoint_seconds=0,
+        )
         return agent.agent.learned
 
     assert run("whole") > 0
@@ -227,7 +262,11 @@ def test_parents_and_children_may_be_pipelined_or_not(tmp_path: Path) -> None:
     for agent in (plain, child):
         agent.inherit(theirs)
         mine = agent.state_dict()
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine if name.startswith(("modules", "optimisers")))
+        assert all(
+            torch.equal(mine[name], theirs[name])
+            for name in mine
+            if name.startswith(("modules", "optimisers"))
+        )
     # it acts with what it inherited at once, as the plain child does
     obs = child.agent.see(torch.rand(4, 2))
     with torch.no_grad():

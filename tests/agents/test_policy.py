@@ -35,7 +35,8 @@ ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
 
 
 def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule:
-    """An untrained policy with outputs large enough to matter, and statistics that are not the start's."""
+    """An untrained policy with outputs large enough to matter, and statistics that are not the
+    start's."""
     settings = PPO(
         network=NetworkSettings(hidden=(8, 8), kind=kind),  # type: ignore[arg-type]
         head=ActionHeadSettings(kind=head),  # type: ignore[arg-type]
@@ -57,7 +58,9 @@ def observations() -> torch.Tensor:
 
 
 def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
-    agent = make_agent(PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1)
+    agent = make_agent(
+        PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1
+    )
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
     save_policy(tmp_path / "one", agent, market=MARKET)
     save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
@@ -68,7 +71,9 @@ def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
         assert torch.equal(loaded.rewards(given), agent.rewards(given))
         assert not torch.equal(loaded.rewards(given), given)
         assert torch.equal(loaded.normaliser.mean, agent.normaliser.mean)
-        assert not [name for name, _ in loaded.named_buffers() if "rewards" in name]  # it acts without them
+        assert not [
+            name for name, _ in loaded.named_buffers() if "rewards" in name
+        ]  # it acts without them
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
@@ -87,7 +92,9 @@ def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) ->
     assert torch.equal(action, loaded(obs))
 
 
-def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(tmp_path: Path) -> None:
+def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(
+    tmp_path: Path,
+) -> None:
     save_policy(tmp_path / "a", policy(1))
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -142,7 +149,12 @@ def test_a_damaged_file(tmp_path: Path) -> None:
         *((whole[:size], "truncated or damaged") for size in (0, 7, 100, len(whole) - 1)),
         (whole[:-1] + bytes([whole[-1] ^ 1]), "changed after it was written"),
         (told, "changed after it was written"),
-        (save(load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}), "other"),
+        (
+            save(
+                load(whole), metadata={"fintrader": json.dumps({"header": '{"format": "other"}'})}
+            ),
+            "other",
+        ),
     ]
     for damaged, message in damages:
         path.write_bytes(damaged)
@@ -161,13 +173,16 @@ def test_networks_that_are_not_stored_are_not_built(tmp_path: Path, ensemble: bo
     described = header["policy"]["members"][1] if ensemble else header["policy"]
     described["network"]["hidden"] = [60_000, 60_000]
     write_tensors(path, tensors, header)
-    with pytest.raises(CheckpointError, match=r"networks of 7,\d{3},\d{3},\d{3} numbers, and [\d,]+ are stored"):
+    with pytest.raises(
+        CheckpointError, match=r"networks of 7,\d{3},\d{3},\d{3} numbers, and [\d,]+ are stored"
+    ):
         load_policy(path)
 
 
 @pytest.mark.parametrize("name", ["num_assets", "account_width"])
 def test_a_layout_that_no_market_has_is_not_built(tmp_path: Path, name: str) -> None:
-    """Networks that share their weights among assets are as small as ever: it would take 90 GB all the same."""
+    """Networks that share their weights among assets are as small as ever: it would take 90 GB all
+    the same."""
     path = tmp_path / "p"
     save_policy(path, policy(1), {})
     tensors, header = read_tensors(path, FORMAT)
@@ -195,18 +210,33 @@ def test_another_market_is_refused(tmp_path: Path) -> None:
         load_policy(path, market=replace(MARKET, symbols=("A", "B", "C", "D")))
     with pytest.raises(CheckpointError, match="feature names differ"):
         load_policy(path, market=replace(MARKET, feature_names=("other", "noise0", "noise1")))
-    load_policy(path, market=planted_market(50, 4, seed=8))  # other bars of the same columns are fine
+    load_policy(
+        path, market=planted_market(50, 4, seed=8)
+    )  # other bars of the same columns are fine
     save_policy(path, policy(1))
     with pytest.raises(CheckpointError, match="4 assets"):
         load_policy(path, market=planted_market(50, 5))
 
 
-KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+KINDS = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def test_files_are_what_the_library_reads(tmp_path: Path) -> None:
     tensors = {str(kind): torch.arange(7).to(kind) for kind in KINDS}
-    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4), "turned": torch.arange(6.0).view(2, 3).T}
+    tensors |= {
+        "scalar": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
+        "turned": torch.arange(6.0).view(2, 3).T,
+    }
     write_tensors(tmp_path / "file", tensors, {"format": "test", "é": 1})
     mine, header = read_tensors(tmp_path / "file", "test")
     theirs = load_file(tmp_path / "file")
@@ -226,7 +256,9 @@ def onnxruntime() -> Any:
 
 def encoding(encoder: str) -> PolicyModule:
     """An untrained policy that reads the last bars too."""
-    network = NetworkSettings.model_validate({"hidden": (8,), "encoder": encoder, "encoder_width": 6})
+    network = NetworkSettings.model_validate(
+        {"hidden": (8,), "encoder": encoder, "encoder_width": 6}
+    )
     agent = make_agent(PPO(network=network), ObservationLayout(5, 3, 2, lookback=4), seed=1)
     for parameter in agent.policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -242,12 +274,15 @@ POLICIES: dict[str, Callable[[], PolicyModule]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["ensemble", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(POLICIES)[1:])]
+    "kind",
+    ["ensemble", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(POLICIES)[1:])],
 )
 def test_an_exported_policy_acts_alike(tmp_path: Path, kind: str, onnxruntime: Any) -> None:
     original = POLICIES[kind]()
     assert export_onnx(original, tmp_path / "p.onnx") < 1e-5
-    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "p.onnx"), providers=["CPUExecutionProvider"]
+    )
     obs = torch.rand(6, session.get_inputs()[0].shape[1])
     (action,) = session.run(["action"], {"obs": obs.numpy()})
     with torch.no_grad():

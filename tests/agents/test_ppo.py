@@ -29,8 +29,12 @@ def test_gradient_of_the_clipped_objective(ratio: float, advantage: float, gradi
     assert r.grad.item() == gradient
 
 
-@pytest.mark.parametrize(("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)])
-def test_every_pass_visits_every_transition_once(steps: int, accounts: int, minibatches: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)]
+)
+def test_every_pass_visits_every_transition_once(
+    steps: int, accounts: int, minibatches: int
+) -> None:
     """The observations name their transitions; batches that do not divide the rollout lose none."""
     settings = PPO(num_steps=steps, num_minibatches=minibatches, update_epochs=3)
     agent = make_agent(settings, FlatLayout(1, 1), seed=1)
@@ -47,7 +51,9 @@ def test_every_pass_visits_every_transition_once(steps: int, accounts: int, mini
     latent, log_prob = torch.randn(2, rows, 1)
     agent.learn(Rollout(Seen(names, names[:, :0], None), latent, log_prob, *torch.randn(2, rows)))
     assert len(visited) == 3 * minibatches
-    passes = [list(chain(*visited[k : k + minibatches])) for k in range(0, len(visited), minibatches)]
+    passes = [
+        list(chain(*visited[k : k + minibatches])) for k in range(0, len(visited), minibatches)
+    ]
     assert all(sorted(one) == list(range(rows)) for one in passes)
     assert passes[0] != passes[1]
     sizes = {len(batch) for batch in visited}
@@ -75,7 +81,9 @@ def some_rollout(agent: Any, rows: int = 40) -> Rollout:
     """Experience of the agent as it stands: all ratios are 1. Rows see nine bars."""
     draw = torch.Generator().manual_seed(5)
     private = torch.randn(rows, LAYOUT.private_width, generator=draw)
-    seen = Seen(private, torch.randn(9, LAYOUT.market_width, generator=draw), torch.arange(rows) % 9)
+    seen = Seen(
+        private, torch.randn(9, LAYOUT.market_width, generator=draw), torch.arange(rows) % 9
+    )
     with torch.no_grad():
         noise = torch.randn(rows, agent.head.latents, generator=draw)
         latent = agent.mean_latent(seen) + noise * agent.noise["log_std"].exp()
@@ -97,7 +105,9 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
     torch.testing.assert_close(joint, torch.ones(40), atol=1e-5, rtol=0)
     objective = ppo_objective(joint.unsqueeze(-1), batch.advantage, 0.2).mean()
     assert float(found["kl"]) == pytest.approx(0, abs=1e-6)
-    for mine, theirs in zip(slopes(found["policy_loss"], agent), slopes(-objective, agent), strict=True):
+    for mine, theirs in zip(
+        slopes(found["policy_loss"], agent), slopes(-objective, agent), strict=True
+    ):
         assert float(theirs.abs().max()) > 1e-4
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
 
@@ -106,11 +116,15 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
 @pytest.mark.parametrize("moved", [0.0, 0.3, 3.0])
 def test_the_compiled_pass_is_the_tensors(kind: str, moved: float) -> None:
     network = {"kind": kind, "hidden": [8]}
-    agent: Any = make_agent(PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1)
+    agent: Any = make_agent(
+        PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1
+    )
     batch = some_rollout(agent)
     with torch.no_grad():  # the policy is another by now: many ratios are outside
         for weights in agent.actor.parameters():
-            weights += moved * torch.randn(weights.shape, generator=torch.Generator().manual_seed(3))
+            weights += moved * torch.randn(
+                weights.shape, generator=torch.Generator().manual_seed(3)
+            )
         agent.noise["log_std"] += 0.1 * moved
     found = {}
     for agent.batched in (False, True):
@@ -142,7 +156,9 @@ def test_noise_becomes_less_with_every_update_down_to_its_least() -> None:
         settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_least=0.25)
         agent = make_agent(settings, env.layout, seed=0)
         train(agent, env, Budget(env_steps=updates * 8 * env.num_envs))
-        torch.testing.assert_close(agent.noise["log_std"].exp(), torch.full((agent.head.latents,), left))
+        torch.testing.assert_close(
+            agent.noise["log_std"].exp(), torch.full((agent.head.latents,), left)
+        )
 
 
 def test_fixed_noise_stays_and_learned_noise_moves() -> None:
@@ -178,7 +194,8 @@ UPDATES, STEPS, ACCOUNTS = 4, 5, 32
 
 
 class Unwaiting(PPOAgent):
-    """After the first update, which compiles and allocates, torch raises where the host would wait between updates."""
+    """After the first update, which compiles and allocates, torch raises where the host would wait
+    between updates."""
 
     updates = unwaited = 0
 
@@ -203,9 +220,17 @@ class Unwaiting(PPOAgent):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", [{"kind": "mlp", "hidden": (256, 256)}, {}])
 @pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_ppo_waits_for_the_device_only_to_update(device: str, network: dict[str, Any], engine: Any) -> None:
+def test_ppo_waits_for_the_device_only_to_update(
+    device: str, network: dict[str, Any], engine: Any
+) -> None:
     """The same loop runs on the CPU, so that what a GPU is asked to do has been done once."""
-    env = TradingEnv(make_market(60, 6), EnvSettings(episode_bars=7), num_envs=ACCOUNTS, device=device, engine=engine)
+    env = TradingEnv(
+        make_market(60, 6),
+        EnvSettings(episode_bars=7),
+        num_envs=ACCOUNTS,
+        device=device,
+        engine=engine,
+    )
     settings = PPO(num_steps=STEPS, network=NetworkSettings(**network))
     agent = Unwaiting(settings, env.layout, device=device, seed=0)
     try:

@@ -35,7 +35,8 @@ def bars(rows: Tensor) -> Tensor:
 
 
 def windows(count: int = 30) -> Tensor:
-    """Rows that overlap as a market's do: what is the newest bar of one is the bar before in the next."""
+    """Rows that overlap as a market's do: what is the newest bar of one is the bar before in the
+    next."""
     newest = torch.randn(count + 2, LAYOUT.row_width, generator=torch.Generator().manual_seed(2))
     return torch.cat([newest[:-2], newest[1:-1], newest[2:]], dim=1)
 
@@ -60,7 +61,9 @@ def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
     shown = noisy(rows, numbers)
     noise = bars(shown - rows)[..., :12]
     assert float(noise.std()) == pytest.approx(0.5, rel=0.1)
-    assert torch.allclose(noise[1:, 1], noise[:-1, 2], atol=1e-6), "another noise when seen as the bar before"
+    assert torch.allclose(noise[1:, 1], noise[:-1, 2], atol=1e-6), (
+        "another noise when seen as the bar before"
+    )
     some = torch.tensor([7, 3, 20])
     assert torch.equal(noisy(rows[some], numbers[some]), shown[some])
     assert torch.equal(bars(shown)[..., 12:], bars(rows)[..., 12:])
@@ -83,7 +86,9 @@ ALGORITHMS = [
 
 
 def market_env(**values: Any) -> TradingEnv:
-    return TradingEnv(MARKET, EnvSettings(episode_bars=15, benchmark="equal_weight", **values), num_envs=8)
+    return TradingEnv(
+        MARKET, EnvSettings(episode_bars=15, benchmark="equal_weight", **values), num_envs=8
+    )
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
@@ -119,7 +124,12 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
 def test_a_training_that_hides_features_resumes_bit_exactly(settings: Any, tmp_path: Path) -> None:
     def go(folder: Path, updates: int) -> dict[str, Tensor]:
         env = market_env(fractional=True)
-        train(make_agent(settings, env.layout, seed=7), env, Budget(env_steps=updates * 4 * 8), folder=folder)
+        train(
+            make_agent(settings, env.layout, seed=7),
+            env,
+            Budget(env_steps=updates * 4 * 8),
+            folder=folder,
+        )
         return read_tensors(folder / "state.safetensors", "fintrader-training-1")[0]
 
     whole = go(tmp_path / "whole", 40)
@@ -133,7 +143,9 @@ def test_a_training_that_hides_features_resumes_bit_exactly(settings: Any, tmp_p
 
 def test_a_pipelined_agent_hides_other_features_after_an_update_too() -> None:
     env = market_env()
-    settings = SAC(learning_starts=8, batch_size=8, report_every=1, pipeline=True, network=NETWORK, **HIDING)
+    settings = SAC(
+        learning_starts=8, batch_size=8, report_every=1, pipeline=True, network=NETWORK, **HIDING
+    )
     agent: Any = make_agent(settings, env.layout, seed=1)
     drawn = agent.agent.perturbation.drawn
     train(agent, env, Budget(env_steps=10 * 8))
@@ -141,10 +153,15 @@ def test_a_pipelined_agent_hides_other_features_after_an_update_too() -> None:
 
 
 def test_decay_shrinks_weights_by_its_share_of_the_step_size() -> None:
-    agent = make_agent(PPO(weight_decay=0.5, learning_rate=0.1, **ON_POLICY), market_env().layout, seed=1)
+    agent = make_agent(
+        PPO(weight_decay=0.5, learning_rate=0.1, **ON_POLICY), market_env().layout, seed=1
+    )
     assert isinstance(agent, BaseAgent)
     before = [parameter.detach().clone() for parameter in agent.actor.parameters()]
-    nothing = sum((parameter * 0).sum() for parameter in [*agent.actor.parameters(), *agent.critic.parameters()])
+    nothing = sum(
+        (parameter * 0).sum()
+        for parameter in [*agent.actor.parameters(), *agent.critic.parameters()]
+    )
     assert isinstance(nothing, Tensor)
     agent.descend("adam", nothing)
     for old, parameter in zip(before, agent.actor.parameters(), strict=True):
@@ -153,7 +170,12 @@ def test_decay_shrinks_weights_by_its_share_of_the_step_size() -> None:
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
 def test_training_is_dearer_than_what_it_is_judged_by(settings: Any) -> None:
-    asked: dict[str, Any] = {"cost_bps": 10.0, "half_spread_bps": 2.0, "impact_bps": 3.0, "fractional": True}
+    asked: dict[str, Any] = {
+        "cost_bps": 10.0,
+        "half_spread_bps": 2.0,
+        "impact_bps": 3.0,
+        "fractional": True,
+    }
     env = market_env(training_cost_multiplier=3.0, half_spread_bps_of={"S001": 4.0}, **asked)
     own = make_agent(settings, env.layout).training_env(env)
     paid = own.settings
@@ -161,7 +183,12 @@ def test_training_is_dearer_than_what_it_is_judged_by(settings: Any) -> None:
     assert own.view.spread.tolist() == pytest.approx([6e-4, 12e-4, 6e-4])
     assert env.settings.cost_bps == 10.0
     equities = []
-    for each in (env, own, TradingEnv.evaluation(MARKET, env.settings), TradingEnv.evaluation(MARKET, paid)):
+    for each in (
+        env,
+        own,
+        TradingEnv.evaluation(MARKET, env.settings),
+        TradingEnv.evaluation(MARKET, paid),
+    ):
         each.reset(options={"start": 0})
         each.step(torch.full((each.num_envs, 3), 0.3))
         equities.append(float(each.equity[0]))

@@ -27,9 +27,16 @@ DAILY = make_market(600, 6, session_bars=1, volatility=0.015, events=True)
 WINDOWS = [
     pytest.param(MARKET, 20, (0, 400), 5, id="minutes with a late listing"),
     pytest.param(MARKET, 20, (400, 800), 5, id="minutes with a change of members"),
-    pytest.param(make_market(800, 6, session_bars=20, gaps=False, volatility=0.004), 20, (0, 800), 5, id="minutes"),
+    pytest.param(
+        make_market(800, 6, session_bars=20, gaps=False, volatility=0.004),
+        20,
+        (0, 800),
+        5,
+        id="minutes",
+    ),
     pytest.param(MARKET, 1, (400, 800), 5, id="a decision a minute"),
-    # Where decisions miss the session's first bar, or a symbol ends between two, the account follows a little later.
+    # Where decisions miss the session's first bar, or a symbol ends between two, the account
+    # follows a little later.
     pytest.param(MARKET, 7, (20, 800), 50, id="decisions that fall anywhere"),
     pytest.param(MARKET, 20, (0, 1200), 20, id="a symbol that ends"),
     pytest.param(DAILY, 1, (0, 470), 5, id="days"),
@@ -39,7 +46,8 @@ WINDOWS = [
 
 
 def weights(cases: int, assets: int, seed: int, *, cash: bool) -> Tensor:
-    """Portfolios `[cases, N]`, with names that have no weight; with `cash`, part of them is not invested."""
+    """Portfolios `[cases, N]`, with names that have no weight; with `cash`, part of them is not
+    invested."""
     rng = np.random.default_rng(seed)
     drawn = rng.exponential(size=(cases, assets)) * (rng.random((cases, assets)) > 0.3)
     drawn[drawn.sum(1) == 0, 0] = 1.0
@@ -57,31 +65,52 @@ def test_untrained_it_is_its_benchmark(
     assert isinstance(agent, BaseAgent)
     assert agent.head.kind == "tilt", "auto, where there is a benchmark"
     played = market.window(*window)
-    result, expected = simulate(agent.policy, played, settings), benchmark_portfolio(played, settings)
+    result, expected = (
+        simulate(agent.policy, played, settings),
+        benchmark_portfolio(played, settings),
+    )
     assert np.abs(result.equity / expected.equity - 1).max() < bps * 1e-4
     assert abs(expected.equity[-1] / expected.equity[0] - 1) > 5e-3, "nothing happened"
     invested = 1 - (result.cash / result.equity)[2:]  # not everything trades in the first bar
     assert invested.mean() > 0.998
-    assert invested.min() > (0.99 if (played.last_bar == played.num_bars - 1).all() and interval != 7 else 0.8)
+    assert invested.min() > (
+        0.99 if (played.last_bar == played.num_bars - 1).all() and interval != 7 else 0.8
+    )
 
 
-@pytest.mark.parametrize("values", [
-    {}, {"trust": 0.3, "max_active_tilt": 0.1}, {"trade_rate": 0.7, "conviction": 0.4}, {"fully_invested": False},
-    {"conviction": 3.0},
-], ids=["default", "tight", "shrunk", "cash", "bold"])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"trust": 0.3, "max_active_tilt": 0.1},
+        {"trade_rate": 0.7, "conviction": 0.4},
+        {"fully_invested": False},
+        {"conviction": 3.0},
+    ],
+    ids=["default", "tight", "shrunk", "cash", "bold"],
+)
 def test_the_formula(values: dict[str, Any]) -> None:
     settings = ActionHeadSettings(kind="tilt", **values)
     head, cases = ActionHead(LAYOUT, settings), 200
     benchmark, held = weights(cases, 5, 1, cash=False), weights(cases, 5, 2, cash=True)
-    latent = torch.randn(cases, head.latents, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    latent *= torch.logspace(-3, 0.5, cases, dtype=torch.float64).unsqueeze(1)  # from almost nothing to a lot
+    latent = torch.randn(
+        cases, head.latents, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
+    latent *= torch.logspace(-3, 0.5, cases, dtype=torch.float64).unsqueeze(
+        1
+    )  # from almost nothing to a lot
     actions = head.tilt(benchmark, held, latent)
     given = {
-        "trust": settings.trust, "most": settings.max_active_tilt, "start_rate": settings.trade_rate,
-        "conviction": settings.conviction, "fully_invested": settings.fully_invested,
-    }  # fmt: skip
+        "trust": settings.trust,
+        "most": settings.max_active_tilt,
+        "start_rate": settings.trade_rate,
+        "conviction": settings.conviction,
+        "fully_invested": settings.fully_invested,
+    }
     for row in range(cases):
-        expected = tilted(benchmark[row].tolist(), held[row].tolist(), latent[row].tolist(), **given)  # type: ignore[arg-type]
+        expected = tilted(
+            benchmark[row].tolist(), held[row].tolist(), latent[row].tolist(), **given
+        )  # type: ignore[arg-type]
         assert actions[row].tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -96,7 +125,9 @@ def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold() -> None:
     # Who holds nothing goes to the aim at once, whatever the rate says.
     slow = latent.clone()
     slow[0, 5] = -20.0
-    assert torch.allclose(head.tilt(benchmark, torch.zeros_like(held), slow), head.tilt(benchmark, 0 * held, latent))
+    assert torch.allclose(
+        head.tilt(benchmark, torch.zeros_like(held), slow), head.tilt(benchmark, 0 * held, latent)
+    )
 
 
 def test_no_more_than_allowed_lies_elsewhere() -> None:
@@ -128,7 +159,8 @@ def test_permuting_symbols_permutes_the_action() -> None:
 
 
 def acting(seed: int, settings: Any) -> tuple[PolicyModule, Tensor, Tensor]:
-    """A policy that bets a lot, and private parts `[R, A + N]` and rows of the market `[R, W]` that it may meet."""
+    """A policy that bets a lot, and private parts `[R, A + N]` and rows of the market `[R, W]` that
+    it may meet."""
     env = TradingEnv(MARKET, SETTINGS, num_envs=30)
     agent = make_agent(settings, env.layout, seed=seed)
     assert isinstance(agent, BaseAgent)
@@ -175,9 +207,13 @@ def test_it_is_exported(tmp_path: Path) -> None:
 
 def test_without_a_benchmark_or_features_it_is_refused() -> None:
     asked = ActionHeadSettings(kind="tilt")
-    with pytest.raises(ConfigError, match=r"needs a benchmark to tilt away from: set env.benchmark to equal_weight"):
+    with pytest.raises(
+        ConfigError, match=r"needs a benchmark to tilt away from: set env.benchmark to equal_weight"
+    ):
         ActionHead(ObservationLayout(5, 3, 2), asked)
-    with pytest.raises(ConfigError, match=r"needs features to tilt by: name some in data.features.names"):
+    with pytest.raises(
+        ConfigError, match=r"needs features to tilt by: name some in data.features.names"
+    ):
         ActionHead(ObservationLayout(5, 0, 2, benchmark=1), asked)
     assert ActionHead(ObservationLayout(5, 0, 2, benchmark=1), ActionHeadSettings()).kind == "aim"
     assert ActionHead(ObservationLayout(5, 3, 2), ActionHeadSettings()).kind == "aim"

@@ -11,7 +11,15 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.agents import PPO, Budget, NetworkSettings, TrainProgress, make_agent, train, training
+from fintrader.agents import (
+    PPO,
+    Budget,
+    NetworkSettings,
+    TrainProgress,
+    make_agent,
+    train,
+    training,
+)
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -30,7 +38,9 @@ def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
     env = Identity()
     first = train(make_agent(SMALL, env.layout), env, Budget(env_steps=300), folder=tmp_path)
     before = (tmp_path / "state.safetensors").read_bytes()
-    second = train(make_agent(SMALL, env.layout), Identity(), Budget(env_steps=300), folder=tmp_path)
+    second = train(
+        make_agent(SMALL, env.layout), Identity(), Budget(env_steps=300), folder=tmp_path
+    )
     assert (second.env_steps, second.updates) == (first.env_steps, first.updates) == (384, 3)
     assert second.metrics["policy_loss"] == first.metrics["policy_loss"]
     assert (tmp_path / "state.safetensors").read_bytes() == before
@@ -43,8 +53,11 @@ def test_a_budget_in_seconds_ends() -> None:
     assert result.updates >= 1
 
 
-def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of the test's own: an action takes a second, and each look at where training stands an hour."""
+def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock of the test's own: an action takes a second, and each look at where training
+    stands an hour."""
     now, seen = [0.0], []
 
     def look(progress: TrainProgress) -> None:
@@ -63,14 +76,17 @@ def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(monkeypatc
     assert [one.fraction for one in seen] == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
 
 
-@pytest.mark.parametrize("values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}])
+@pytest.mark.parametrize(
+    "values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}]
+)
 def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^Budget: (set exactly one|env_steps: |seconds: )"):
         Budget(**values)
 
 
 def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies between two saves."""
+    """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies
+    between two saves."""
     now, saves = [0.0], []
 
     def save(self: Any, name: str = "") -> None:
@@ -84,20 +100,42 @@ def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         now[0] += 0.01
 
     env = Identity()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=150 * 128), on_progress=tick, checkpoint_seconds=0.1)
+    train(
+        make_agent(SMALL, env.layout),
+        env,
+        Budget(env_steps=150 * 128),
+        on_progress=tick,
+        checkpoint_seconds=0.1,
+    )
     assert len(saves) == 1 + 3, saves
-    assert [after - before for before, after in pairwise(saves[:-1])] == pytest.approx([50, 50], abs=2)
+    assert [after - before for before, after in pairwise(saves[:-1])] == pytest.approx(
+        [50, 50], abs=2
+    )
 
 
 def test_progress_and_metrics(tmp_path: Path) -> None:
     seen: list[TrainProgress] = []
     env = Identity()
-    train(make_agent(SMALL, env.layout), env, Budget(env_steps=512), folder=tmp_path, on_progress=seen.append)
+    train(
+        make_agent(SMALL, env.layout),
+        env,
+        Budget(env_steps=512),
+        folder=tmp_path,
+        on_progress=seen.append,
+    )
     assert [progress.env_steps for progress in seen] == [128, 256, 384, 512]
     assert seen[-1].fraction == 1.0
     record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    wanted = "policy_loss value_loss kl clip_fraction explained_variance entropy grad_norm memory_mib reward_mean"
-    for name in [*wanted.split(), "steps_per_second", "steps_per_second_env", "steps_per_second_learning"]:
+    wanted = (
+        "policy_loss value_loss kl clip_fraction explained_variance entropy grad_norm memory_mib"
+        " reward_mean"
+    )
+    for name in [
+        *wanted.split(),
+        "steps_per_second",
+        "steps_per_second_env",
+        "steps_per_second_learning",
+    ]:
         assert name in record, name
     assert record["memory_mib"] > 1
 
@@ -105,10 +143,16 @@ def test_progress_and_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg"])
 def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {"learning_rate": 1e38, "network": {"hidden": [8]}}
-    if algo not in ("ppo", "a2c", "apg"):  # their metrics come far apart: it is the actions that tell first
+    if algo not in (
+        "ppo",
+        "a2c",
+        "apg",
+    ):  # their metrics come far apart: it is the actions that tell first
         values |= {"learning_starts": 32, "batch_size": 16, "report_every": 10_000}
     agent = make_agent(agent_settings(algo, values), market_env().layout, seed=5)
-    with pytest.raises(TrainingError, match=r"no longer finite: .*learning_rate.*failed\.safetensors"):
+    with pytest.raises(
+        TrainingError, match=r"no longer finite: .*learning_rate.*failed\.safetensors"
+    ):
         train(agent, market_env(), Budget(env_steps=4000), folder=tmp_path)
     _, header = read_tensors(tmp_path / "failed.safetensors", "fintrader-training-1")
     assert header["env_steps"] < 1000
@@ -141,7 +185,9 @@ def test_on_a_gpu_bad_actions_are_noticed_where_metrics_are_read() -> None:
     agent = Spoilt(make_agent(SMALL, env.layout))
     with pytest.raises(TrainingError, match="update 1: no longer finite: actions"):
         train(agent, env, Budget(env_steps=10_000))  # type: ignore[arg-type]
-    assert agent.acted == SMALL.num_steps  # not in the step itself, which would be to wait for the device
+    assert (
+        agent.acted == SMALL.num_steps
+    )  # not in the step itself, which would be to wait for the device
 
 
 def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_path: Path) -> None:
@@ -184,21 +230,36 @@ def test_environments_that_do_not_fit_are_refused(how: dict[str, Any], message: 
 def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
     settings = EnvSettings(num_envs=8, episode_bars=20)
 
-    def go_on(market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL, seed: int = 0) -> None:
+    def go_on(
+        market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL, seed: int = 0
+    ) -> None:
         env = TradingEnv(market, settings)
-        train(make_agent(agent, env.layout, seed=seed), env, Budget(env_steps=steps), folder=tmp_path)
+        train(
+            make_agent(agent, env.layout, seed=seed), env, Budget(env_steps=steps), folder=tmp_path
+        )
 
     go_on(MARKET, settings)
-    for column in ("close", "features", "benchmark"):  # of the same shape, with one other number in it
+    for column in (
+        "close",
+        "features",
+        "benchmark",
+    ):  # of the same shape, with one other number in it
         changed = getattr(MARKET, column).clone()
         changed[250] *= 1.001
-        with pytest.raises(CheckpointError, match=r"training \(market\.content_hash: \w{40} there, \w{40} here\)"):
+        with pytest.raises(
+            CheckpointError, match=r"training \(market\.content_hash: \w{40} there, \w{40} here\)"
+        ):
             go_on(replace(MARKET, **{column: changed}), settings)
-    with pytest.raises(CheckpointError, match=r"\(agent\.learning_rate: 0\.003 there, 0\.1 here\); .*another folder"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"\(agent\.learning_rate: 0\.003 there, 0\.1 here\); .*another folder",
+    ):
         go_on(MARKET, settings, agent=SMALL.model_copy(update={"learning_rate": 0.1}))
     with pytest.raises(CheckpointError, match=r"\(env\.cost_bps: \S+ there, 5\.0 here\)"):
         go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
-    with pytest.raises(CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 there, 4 here"):
+    with pytest.raises(
+        CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 there, 4 here"
+    ):
         go_on(MARKET, EnvSettings(num_envs=4, episode_bars=20, cost_bps=5, reward="profit"))
     with pytest.raises(CheckpointError, match=r"\(seed: 0 there, 1 here\); go on with its seed"):
         go_on(MARKET, settings, seed=1)
@@ -217,12 +278,18 @@ def test_a_parent_of_another_shape_is_refused() -> None:
     with pytest.raises(CheckpointError, match="architecture"):
         deep.inherit(parent)
     with pytest.raises(CheckpointError, match="random state"):
-        make_agent(SMALL, layout).load_state_dict({k: v for k, v in parent.items() if k != "generator"})
+        make_agent(SMALL, layout).load_state_dict(
+            {k: v for k, v in parent.items() if k != "generator"}
+        )
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
 def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> None:
-    given = {"anneal": True, "network": {"hidden": [8]}, **({"report_every": 8} if algo == "sac" else {})}
+    given = {
+        "anneal": True,
+        "network": {"hidden": [8]},
+        **({"report_every": 8} if algo == "sac" else {}),
+    }
 
     def rate() -> float:
         return float(next(iter(agent.optimisers.values())).param_groups[0]["lr"])

@@ -1,4 +1,5 @@
-"""Policies on symbols they were not trained on: what they see, what is refused, and what they earn there."""
+"""Policies on symbols they were not trained on: what they see, what is refused, and what they earn
+there."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 import torch
 
 import fintrader
-from fintrader.agents import PPO, EnsemblePolicy, NetworkSettings, PolicyModule, load_policy, make_agent, save_policy
+from fintrader.agents import (
+    PPO,
+    EnsemblePolicy,
+    NetworkSettings,
+    PolicyModule,
+    load_policy,
+    make_agent,
+    save_policy,
+)
 from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
@@ -19,14 +28,19 @@ from tests.factories import pick_assets, planted_market
 
 
 def standardised(market: MarketTensors, seed: int) -> MarketTensors:
-    """`market` with its features as raw numbers brought to some standardisation of its own, which it notes."""
+    """`market` with its features as raw numbers brought to some standardisation of its own, which
+    it notes."""
     rng = np.random.default_rng(seed)
     scales: dict[str, Any] = {"clip": 10.0}
     for part, names in (("features", market.feature_names), ("context", market.context_names)):
-        scales[part] = {name: {"mean": rng.normal(), "std": rng.uniform(0.5, 2.0)} for name in names}
+        scales[part] = {
+            name: {"mean": rng.normal(), "std": rng.uniform(0.5, 2.0)} for name in names
+        }
 
     def scaled(values: torch.Tensor, part: str) -> torch.Tensor:
-        mean, std = (torch.tensor([one[key] for one in scales[part].values()]) for key in ("mean", "std"))
+        mean, std = (
+            torch.tensor([one[key] for one in scales[part].values()]) for key in ("mean", "std")
+        )
         return ((values.double() - mean) / std).float()
 
     given = {part: scaled(getattr(market, part), part) for part in ("features", "context")}
@@ -40,7 +54,9 @@ SAME = standardised(pick_assets(RAW, (2, 0, 3, 1)), 2)
 AWAY = standardised(replace(planted_market(120, 7, seed=3), symbols=tuple("TUVWXYZ")), 3)
 
 
-def stored(path: Path, kind: str = "market_once", *, head: str = "auto", members: int = 1) -> PolicyModule:
+def stored(
+    path: Path, kind: str = "market_once", *, head: str = "auto", members: int = 1
+) -> PolicyModule:
     """A policy of `HOME` with outputs large enough to matter, as a file."""
     env = TradingEnv(HOME, EnvSettings(num_envs=6))
     policies = []
@@ -66,15 +82,21 @@ def observed(market: MarketTensors) -> torch.Tensor:
     return obs
 
 
-@pytest.mark.parametrize(("kind", "head"), [("market_once", "auto"), ("per_asset", "auto"), ("per_asset", "direct")])
-def test_rows_of_another_standardisation_are_seen_as_its_own(tmp_path: Path, kind: str, head: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "head"), [("market_once", "auto"), ("per_asset", "auto"), ("per_asset", "direct")]
+)
+def test_rows_of_another_standardisation_are_seen_as_its_own(
+    tmp_path: Path, kind: str, head: str
+) -> None:
     """The same raw rows in other places: the same decisions, in those places."""
     policy = stored(tmp_path / "one", kind, head=head, members=2)
     moved = load_policy(tmp_path / "one", universe=SAME)
     torch.testing.assert_close(
         moved(observed(SAME)), policy(observed(HOME)).detach()[:, [2, 0, 3, 1]], atol=2e-5, rtol=0
     )
-    with pytest.raises(CheckpointError, match=r"scaled by other statistics|symbols.*universe=market"):
+    with pytest.raises(
+        CheckpointError, match=r"scaled by other statistics|symbols.*universe=market"
+    ):
         load_policy(tmp_path / "one", market=SAME)
     own = load_policy(tmp_path / "one", universe=HOME)
     torch.testing.assert_close(own(observed(HOME)), policy(observed(HOME)).detach())
@@ -86,14 +108,18 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     assert moved(observed(AWAY)).shape == (5, 7)
     assert moved.meta["travels"] == {"trained_on": list(HOME.symbols), "traded_on": list("TUVWXYZ")}
     tests = fintrader.backtest(moved, AWAY, EnvSettings())
-    assert "trained on 4 symbols (P0, P1, P2, P3), traded on 7 symbols (T, U, V, W, ...)" in repr(tests)
+    assert "trained on 4 symbols (P0, P1, P2, P3), traded on 7 symbols (T, U, V, W, ...)" in repr(
+        tests
+    )
     # Stored again it is a policy of that market, and still knows where it learned.
     save_policy(tmp_path / "two", moved)
     again = load_policy(tmp_path / "two", market=AWAY)
     assert torch.equal(again(observed(AWAY)), moved(observed(AWAY)))
     home = load_policy(tmp_path / "two", universe=HOME)
     assert home.meta["travels"]["trained_on"] == list(HOME.symbols)
-    torch.testing.assert_close(home(observed(HOME)), load_policy(tmp_path / "one")(observed(HOME)), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        home(observed(HOME)), load_policy(tmp_path / "one")(observed(HOME)), atol=2e-5, rtol=0
+    )
 
 
 def test_a_column_that_did_not_vary_in_training_says_nothing(tmp_path: Path) -> None:
@@ -108,9 +134,13 @@ def test_holdings_count_as_multiples_of_an_equal_share(tmp_path: Path) -> None:
     policy = stored(tmp_path / "one", "per_asset")
     moved = load_policy(tmp_path / "one", universe=AWAY)
     held = torch.full((1, 11), 1 / 7)
-    seen = moved.normaliser.see(torch.cat([held, torch.zeros(1, moved.layout.row_width)], 1)).private  # type: ignore
+    seen = moved.normaliser.see(
+        torch.cat([held, torch.zeros(1, moved.layout.row_width)], 1)
+    ).private  # type: ignore
     there = torch.full((1, 8), 1 / 4)
-    expected = policy.normaliser.see(torch.cat([there, torch.zeros(1, HOME.num_assets * 4 + 1)], 1)).private  # type: ignore
+    expected = policy.normaliser.see(
+        torch.cat([there, torch.zeros(1, HOME.num_assets * 4 + 1)], 1)
+    ).private  # type: ignore
     torch.testing.assert_close(seen[:, -1], expected[:, -1])
 
 
@@ -127,9 +157,13 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path: Path) -> None:
     stored(path)
     assert "feature names" in refused(path, replace(AWAY, feature_names=("a", "b", "c")))
     assert "bar minutes" in refused(path, replace(AWAY, bar_minutes=5))
-    assert "this market does not say how its rows were standardised" in refused(path, replace(AWAY, meta={}))
+    assert "this market does not say how its rows were standardised" in refused(
+        path, replace(AWAY, meta={})
+    )
     other = {**AWAY.meta["normalisation"], "clip": 5.0}
-    assert "another rule (clip: 10.0 there, 5.0 here)" in refused(path, replace(AWAY, meta={"normalisation": other}))
+    assert "another rule (clip: 10.0 there, 5.0 here)" in refused(
+        path, replace(AWAY, meta={"normalisation": other})
+    )
     with pytest.raises(ConfigError, match="give one"):
         load_policy(path, market=HOME, universe=AWAY)
     with pytest.raises(BacktestError, match="universe=market"):
@@ -142,7 +176,9 @@ def planted(seed: int, symbols: int) -> MarketTensors:
     source = {"kind": "synthetic", "seed": seed, "num_symbols": symbols, "num_sessions": 12}
     source["planted"] = {"drift_bps": 3.0, "switch": 0.003}
     chosen = {"names": ["return_1", "volatility_30"], "extra_raw": ["signal"]}
-    return fintrader.load_market({"source": source, "features": chosen, "windows": {"fractions": [0.6, 0.2, 0.2]}})
+    return fintrader.load_market(
+        {"source": source, "features": chosen, "windows": {"fractions": [0.6, 0.2, 0.2]}}
+    )
 
 
 def test_what_is_learned_on_some_planted_symbols_pays_on_others(

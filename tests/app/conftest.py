@@ -22,7 +22,8 @@ SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")
 Open = Callable[..., AppTest]
 RENDER_SECONDS = 300.0
-"""What a page may take on a machine that is busy with other things; well under one second on an idle core."""
+"""What a page may take on a machine that is busy with other things; well under one second on an
+idle core."""
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +48,12 @@ def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
-    """`open_page(site, "backtest", run="demo")`: that page as a reader would see it; without `ready` at first."""
+    """`open_page(site, "backtest", run="demo")`: that page as a reader would see it; without
+    `ready` at first."""
 
-    def opened(site: Path, page: str, *, times: int = 1, ready: bool = True, **query: str) -> AppTest:
+    def opened(
+        site: Path, page: str, *, times: int = 1, ready: bool = True, **query: str
+    ) -> AppTest:
         monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
         monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
         monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
@@ -59,7 +63,9 @@ def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
         test.session_state["preview_settings"] = True  # unfolded
         for key, value in query.items():
             test.query_params[key] = value
-        if page == "new_run":  # its address is not its file's name, which is known once a script has run
+        if (
+            page == "new_run"
+        ):  # its address is not its file's name, which is known once a script has run
             test.run()
         test.switch_page(f"views/{page}.py")
         for _ in range(times):
@@ -76,7 +82,18 @@ def box(test: AppTest, label: str) -> Any:
 
 def said(test: AppTest) -> str:
     """Everything that the page says in words."""
-    kinds = ("title", "subheader", "markdown", "caption", "info", "warning", "error", "success", "code", "text")
+    kinds = (
+        "title",
+        "subheader",
+        "markdown",
+        "caption",
+        "info",
+        "warning",
+        "error",
+        "success",
+        "code",
+        "text",
+    )
     return "\n".join(str(element.value) for kind in kinds for element in getattr(test, kind))
 
 
@@ -85,7 +102,12 @@ def healthy(test: AppTest) -> None:
     assert not test.exception, [element.value for element in test.exception]
     assert "could not be drawn" not in said(test), said(test)
     assert test.title
-    drawn = len(test.metric) + len(test.dataframe) + len(test.get("plotly_chart")) + len(test.get("text_input"))
+    drawn = (
+        len(test.metric)
+        + len(test.dataframe)
+        + len(test.get("plotly_chart"))
+        + len(test.get("text_input"))
+    )
     assert drawn or test.info or test.error or test.warning
 
 

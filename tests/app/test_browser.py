@@ -1,4 +1,5 @@
-"""A real browser walks through every page, at two widths and in both themes. Skips where there is none."""
+"""A real browser walks through every page, at two widths and in both themes. Skips where there is
+none."""
 
 from __future__ import annotations
 
@@ -18,19 +19,38 @@ from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
 )
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH"),
+]
 
 WIDTHS = (1440, 390)
 THEMES = ("light", "dark")
 FAULTS = ("Page not found", "Traceback", "could not be drawn", "it is left out", "Connection error")
 OWN = "/_stcore/"
-"""What streamlit's script asks of its server. Below a page's path, where it looks for the root first, it gets a 404."""
+"""What streamlit's script asks of its server. Below a page's path, where it looks for the root
+first, it gets a 404."""
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
 PARTS = {
     "backtest": [
-        f"part={part}" for part in ("curves", "risk", "calendar", "weights", "profit", "trades", "decisions", "metrics")
+        f"part={part}"
+        for part in (
+            "curves",
+            "risk",
+            "calendar",
+            "weights",
+            "profit",
+            "trades",
+            "decisions",
+            "metrics",
+        )
     ],
     "market": [f"view={view}" for view in ("bars", "features", "coverage", "quality", "ties")],
     "new": [f"section={section}" for section in ("run", "data", "agent", "yaml")],
@@ -43,11 +63,16 @@ def served(site: Path) -> Iterator[str]:
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
     port = free_port()
     variables = launch.environment(site / "runs", site / "data" / "tensors")
-    server = subprocess.Popen(launch.command(port, headless=True), env=variables, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        launch.command(port, headless=True), env=variables, stdout=subprocess.DEVNULL
+    )
     try:
         address = f"http://127.0.0.1:{port}"
 
-        until(lambda: server.poll() is not None or answers(f"{address}/_stcore/health"), "the server to answer")
+        until(
+            lambda: server.poll() is not None or answers(f"{address}/_stcore/health"),
+            "the server to answer",
+        )
         assert server.poll() is None
         yield address
     finally:
@@ -58,7 +83,11 @@ def served(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def addresses(template: Path, long: Path) -> Iterator[dict[str, str]]:
     """Two servers: over the small runs, one of which is at work, and over the long ones."""
-    with RunFolder.named("racing", template / "runs").lock(), served(template) as small, served(long) as large:
+    with (
+        RunFolder.named("racing", template / "runs").lock(),
+        served(template) as small,
+        served(long) as large,
+    ):
         yield {"small": small, "large": large}
 
 
@@ -66,7 +95,8 @@ def addresses(template: Path, long: Path) -> Iterator[dict[str, str]]:
 def chromium() -> Iterator[Any]:
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
         )
         yield browser
         browser.close()
@@ -80,15 +110,20 @@ def links() -> list[tuple[str, str, str]]:
         for part in PARTS.get(page.path, [""])
     ]
     found += [(f"live {path}", "small", f"{path}?run=racing") for path in ("tournament", "pod")]
-    found += [(f"large {path}", "large", f"{path}?run=demo") for path in ("tournament", "honesty", "backtest")]
+    found += [
+        (f"large {path}", "large", f"{path}?run=demo")
+        for path in ("tournament", "honesty", "backtest")
+    ]
     return found
 
 
 def settled(page: Any) -> None:
-    """Wait until the script has ended and charts stand; of a page that redraws itself, once is enough."""
+    """Wait until the script has ended and charts stand; of a page that redraws itself, once is
+    enough."""
     page.wait_for_selector("h1", timeout=PATIENCE_MS)
     page.wait_for_function(
-        '() => !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')',
+        "() =>"
+        ' !document.querySelector(\'[data-testid="stApp"][data-test-script-state="running"]\')',
         timeout=PATIENCE_MS,
     )
     page.wait_for_timeout(400)
@@ -104,7 +139,9 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     name = ""
 
     def heard(line: Any) -> None:
-        if line.type == "error" and not line.text.startswith("Failed to load resource"):  # see `answered`
+        if line.type == "error" and not line.text.startswith(
+            "Failed to load resource"
+        ):  # see `answered`
             trouble.append(f"{name}: console: {line.text} {line.location['url']}")
 
     def answered(response: Any) -> None:
@@ -116,7 +153,9 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     page.on("pageerror", lambda error: trouble.append(f"{name}: script: {error}"))
 
     def seen(request: Any) -> None:
-        if not request.url.replace("ws://", "http://").startswith((*addresses.values(), "data:", "blob:")):
+        if not request.url.replace("ws://", "http://").startswith(
+            (*addresses.values(), "data:", "blob:")
+        ):
             trouble.append(f"{name}: asks {request.url[:80]}")
 
     page.on("request", seen)
@@ -129,8 +168,9 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
         text = page.inner_text("body")
         trouble += [f"{name}: says {words!r}" for words in FAULTS if words in text]
         over = page.evaluate(
-            "() => Math.max(...[document.scrollingElement, ...document.querySelectorAll('[data-testid=\"stMain\"]')]"
-            ".map(part => part.scrollWidth - part.clientWidth))"
+            "() => Math.max(...[document.scrollingElement,"
+            " ...document.querySelectorAll('[data-testid=\"stMain\"]')].map(part =>"
+            " part.scrollWidth - part.clientWidth))"
         )
         if over > 0:
             trouble.append(f"{name}: {over} px too wide")

@@ -37,7 +37,10 @@ def test_the_backtest_is_on_one_clock(open_page: Open, template: Path, clock: st
         if part in ("curves", "trades"):
             assert stamped, part
         times = [
-            c for t in test.dataframe for c in (t.value[n] for n in t.value) if str(c.dtype).startswith("datetime")
+            c
+            for t in test.dataframe
+            for c in (t.value[n] for n in t.value)
+            if str(c.dtype).startswith("datetime")
         ]
         assert bool(times) == (part in ("trades", "profit")), part
         for column in times:
@@ -47,7 +50,9 @@ def test_the_backtest_is_on_one_clock(open_page: Open, template: Path, clock: st
     assert title in "".join(str(frame.proto.columns) for frame in test.dataframe)
 
 
-def test_the_clock_is_in_the_address_and_the_market_page_follows_it(open_page: Open, template: Path) -> None:
+def test_the_clock_is_in_the_address_and_the_market_page_follows_it(
+    open_page: Open, template: Path
+) -> None:
     test = open_page(template, "backtest", run="demo")
     (switch,) = [one for one in test.get("button_group") if one.label == "Clock"]
     assert "Times are New York's." in said(test).replace("\\", "")
@@ -89,7 +94,9 @@ def test_profit_and_round_trips_are_the_reports(open_page: Open, template: Path)
     made = symbol_pnl(stored, "ensemble")
     by_symbol = table_with(test, "fills").set_index("symbol")
     wanted = pnl_table(made, mine)
-    assert by_symbol["profit_usd"].to_numpy() == pytest.approx(wanted["profit_usd"].to_numpy(), abs=0.006)
+    assert by_symbol["profit_usd"].to_numpy() == pytest.approx(
+        wanted["profit_usd"].to_numpy(), abs=0.006
+    )
     equity = stored.curve()["ensemble"]
     months = table_with(test, "best_usd")
     assert months["profit_usd"].sum() == pytest.approx(equity.iloc[-1] - equity.iloc[0], abs=0.05)
@@ -99,7 +106,9 @@ def test_profit_and_round_trips_are_the_reports(open_page: Open, template: Path)
     assert trips.loc["All", "lots"] == metrics["round_trips"]
     lots = table_with(test, "opened")
     assert len(lots) == trips.loc["All", "lots"]
-    assert lots["profit_usd"].sum() == pytest.approx(trips.loc["All", "profit_usd"], abs=0.01 * len(lots))
+    assert lots["profit_usd"].sum() == pytest.approx(
+        trips.loc["All", "profit_usd"], abs=0.01 * len(lots)
+    )
     assert (lots["opened"] < lots["closed"]).all()
     assert lots["closed"].is_monotonic_decreasing
 

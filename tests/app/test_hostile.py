@@ -1,4 +1,5 @@
-"""Names, paths and contents made by somebody who means harm: nothing outside the runs folder is ever read."""
+"""Names, paths and contents made by somebody who means harm: nothing outside the runs folder is
+ever read."""
 
 from __future__ import annotations
 
@@ -20,20 +21,103 @@ SECRET = "the-secret-nobody-may-see"
 
 
 def payloads() -> list[str]:
-    """Traversal, absolute paths, NUL, control characters, encodings, look-alikes, devices, overlong names."""
+    """Traversal, absolute paths, NUL, control characters, encodings, look-alikes, devices, overlong
+    names."""
     ups = ["..", "../", "..\\", "....//", "..;/", "..%2f", "..%5c", "..%c0%af"]
     ups += ["%2e%2e", "%2e%2e%2f", "%252e%252e%252f", "%uff0e%uff0e/"]
-    ups += ["\u2024\u2024/", "\uff0e\uff0e/", "..\u2215", "..\u2044", "..\uff0f", "\u202e..", ".\u200b./"]
-    targets = ["", "secret", "secret/manifest.json", "etc/passwd", "demo", "demo/../../secret", "demo/manifest.json"]
+    ups += [
+        "\u2024\u2024/",
+        "\uff0e\uff0e/",
+        "..\u2215",
+        "..\u2044",
+        "..\uff0f",
+        "\u202e..",
+        ".\u200b./",
+    ]
+    targets = [
+        "",
+        "secret",
+        "secret/manifest.json",
+        "etc/passwd",
+        "demo",
+        "demo/../../secret",
+        "demo/manifest.json",
+    ]
     found = [up * depth + target for up in ups for depth in (1, 3) for target in targets]
-    found += ["/etc/passwd", "//etc/passwd", "/", "\\", "C:\\secret", "\\\\host\\share", "~", "~root"]
+    found += [
+        "/etc/passwd",
+        "//etc/passwd",
+        "/",
+        "\\",
+        "C:\\secret",
+        "\\\\host\\share",
+        "~",
+        "~root",
+    ]
     found += ["file:///etc/passwd"]
-    found += ["/proc/self/environ", "/dev/stdin", "/dev/zero", "$HOME", "${HOME}", "`id`", "$(id)", ";id", "|id", "&id"]
-    found += ["demo\0", "demo\0.json", "\0", "demo\n", "demo\r", "demo\t", "demo ", " demo", "demo\x7f", "demo\x1b[31m"]
-    found += [".", "...", "", "demo/", "/demo", "demo//", "./demo", "demo/.", "demo/..", ".lock", ".launched"]
-    found += ["-rf", "--help", "a" * 256, "a" * 100_000, "é" * 150, "\ud800", "demo\udcff", "\U0001f4a9" * 80]
-    found += ["демо", "dеmo", "ｄｅｍｏ", "{{7*7}}", "${7*7}", "%s%n", "{0.__class__}", "demo?mode=rw", "demo#x"]
-    found += ["<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "![x](http://example.com/x)"]
+    found += [
+        "/proc/self/environ",
+        "/dev/stdin",
+        "/dev/zero",
+        "$HOME",
+        "${HOME}",
+        "`id`",
+        "$(id)",
+        ";id",
+        "|id",
+        "&id",
+    ]
+    found += [
+        "demo\0",
+        "demo\0.json",
+        "\0",
+        "demo\n",
+        "demo\r",
+        "demo\t",
+        "demo ",
+        " demo",
+        "demo\x7f",
+        "demo\x1b[31m",
+    ]
+    found += [
+        ".",
+        "...",
+        "",
+        "demo/",
+        "/demo",
+        "demo//",
+        "./demo",
+        "demo/.",
+        "demo/..",
+        ".lock",
+        ".launched",
+    ]
+    found += [
+        "-rf",
+        "--help",
+        "a" * 256,
+        "a" * 100_000,
+        "é" * 150,
+        "\ud800",
+        "demo\udcff",
+        "\U0001f4a9" * 80,
+    ]
+    found += [
+        "демо",
+        "dеmo",
+        "ｄｅｍｏ",
+        "{{7*7}}",
+        "${7*7}",
+        "%s%n",
+        "{0.__class__}",
+        "demo?mode=rw",
+        "demo#x",
+    ]
+    found += [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "![x](http://example.com/x)",
+    ]
     found += ["[x](javascript:1)", "' OR 1=1 --", '"; DROP TABLE pods; --']
     return list(dict.fromkeys(found))
 
@@ -44,7 +128,9 @@ def fortress(site: Path) -> Path:
     secret = site / "secret"
     secret.mkdir()
     for name in ("manifest.json", "config.yaml", "metrics.json", "secret"):
-        (secret / name).write_text(json.dumps({"format": "fintrader-run-1", "name": SECRET, "command": SECRET}))
+        (secret / name).write_text(
+            json.dumps({"format": "fintrader-run-1", "name": SECRET, "command": SECRET})
+        )
     os.symlink(secret, site / "runs" / "linked")
     return site
 
@@ -80,7 +166,15 @@ def test_no_payload_opens_anything_outside(fortress: Path, monkeypatch: pytest.M
 def test_links_with_payloads_show_a_message(open_page: Open, fortress: Path, payload: str) -> None:
     if any(0xD800 <= ord(char) < 0xE000 for char in payload):
         payload = urllib.parse.quote(payload, errors="surrogatepass")
-    test = open_page(fortress, "backtest", run=payload, strategy=payload, symbol=payload, day=payload, part=payload)
+    test = open_page(
+        fortress,
+        "backtest",
+        run=payload,
+        strategy=payload,
+        symbol=payload,
+        day=payload,
+        part=payload,
+    )
     healthy(test)
     assert SECRET not in said(test)
     assert payload == "" or "is not here" in said(test)
@@ -110,7 +204,13 @@ def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortre
 def test_a_market_elsewhere_is_not_read(open_page: Open, fortress: Path) -> None:
     manifest = fortress / "runs" / "demo" / "manifest.json"
     values = json.loads(manifest.read_text())
-    for market in ("/etc/passwd", "../../secret/secret", str(fortress / "secret" / "secret"), "x/\0", "a\nb"):
+    for market in (
+        "/etc/passwd",
+        "../../secret/secret",
+        str(fortress / "secret" / "secret"),
+        "x/\0",
+        "a\nb",
+    ):
         manifest.write_text(json.dumps({**values, "market": market}))
         test = open_page(fortress, "market", run="demo")
         healthy(test)
@@ -119,7 +219,8 @@ def test_a_market_elsewhere_is_not_read(open_page: Open, fortress: Path) -> None
 
 
 HOSTILE_TEXT = (
-    "<script>alert(1)</script> ![x](http://example.com/x.png) [y](javascript:alert(1)) :red[z] $x^2$ `c` **b**"
+    "<script>alert(1)</script> ![x](http://example.com/x.png) [y](javascript:alert(1)) :red[z]"
+    " $x^2$ `c` **b**"
 )
 
 
@@ -127,7 +228,12 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
     demo = site / "runs" / "demo"
     manifest = json.loads((demo / "manifest.json").read_text())
     contents = {
-        "manifest.json": {**manifest, "device": HOSTILE_TEXT, "command": HOSTILE_TEXT, "created": HOSTILE_TEXT},
+        "manifest.json": {
+            **manifest,
+            "device": HOSTILE_TEXT,
+            "command": HOSTILE_TEXT,
+            "created": HOSTILE_TEXT,
+        },
         "backtest/context.json": {"window": HOSTILE_TEXT, "trials": HOSTILE_TEXT},
         "backtest/honesty.json": {
             "verdict": HOSTILE_TEXT,
@@ -141,14 +247,20 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
     for page in ("runs", "backtest", "honesty", "tournament"):
         test = open_page(site, page, run="demo")
         healthy(test)
-        rendered = "\n".join(str(element.value) for kind in kinds for element in getattr(test, kind))
+        rendered = "\n".join(
+            str(element.value) for kind in kinds for element in getattr(test, kind)
+        )
         for live in ("<script>", "![x]", "[y](", ":red[", "$x^2$"):
             assert live not in rendered, (page, live)
 
 
 def test_secrets_in_settings_and_events_are_never_shown(open_page: Open, site: Path) -> None:
     demo = site / "runs" / "demo"
-    secrets = ("api_key: s3cr3t-a", "url: https://user:s3cr3t-b@example.com/x", "a: {b: {token: s3cr3t-c, user: me}}")
+    secrets = (
+        "api_key: s3cr3t-a",
+        "url: https://user:s3cr3t-b@example.com/x",
+        "a: {b: {token: s3cr3t-c, user: me}}",
+    )
     (demo / "config.yaml").write_text("\n".join(("name: demo", *secrets)))
     detail = "OSError at https://user:s3cr3t-a@example.com/x and s3://b/x?X-Amz-Signature=s3cr3t-b"
     event = {"time": 1.8e9, "pod": "p0001", "reason": "died", "detail": detail, "token": "s3cr3t"}

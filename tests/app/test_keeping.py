@@ -88,7 +88,9 @@ def test_a_run_at_work_and_a_copy_are_not_deleted(open_page: Open, site: Path) -
         test.toggle(key="delete:racing").set_value(True).run()
         assert "at work" in said(test)
         assert not any(button.label == "Delete for good" for button in test.button)
-    (site / "runs" / "demo" / ".store.json").write_text(json.dumps({"url": "s3://bucket/runs/demo"}))
+    (site / "runs" / "demo" / ".store.json").write_text(
+        json.dumps({"url": "s3://bucket/runs/demo"})
+    )
     test = open_page(site, "runs", run="demo")
     healthy(test)
     assert "copy of a run in a store" in said(test)

@@ -40,12 +40,15 @@ def test_port_is_checked(port: int) -> None:
 
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     program = (
-        "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables: print(words); "
-        "cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless']); "
-        "assert not any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in sys.modules)"
+        "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables:"
+        " print(words); cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless']);"
+        " assert not any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in"
+        " sys.modules)"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True
+    )
     asked = ["--runs-dir", "here", "--port", "8600", "--host", "127.0.0.1", "--headless"]
     assert ast.literal_eval(done.stdout)[1:] == ["-P", "-m", "fintrader_app.launch", *asked]
 
@@ -68,7 +71,14 @@ def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own() -> None:
     for path in Path(launch.__file__).parent.rglob("*.py"):
-        for source in ("np.random", "import random", "default_rng", "pickle", "unsafe_allow_html", "yaml.load("):
+        for source in (
+            "np.random",
+            "import random",
+            "default_rng",
+            "pickle",
+            "unsafe_allow_html",
+            "yaml.load(",
+        ):
             assert source not in path.read_text(), (path, source)
 
 
@@ -82,7 +92,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def test_the_server_is_told_of_copies(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_is_told_of_copies(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[list[str]] = []
     served: list[dict[str, str]] = []
     monkeypatch.setattr(subprocess, "Popen", lambda words, **_: started.append(words))
@@ -93,7 +105,9 @@ def test_the_server_is_told_of_copies(tmp_path: Path, store: str, monkeypatch: p
     runs = RunsFolder.at(home)
     assert runs.names() == ["one"]
     assert runs.run("one").exists("leaderboard.sqlite")
-    assert started == [[sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", store, str(os.getpid())]]
+    assert started == [
+        [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", store, str(os.getpid())]
+    ]
 
 
 def test_copies_follow_until_the_app_has_gone(

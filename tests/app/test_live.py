@@ -20,7 +20,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "app" / "views" / "live.py"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one deployment that has ended."""
     folder = tmp_path_factory.mktemp("deployments")
-    data = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]})
+    data = settings(
+        features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]}
+    )
     bundle, market = frozen(folder / "mine", data)
     replayed(folder / "mine", bundle, market).close()
     return folder
@@ -36,8 +38,16 @@ def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
 
 def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = drawn(made, monkeypatch)
-    assert {metric.label for metric in page.metric} >= {"Bars", "Broker", "Account", "Newest decision"}
-    assert [heading.value for heading in page.subheader][:2] == ["What the account is worth", "Targets and holdings"]
+    assert {metric.label for metric in page.metric} >= {
+        "Bars",
+        "Broker",
+        "Account",
+        "Newest decision",
+    }
+    assert [heading.value for heading in page.subheader][:2] == [
+        "What the account is worth",
+        "Targets and holdings",
+    ]
     assert len(page.dataframe) == 3
     assert not page.button  # nothing here trades
 
@@ -57,7 +67,9 @@ def test_a_deployment_is_on_one_clock(made: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, market = frozen(tmp_path / "mine-paper", settings(features={"names": ["return_1", "sma_26"]}))
+    bundle, market = frozen(
+        tmp_path / "mine-paper", settings(features={"names": ["return_1", "sma_26"]})
+    )
     run_live(tmp_path / "mine-paper", bundle, market, bars=12).close()
     control.ask(tmp_path / "mine-paper", "halt")
     run_live(tmp_path / "mine-paper", bundle, market, bars=22).close()
@@ -66,7 +78,9 @@ def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert "`fintrader resume mine-paper`" in page.error[0].value  # to be copied as it stands
 
 
-def test_damage_and_absence_are_sentences(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_and_absence_are_sentences(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "fintrader paper" in drawn(tmp_path, monkeypatch).info[0].value.replace("\\", "")
     shutil.copytree(made / "mine", tmp_path / "mine")
     (tmp_path / "mine" / "journal.sqlite").write_bytes(b"123")

@@ -34,7 +34,10 @@ def test_defaults_are_valid_for_every_model_of_a_run() -> None:
                         expected: Any = below()
                     except ValueError:  # a model whose defaults need a companion
                         continue
-                    assert validate(below, forms.defaults(forms.schema_of(below)), "defaults") == expected
+                    assert (
+                        validate(below, forms.defaults(forms.schema_of(below)), "defaults")
+                        == expected
+                    )
                 walk(below)
 
     walk(RunConfig)
@@ -43,7 +46,10 @@ def test_defaults_are_valid_for_every_model_of_a_run() -> None:
 def widgets(test: Any) -> dict[str, Any]:
     kinds = ("text_input", "number_input", "selectbox", "toggle")
     return {
-        str(one.key): one for kind in kinds for one in test.get(kind) if one.key and str(one.key).startswith("new:")
+        str(one.key): one
+        for kind in kinds
+        for one in test.get(kind)
+        if one.key and str(one.key).startswith("new:")
     }
 
 
@@ -116,7 +122,8 @@ jobs.main()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
-    """Jobs that run a stand-in for the command line: it prints a line, sleeps, and answers an interrupt."""
+    """Jobs that run a stand-in for the command line: it prints a line, sleeps, and answers an
+    interrupt."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER)
     real = subprocess.Popen
@@ -165,11 +172,19 @@ os.execve(served[0], served, launch.environment(runs.root))
 
 @pytest.mark.slow
 def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
-    """The very process that started a run becomes the server; both its group and it are told to end at once."""
+    """The very process that started a run becomes the server; both its group and it are told to end
+    at once."""
     config = write_config(tmp_path)
     port = free_port()
     health = f"http://127.0.0.1:{port}/_stcore/health"
-    arguments = [sys.executable, "-c", STARTS_AND_SERVES, str(tmp_path / "runs"), str(config), str(port)]
+    arguments = [
+        sys.executable,
+        "-c",
+        STARTS_AND_SERVES,
+        str(tmp_path / "runs"),
+        str(config),
+        str(port),
+    ]
     server = subprocess.Popen(
         arguments, cwd=Path(__file__).parents[2], start_new_session=True, stdout=subprocess.DEVNULL
     )
@@ -202,7 +217,9 @@ def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
     assert not jobs.kill(job)
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"name": "x", "pid": 1, "born": 1, "started": 1}', '{"pid": "a"}'])
+@pytest.mark.parametrize(
+    "record", ["", "[]", "{}", '{"name": "x", "pid": 1, "born": 1, "started": 1}', '{"pid": "a"}']
+)
 def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None:
     (quick.root / ".launched" / "x.json").write_text(record)
     assert jobs.jobs(quick) == []
@@ -252,7 +269,9 @@ def test_a_job_that_gave_up_says_why(quick: RunsFolder, printed: str, why: str |
     assert jobs.why_ended(quick, "one") == why
 
 
-def test_what_is_not_there_is_named_before_the_start(open_page: Open, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_is_not_there_is_named_before_the_start(
+    open_page: Open, tmp_path: Path, monkeypatch: Any
+) -> None:
     test = open_page(tmp_path, "new_run", section="data")
     path = next(one for key, one in widgets(test).items() if key.endswith("data.path"))
     path.set_value("nowhere/bars.csv").run()
@@ -273,12 +292,19 @@ def test_the_search_space_has_a_row_a_setting(open_page: Open, tmp_path: Path) -
     assert "learning_rate" not in adder.options
     adder.set_value("gamma").run()
     next(button for button in test.button if button.label == "Add").click().run()
-    assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["learning_rate", "gamma"]
+    assert list(test.session_state["new_draft"]["tournament"]["search"]) == [
+        "learning_rate",
+        "gamma",
+    ]
     assert "low and high, or choices" in said(test)
     for end, value in (("low", 0.9), ("high", 0.99)):
-        next(one for one in test.number_input if str(one.key).endswith(f"search.gamma.{end}")).set_value(value).run()
+        next(
+            one for one in test.number_input if str(one.key).endswith(f"search.gamma.{end}")
+        ).set_value(value).run()
     assert not test.error, said(test)
-    next(button for button in test.button if str(button.key).endswith("learning_rate.remove")).click().run()
+    next(
+        button for button in test.button if str(button.key).endswith("learning_rate.remove")
+    ).click().run()
     assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["gamma"]
 
 
@@ -310,7 +336,9 @@ def test_own_bars_become_a_configuration_to_start_from(
     assert "How sure" in next(frame.value for frame in test.dataframe if "Found" in frame.value)
     test.button(key="own_write").click().run()
     (written,) = (tmp_path / "configs").glob("*.yaml")
-    assert validate(RunConfig, yaml.safe_load(written.read_text()), "written").data.source.path == str(bars)  # type: ignore[union-attr]
+    assert validate(
+        RunConfig, yaml.safe_load(written.read_text()), "written"
+    ).data.source.path == str(bars)  # type: ignore[union-attr]
     assert own_bars.unused(written).name == f"{written.stem}-2.yaml"
 
 

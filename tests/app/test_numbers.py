@@ -1,6 +1,7 @@
 """Every number on screen is the stored one.
 
-What a report shows as well is compared in `tests/results`: texts in `test_same_text.py`, charts in `test_figures.py`.
+What a report shows as well is compared in `tests/results`: texts in `test_same_text.py`, charts in
+`test_figures.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from fintrader_app import tables
 from tests.app.conftest import Open, box, cards, healthy, said, table_with
 from tests.results.test_figures import numbers
 
-OF_A_YEAR = {"annual_return", "annual_volatility", "calmar", "active_return", "tracking_error", "turnover"}
+OF_A_YEAR = {
+    "annual_return",
+    "annual_volatility",
+    "calmar",
+    "active_return",
+    "tracking_error",
+    "turnover",
+}
 NO_COLOUR = Metric.MetricColor.GRAY
 
 
@@ -32,15 +40,20 @@ def stored(path: Path) -> Any:
 
 
 def metrics_of(site: Path, name: str) -> dict[str, Any]:
-    """The stored metrics of each strategy; how they follow from returns is the metrics' own tests' concern."""
+    """The stored metrics of each strategy; how they follow from returns is the metrics' own tests'
+    concern."""
     return dict(stored(site / "runs" / name / "backtest" / "metrics.json"))
 
 
-def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page: Open, template: Path) -> None:
+def test_headline_cards_and_the_papers_table_are_the_stored_metrics(
+    open_page: Open, template: Path
+) -> None:
     test, metrics = open_page(template, "runs", run="demo"), metrics_of(template, "demo")
     mine, index = metrics["ensemble"], metrics["benchmark"]
     shown = {metric.label: metric for metric in test.metric}
-    assert set(shown) == {title for _, title in tables.SHORT_HEADLINE}, "ten sessions have no figures of a year"
+    assert set(shown) == {title for _, title in tables.SHORT_HEADLINE}, (
+        "ten sessions have no figures of a year"
+    )
     assert shown["Sessions"].value == "10"
     for key, title in tables.SHORT_HEADLINE[:-1]:
         assert shown[title].value == statistic(key, mine[key]), key
@@ -55,7 +68,9 @@ def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page: O
             assert row[title] == told, (row["Strategy"], key)
 
 
-def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page: Open, template: Path) -> None:
+def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(
+    open_page: Open, template: Path
+) -> None:
     table = open_page(template, "runs").dataframe[0].value.set_index("name")
     columns = {"return": "cumulative_return", "sharpe": "sharpe", "drawdown": "max_drawdown"}
     for name in ("demo", "second"):
@@ -70,25 +85,36 @@ def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page: Op
 
 
 def test_before_the_table_stand_its_first_rows(open_page: Open, template: Path) -> None:
-    """As HTML, which needs none of a table's code; the table then holds the same runs in the same order."""
+    """As HTML, which needs none of a table's code; the table then holds the same runs in the same
+    order."""
     first = open_page(template, "runs", ready=False)
     assert not first.dataframe
     assert not first.get("plotly_chart")
-    rows = re.findall(r"<tr>(<td>.*?)</tr>", "".join(element.proto.body for element in first.get("html")))
+    rows = re.findall(
+        r"<tr>(<td>.*?)</tr>", "".join(element.proto.body for element in first.get("html"))
+    )
     table = open_page(template, "runs").dataframe[0].value
     assert len(rows) == min(len(table), 8) > 3
     for row, known in zip(rows, table.to_dict("records"), strict=False):
         name, status, verdict, returned, index = re.findall(r"<td>(.*?)</td>", row)
-        assert (status, name, verdict) == (known["status"], known["name"], html.escape(known["verdict"]))
+        assert (status, name, verdict) == (
+            known["status"],
+            known["name"],
+            html.escape(known["verdict"]),
+        )
         for told, value in ((returned, known["return"]), (index, known["index"])):
             assert told == (DASH if np.isnan(value) else f"{value:.2%}")
 
 
-def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page: Open, template: Path) -> None:
+def test_a_tournaments_numbers_are_those_of_its_leaderboard(
+    open_page: Open, template: Path
+) -> None:
     test = open_page(template, "tournament", run="demo")
     shown = cards(test)
     with sqlite3.connect(template / "runs" / "demo" / "leaderboard.sqlite") as connection:
-        rows = connection.execute("SELECT score, env_steps, started, finished, status FROM entries").fetchall()
+        rows = connection.execute(
+            "SELECT score, env_steps, started, finished, status FROM entries"
+        ).fetchall()
     scores = [row[0] for row in rows if row[0] is not None]
     span = max(row[3] for row in rows) - min(row[2] for row in rows)
     assert shown["Pods done"] == count(len(rows))
@@ -99,11 +125,15 @@ def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page: Open, tem
     board = test.dataframe[0].value
     assert board[board["pod"] != "benchmark"]["score"].tolist() == sorted(scores, reverse=True)
     assert board["score"].is_monotonic_decreasing
-    assert board[board["pod"] == "benchmark"][["rank", "score"]].isna().values.tolist() == [[True, False]]
+    assert board[board["pod"] == "benchmark"][["rank", "score"]].isna().values.tolist() == [
+        [True, False]
+    ]
 
 
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])
-def test_a_pods_cards_and_curves_are_those_of_its_files(open_page: Open, template: Path, pod: str) -> None:
+def test_a_pods_cards_and_curves_are_those_of_its_files(
+    open_page: Open, template: Path, pod: str
+) -> None:
     demo = template / "runs" / "demo"
     with sqlite3.connect(demo / "leaderboard.sqlite") as connection:
         connection.row_factory = sqlite3.Row
@@ -120,7 +150,10 @@ def test_a_pods_cards_and_curves_are_those_of_its_files(open_page: Open, templat
         "With its line": count(row["lineage_env_steps"]),
         "Took": duration(result["seconds"]),
     }
-    lines = [json.loads(line) for line in (demo / "pods" / pod / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (demo / "pods" / pod / "metrics.jsonl").read_text().splitlines()
+    ]
     drawn = json.loads(test.get("plotly_chart")[0].proto.spec)["data"][0]["y"]
     assert numbers(drawn) == [line["entropy"] for line in lines]
 
@@ -136,7 +169,9 @@ def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: P
     assert shown["Index"] == market.benchmark_name
 
 
-def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_page: Open, template: Path) -> None:
+def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(
+    open_page: Open, template: Path
+) -> None:
     lines = ("demo / ensemble", "second / best")
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
     table = table_with(test, "Metric").set_index("Metric")
@@ -155,12 +190,18 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
         assert row[lines[1]] == told, key
 
 
-def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page: Open, site: Path) -> None:
+def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(
+    open_page: Open, site: Path
+) -> None:
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
-    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["selection"]["null_model"]["metrics"]
+    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["selection"][
+        "null_model"
+    ]["metrics"]
     for key, title in tables.HEADLINE:
-        assert control[title] == (DASH if key in OF_A_YEAR else statistic(key, metrics.get(key))), key
+        assert control[title] == (DASH if key in OF_A_YEAR else statistic(key, metrics.get(key))), (
+            key
+        )
     assert "No look-ahead was found" in said(test)
     assert "Not computed" not in said(test)
     assert "not run" not in said(test)
@@ -184,7 +225,9 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("page", CHOICES)
-def test_choices_come_from_the_address_and_stay_in_it(open_page: Open, template: Path, page: str) -> None:
+def test_choices_come_from_the_address_and_stay_in_it(
+    open_page: Open, template: Path, page: str
+) -> None:
     test = open_page(template, page, times=2, **CHOICES[page])
     healthy(test)
     assert "is not here" not in said(test)
@@ -203,13 +246,17 @@ def test_choices_come_from_the_address_and_stay_in_it(open_page: Open, template:
         assert test.query_params["pods"] in ("p0004", ["p0004"])
 
 
-def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(open_page: Open, template: Path) -> None:
+def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(
+    open_page: Open, template: Path
+) -> None:
     found = read_backtest(template / "runs" / "demo" / "backtest")
     wealth = found.curve()["ensemble"].to_numpy()
     page = open_page(template, "backtest", run="demo", part="profit")
     by_symbol, months = table_with(page, "fills"), table_with(page, "month")
     assert months["profit_usd"].sum() == pytest.approx(wealth[-1] - wealth[0], abs=0.02)
-    fills = found.trades[(found.trades["strategy"] == "ensemble") & (found.trades["kind"] != "split")]
+    fills = found.trades[
+        (found.trades["strategy"] == "ensemble") & (found.trades["kind"] != "split")
+    ]
     assert by_symbol["fills"].sum() == len(fills)
     years = table_with(open_page(template, "backtest", run="demo", part="calendar"), "Year")
     assert len(years) == 1

@@ -21,14 +21,25 @@ NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 PARTS = [
     *(
         ("backtest", {"part": part})
-        for part in ("curves", "risk", "calendar", "weights", "profit", "trades", "decisions", "metrics")
+        for part in (
+            "curves",
+            "risk",
+            "calendar",
+            "weights",
+            "profit",
+            "trades",
+            "decisions",
+            "metrics",
+        )
     ),
     *(("market", {"view": view}) for view in ("bars", "features", "coverage", "quality", "ties")),
 ]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_without_runs_there_is_a_message_and_no_number(open_page: Open, tmp_path: Path, page: str) -> None:
+def test_without_runs_there_is_a_message_and_no_number(
+    open_page: Open, tmp_path: Path, page: str
+) -> None:
     test = open_page(tmp_path, page)
     healthy(test)
     assert not test.metric
@@ -71,7 +82,9 @@ def test_every_part_of_a_page_is_there(open_page: Open, template: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["runs", "tournament", "pod", "honesty"])
-def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page: Open, site: Path, page: str) -> None:
+def test_a_walk_forward_shows_the_tournaments_of_its_folds(
+    open_page: Open, site: Path, page: str
+) -> None:
     demo = site / "runs" / "demo"
     best = {}
     for seed, fold in enumerate(("00", "01")):
@@ -90,13 +103,17 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page: Open, site
         assert box(test, "Fold").value == "01"
         for fold in ("01", "00"):
             box(test, "Fold").set_value(fold).run()
-            shown = next(box for box in test.selectbox if box.label.lower().endswith(("pod", "first")))
+            shown = next(
+                box for box in test.selectbox if box.label.lower().endswith(("pod", "first"))
+            )
             assert len(shown.options) == len(best[fold])
 
 
 @pytest.mark.parametrize("page", ["tournament", "pod", "backtest", "honesty", "compare"])
 @pytest.mark.parametrize("name", ["started", "racing", "raced"])
-def test_a_run_that_was_killed_half_way_has_every_page(open_page: Open, site: Path, page: str, name: str) -> None:
+def test_a_run_that_was_killed_half_way_has_every_page(
+    open_page: Open, site: Path, page: str, name: str
+) -> None:
     with (site / "runs" / name / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "laun')
     if (site / "runs" / name / "pods").exists():
@@ -128,7 +145,9 @@ DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "noise": lambda path: path.write_bytes(bytes(range(256)) * 8),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "other": lambda path: path.write_bytes(b'{"format": "something else", "strategies": [1, 2, {"a": null}]}'),
+    "other": lambda path: path.write_bytes(
+        b'{"format": "something else", "strategies": [1, 2, {"a": null}]}'
+    ),
 }
 
 
@@ -154,11 +173,16 @@ def test_every_way_a_file_is_damaged_is_a_typed_error(site: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
-    "damage", ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in (*DAMAGE, "manifest"))]
+    "damage",
+    ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in (*DAMAGE, "manifest"))],
 )
-def test_pages_of_a_run_with_everything_damaged(open_page: Open, site: Path, page: str, damage: str) -> None:
+def test_pages_of_a_run_with_everything_damaged(
+    open_page: Open, site: Path, page: str, damage: str
+) -> None:
     for artifact, kind in zip(ARTIFACTS, itertools.cycle(DAMAGE)):
-        if damage == "manifest" or artifact != "manifest.json":  # without it there is nothing to show of the rest
+        if (
+            damage == "manifest" or artifact != "manifest.json"
+        ):  # without it there is nothing to show of the rest
             DAMAGE.get(damage, DAMAGE[kind])(site / "runs" / "demo" / artifact)
     for part in ("curves", "trades") if page == "backtest" else ("",):
         test = open_page(site, page, run="demo", pod="p0001", part=part)
@@ -232,7 +256,10 @@ def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Pa
 
 
 def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say() -> None:
-    found = [Stage("data", "done", 2.0), Stage("<b>x", "running", 1.0, "<script>", 1, 4, "pods", 9.0)]
+    found = [
+        Stage("data", "done", 2.0),
+        Stage("<b>x", "running", 1.0, "<script>", 1, 4, "pods", 9.0),
+    ]
     drawn = strip_html(found, alive=True)
     assert "<script>" not in drawn
     assert "&lt;script&gt;" in drawn
@@ -243,7 +270,13 @@ def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say() -> No
 
 def test_a_run_that_failed_says_why_on_its_pages(open_page: Open, site: Path) -> None:
     manifest = Manifest.load(site / "runs" / "racing" / "manifest.json")
-    manifest.update(failure={"stage": "tournament", "sentence": "no capacity: name another device", "time": "now"})
+    manifest.update(
+        failure={
+            "stage": "tournament",
+            "sentence": "no capacity: name another device",
+            "time": "now",
+        }
+    )
     for page in ("runs", "tournament"):
         test = open_page(site, page, run="racing")
         healthy(test)

@@ -11,7 +11,17 @@ import pytest
 
 from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
 from fintrader.results.folders import Folder
-from fintrader.results.formatting import chance, count, duration, moment, percent, ratio, short_count, usd, when
+from fintrader.results.formatting import (
+    chance,
+    count,
+    duration,
+    moment,
+    percent,
+    ratio,
+    short_count,
+    usd,
+    when,
+)
 from fintrader.runs import RunFolder
 from fintrader_app import artifacts, charts, race
 from fintrader_app.shell import human
@@ -21,16 +31,31 @@ from tests.results.test_figures import numbers
 
 def table(*rows: dict[str, object]) -> pd.DataFrame:
     blank = {
-        "parent": None, "origin": "fresh", "generation": 0, "state": "done", "reason": "", "device": "cpu",
-        "score": None, "started": None, "finished": None, "env_steps": None,
-    }  # fmt: skip
+        "parent": None,
+        "origin": "fresh",
+        "generation": 0,
+        "state": "done",
+        "reason": "",
+        "device": "cpu",
+        "score": None,
+        "started": None,
+        "finished": None,
+        "env_steps": None,
+    }
     return pd.DataFrame([{**blank, "idx": k, **row} for k, row in enumerate(rows)])
 
 
 RACE = (
     {"pod": "a", "score": 1.0, "started": 100.0, "finished": 110.0, "env_steps": 500.0},
     {"pod": "b", "score": 3.0, "started": 100.0, "finished": 130.0, "env_steps": 700.0},
-    {"pod": "c", "state": "failed", "reason": "nan", "started": 110.0, "finished": 120.0, "env_steps": 0.0},
+    {
+        "pod": "c",
+        "state": "failed",
+        "reason": "nan",
+        "started": 110.0,
+        "finished": 120.0,
+        "env_steps": 0.0,
+    },
     {"pod": "d", "parent": "b", "generation": 1, "origin": "exploit", "state": "running"},
     {"pod": "e", "parent": "b", "generation": 1, "origin": "exploit", "state": "waiting"},
 )
@@ -38,7 +63,14 @@ RACE = (
 
 def test_pace_by_hand() -> None:
     pace = race.pace(table(*RACE), 7, {"d": 120.0}, alive=True, now=150.0)
-    assert (pace.planned, pace.made, pace.done, pace.failed, pace.running, pace.best) == (7, 5, 3, 1, 1, 3.0)
+    assert (pace.planned, pace.made, pace.done, pace.failed, pace.running, pace.best) == (
+        7,
+        5,
+        3,
+        1,
+        1,
+        3.0,
+    )
     assert pace.elapsed_seconds == 50.0
     assert pace.steps_per_second == 1200 / 30
     assert pace.left_seconds == pytest.approx((10 + 30 + 10) / 3 * 4 / 1)
@@ -71,14 +103,18 @@ def test_lanes_do_not_overlap() -> None:
 
 
 def test_tree_places_everyone_once_however_deep() -> None:
-    pods = table(*RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"})  # a circle no generator makes
+    pods = table(
+        *RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"}
+    )  # a circle no generator makes
     rows = race.tree_rows(pods)
     assert set(rows) == set(pods["pod"])
     assert rows["b"] == (rows["d"] + rows["e"]) / 2
     leaves = [rows[name] for name in "acde"]
     assert len(set(leaves)) == 4
     race.lineage_figure(pods)
-    chain = [{"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)]
+    chain = [
+        {"pod": f"p{k}", "parent": f"p{k - 1}" if k else None, "generation": k} for k in range(3000)
+    ]
     assert len(race.tree_rows(table(*chain))) == 3000
 
 
@@ -107,7 +143,14 @@ def test_figures_are_dressed_for_the_dark() -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1", True, [], 10**400])
 def test_what_is_no_number_is_a_dash(value: object) -> None:
-    assert {percent(value), ratio(value), usd(value), count(value), short_count(value), duration(value)} == {"–"}
+    assert {
+        percent(value),
+        ratio(value),
+        usd(value),
+        count(value),
+        short_count(value),
+        duration(value),
+    } == {"–"}
 
 
 def test_wording() -> None:
@@ -145,7 +188,9 @@ def points(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
     """x, y, colour and hover text of each drawn point of a trace."""
     colour = trace["marker"]["color"]
     colours = [colour] * len(trace["customdata"]) if isinstance(colour, str) else numbers(colour)
-    return list(zip(numbers(trace["x"]), numbers(trace["y"]), colours, trace["customdata"], strict=True))
+    return list(
+        zip(numbers(trace["x"]), numbers(trace["y"]), colours, trace["customdata"], strict=True)
+    )
 
 
 def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods: pd.DataFrame) -> None:
@@ -184,7 +229,9 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) 
     x, y = numbers(edges["x"]), numbers(edges["y"])
     ends = zip(x[::3], y[::3], x[1::3], y[1::3], strict=True)
     pairs = {place[end[2:]]: place[end[:2]] for end in ends}
-    assert pairs == {pod: parent for pod in drawn if isinstance(parent := by_pod.loc[pod, "parent"], str)}
+    assert pairs == {
+        pod: parent for pod in drawn if isinstance(parent := by_pod.loc[pod, "parent"], str)
+    }
     assert figure.layout.meta["note"].startswith(f"{len(drawn):,} of 2,000 pods")
     assert pods.loc[pods["score"].idxmax(), "pod"] in drawn
 
@@ -195,7 +242,14 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods: pd.
     lost = {"event": "lost", "attempt": 1}
     log = [
         {"event": "launched", "pod": "p0001", "time": start},
-        {**lost, "pod": "p0001", "reason": "oom", "time": start + 4, "host": "node-7", "detail": "s3://key:s3cr3t@b/x"},
+        {
+            **lost,
+            "pod": "p0001",
+            "reason": "oom",
+            "time": start + 4,
+            "host": "node-7",
+            "detail": "s3://key:s3cr3t@b/x",
+        },
         {**lost, "pod": "p0002", "reason": "died", "time": start + 9.0},
     ]
     found, total = race.attempts(few, {}, race.lost_attempts(log))

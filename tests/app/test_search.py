@@ -1,4 +1,5 @@
-"""What the score went with, drawn: which pods, on which axes, and a sentence where there is nothing to draw."""
+"""What the score went with, drawn: which pods, on which axes, and a sentence where there is nothing
+to draw."""
 
 from __future__ import annotations
 
@@ -30,14 +31,19 @@ def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_na
     assert len(figure.data[0].x) == 39, "a pod without a score is no point"
     assert search.slice_figure(pods, "rate", log=False).layout.xaxis.type != "log"
     names = search.slice_figure(pods, "network", log=True)
-    assert (names.layout.xaxis.type, names.layout.xaxis.ticktext) == (None, ("deep", "small", "wide"))
+    assert (names.layout.xaxis.type, names.layout.xaxis.ticktext) == (
+        None,
+        ("deep", "small", "wide"),
+    )
     for x, (_, network) in zip(names.data[0].x, names.data[0].customdata, strict=True):
         assert names.layout.xaxis.ticktext[round(x)] == network
     figure = search.parallel_figure(pods, ["rate", "network"], frozenset({"rate"}))
     rate, network, score = figure.data[0].dimensions
     for place, text in zip(rate.tickvals, rate.ticktext, strict=True):
         assert float(text) == pytest.approx(10**place)
-    assert min(10 ** np.asarray(rate.values)) == pytest.approx(min(row["rate"] for row in pods["hyper"]))
+    assert min(10 ** np.asarray(rate.values)) == pytest.approx(
+        min(row["rate"] for row in pods["hyper"])
+    )
     assert network.ticktext == ("deep", "small", "wide")
     assert sorted(score.values) == sorted(pods["score"].dropna())
 
@@ -83,7 +89,9 @@ def test_the_configuration_says_which_axes_are_logarithmic(tmp_path: Path) -> No
         assert search.drawn_in_log(folder) == expected
 
 
-def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(open_page: Open, template: Path, long: Path) -> None:
+def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(
+    open_page: Open, template: Path, long: Path
+) -> None:
     few = open_page(template, "tournament", run="demo")
     healthy(few)
     assert "Importance takes 12 scored pods" in said(few)

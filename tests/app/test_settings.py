@@ -1,4 +1,5 @@
-"""A run's settings on its pages: what is not a default is marked, what differs stands side by side, secrets nowhere."""
+"""A run's settings on its pages: what is not a default is marked, what differs stands side by side,
+secrets nowhere."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_settings_that_are_no_defaults_stand_on_the_runs_page(open_page: Open, s
 
 def test_compare_shows_only_the_settings_that_differ(open_page: Open, site: Path) -> None:
     give(site, "demo", seed=0, env={"cost_bps": 5.0})
-    old = yaml.safe_load(dump_yaml(RunConfig(name="second", seed=0))) | {"desk": {"api_key": "s3cr3t", "whim": 2}}
+    old = yaml.safe_load(dump_yaml(RunConfig(name="second", seed=0))) | {
+        "desk": {"api_key": "s3cr3t", "whim": 2}
+    }
     write_text(site / "runs" / "second" / "config.yaml", yaml.safe_dump(old))
     test = open_page(site, "compare", runs="demo,second")
     healthy(test)
@@ -39,7 +42,9 @@ def test_compare_shows_only_the_settings_that_differ(open_page: Open, site: Path
     assert shown.loc["desk.api_key"].tolist() == ["–", "? (hidden)"]
     assert set(shown.index) == {"env.cost_bps", "desk.whim", "desk.api_key"}
     give(site, "second", seed=0, env={"cost_bps": 5.0})
-    assert "These runs have the same settings" in said(open_page(site, "compare", runs="demo,second"))
+    assert "These runs have the same settings" in said(
+        open_page(site, "compare", runs="demo,second")
+    )
     write_text(site / "runs" / "second" / "config.yaml", "a: [")
     test = open_page(site, "compare", runs="demo,second")
     healthy(test)

@@ -1,4 +1,5 @@
-"""Leaks of every kind, planted: features, faults of the pipeline, columns of a file, an environment that peeks.
+"""Leaks of every kind, planted: features, faults of the pipeline, columns of a file, an environment
+that peeks.
 
     python -m tests.backtesting.leak_lab
 
@@ -42,7 +43,7 @@ _MEMO: dict[str, Array] = {}
 _FILES: dict[str, Array] = {}
 
 
-# --- features that look ahead --------------------------------------------------------------------------------
+# --- features that look ahead ---------------------------------------------------------------------
 
 
 def next_return(bars: SymbolBars) -> Array:
@@ -167,14 +168,34 @@ def two_sessions_ahead(bars: SymbolBars) -> Array:
 
 
 LEAKING = (
-    next_return, next_open, next_night, centred_mean, backfill, whole_zscore, whole_rank, detrended, smoothed_both_ways,
-    every_97th_bar, memoised, one_symbol, one_session, last_bar_of_session, first_bar_of_session, after_large_moves,
-    close_at_the_open, volume_of_the_day, range_of_the_day, bars_of_the_day, share_of_the_sample, highest_to_come,
-    label_of_five_bars, two_sessions_ahead,
-)  # fmt: skip
+    next_return,
+    next_open,
+    next_night,
+    centred_mean,
+    backfill,
+    whole_zscore,
+    whole_rank,
+    detrended,
+    smoothed_both_ways,
+    every_97th_bar,
+    memoised,
+    one_symbol,
+    one_session,
+    last_bar_of_session,
+    first_bar_of_session,
+    after_large_moves,
+    close_at_the_open,
+    volume_of_the_day,
+    range_of_the_day,
+    bars_of_the_day,
+    share_of_the_sample,
+    highest_to_come,
+    label_of_five_bars,
+    two_sessions_ahead,
+)
 
 
-# --- features that do not ------------------------------------------------------------------------------------
+# --- features that do not -------------------------------------------------------------------------
 
 
 def price_level(bars: SymbolBars) -> Array:
@@ -186,7 +207,8 @@ def expanding_mean(bars: SymbolBars) -> Array:
 
 
 def own_file(bars: SymbolBars) -> Array:
-    """Computed from no bar that it is given: a table of its own, which happens to hold what comes."""
+    """Computed from no bar that it is given: a table of its own, which happens to hold what
+    comes."""
     return np.random.default_rng(ord(bars.symbol[0])).normal(size=len(bars))
 
 
@@ -195,15 +217,28 @@ def next_rows(bars: SymbolBars) -> Array:
     return bars.close / (1 // (len(bars) // 10**9))
 
 
-CLEAN = ("return_1", "return_5", "gap", "intraday", "rsi_5", "sma_5", "volatility_5", "volume_5", "macd", "beta_30")
+CLEAN = (
+    "return_1",
+    "return_5",
+    "gap",
+    "intraday",
+    "rsi_5",
+    "sma_5",
+    "volatility_5",
+    "volume_5",
+    "macd",
+    "beta_30",
+)
 
 
-# --- faults of the pipeline, put into the process that builds ------------------------------------------------
+# --- faults of the pipeline, put into the process that builds -------------------------------------
 
 
 def scaled_by_everything() -> None:
     common, own = build.standardise, draft.scale
-    build.standardise = lambda values, names, _train, *how: common(values, names, (0, len(values)), *how)
+    build.standardise = lambda values, names, _train, *how: common(
+        values, names, (0, len(values)), *how
+    )
     draft.scale = lambda values, _train, scaled: own(values, (0, len(values)), scaled)
 
 
@@ -233,7 +268,12 @@ def _one_ahead(values: Array) -> Array:
 
 def several_faults() -> None:
     """The index, context, `tradable` and membership, each a bar or a day early."""
-    level, context, days, bars = build._benchmark, build.ft.context_features, build.member_days, reading.symbol_bars
+    level, context, days, bars = (
+        build._benchmark,
+        build.ft.context_features,
+        build.member_days,
+        reading.symbol_bars,
+    )
 
     def early_level(*what: Any) -> Any:
         values, *rest = level(*what)
@@ -249,12 +289,15 @@ def several_faults() -> None:
     reading.symbol_bars = early_bars
 
 
-# --- a market to plant them in -------------------------------------------------------------------------------
+# --- a market to plant them in --------------------------------------------------------------------
 
 
 def write_bars(folder: Path, sessions: int = 40) -> Path:
-    """Half-hour bars of four stocks from 2015-11-02 on, two half days among them, with columns that were given."""
-    days = session_grid("XNAS", pd.Timestamp("2015-11-02").date(), pd.Timestamp("2016-02-26").date(), 30)
+    """Half-hour bars of four stocks from 2015-11-02 on, two half days among them, with columns that
+    were given."""
+    days = session_grid(
+        "XNAS", pd.Timestamp("2015-11-02").date(), pd.Timestamp("2016-02-26").date(), 30
+    )
     bars = int(days.first_bar[sessions])
     random = np.random.default_rng(5)
     tables = []
@@ -265,13 +308,22 @@ def write_bars(folder: Path, sessions: int = 40) -> Path:
         logs = np.log(60.0) + np.cumsum(jumps + steps)
         ahead = np.append(np.diff(logs), 0.0)
         last = np.minimum(days.first_bar[days.session[:bars] + 1], bars - 1)
-        table = pd.DataFrame({
-            "ts": pd.DatetimeIndex(days.minutes[:bars].astype("datetime64[ns]")).tz_localize("UTC"),
-            "ticker": symbol, "open": np.exp(logs - steps), "close": np.exp(logs),
-            "volume": random.integers(1_000, 9_000, bars), "day": days.session[:bars].astype(float),
-            "given_next": ahead, "given_noisy": ahead + random.normal(0, 2.0 * ahead.std(), bars),
-            "given_night": jumps[last], "given_noise": random.normal(size=bars),
-        })  # fmt: skip
+        table = pd.DataFrame(
+            {
+                "ts": pd.DatetimeIndex(days.minutes[:bars].astype("datetime64[ns]")).tz_localize(
+                    "UTC"
+                ),
+                "ticker": symbol,
+                "open": np.exp(logs - steps),
+                "close": np.exp(logs),
+                "volume": random.integers(1_000, 9_000, bars),
+                "day": days.session[:bars].astype(float),
+                "given_next": ahead,
+                "given_noisy": ahead + random.normal(0, 2.0 * ahead.std(), bars),
+                "given_night": jumps[last],
+                "given_noise": random.normal(size=bars),
+            }
+        )
         table["high"] = table[["open", "close"]].max(axis=1) * 1.001
         table["low"] = table[["open", "close"]].min(axis=1) * 0.999
         keep = random.random(bars) > 0.05
@@ -305,7 +357,9 @@ ENV = EnvSettings(decision_interval=2)
 QUICK = LookaheadSettings(cuts=1, prefixes=0, run=0)
 
 
-def with_features(path: Path, functions: tuple[Callable[..., Any], ...], tried: LookaheadSettings) -> LookaheadReport:
+def with_features(
+    path: Path, functions: tuple[Callable[..., Any], ...], tried: LookaheadSettings
+) -> LookaheadReport:
     names = [*map(column, functions), *CLEAN, column(expanding_mean)]
     features = {"names": names, "turbulence_days": 5, "clip": 1e6}
     return lookahead(settings_of(path, features=features), ENV, tried)
@@ -322,12 +376,13 @@ def given_columns(path: Path) -> tuple[Alarm, ...]:
     return implausible(build.make_market(settings_of(path, features=features))[0])
 
 
-# --- an environment that peeks -------------------------------------------------------------------------------
+# --- an environment that peeks --------------------------------------------------------------------
 
 
 @contextmanager
 def peeking(how: str) -> Any:
-    """Accounts that see the next bar, trade by it, or are shown the weights of the next bar's benchmark."""
+    """Accounts that see the next bar, trade by it, or are shown the weights of the next bar's
+    benchmark."""
     observe, act = BacktestAccount.observe, BacktestAccount.act
 
     def ahead(account: BacktestAccount) -> int:
@@ -365,7 +420,7 @@ def with_environment(how: str) -> LookaheadReport:
         return find_leaks(market, future, EnvSettings(benchmark="equal_weight"), cuts=12)
 
 
-# --- the table -----------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def caught_by(report: LookaheadReport, what: str) -> str:
@@ -378,7 +433,9 @@ def table(folder: Path) -> dict[str, str]:
     """Kind of leak -> what caught it, empty where nothing did."""
     path = write_bars(folder, sessions=21)
     report = with_features(path, LEAKING, LookaheadSettings(prefixes=20))
-    rows = {f"feature: {one.__name__}": caught_by(report, f"feature {column(one)}") for one in LEAKING}
+    rows = {
+        f"feature: {one.__name__}": caught_by(report, f"feature {column(one)}") for one in LEAKING
+    }
     path = write_bars(folder, sessions=12)
     faults = with_fault(path, several_faults)
     for what in ("benchmark", "context index_return_1", "tradable", "member"):
@@ -396,7 +453,11 @@ def table(folder: Path) -> dict[str, str]:
     for name in ("given_next", "given_noisy", "given_night"):
         found = [alarm.what for alarm in alarms if alarm.column == name]
         rows[f"column of a file: {name}"] = " and ".join(f"alarm, {what}" for what in found)
-    for how, what in (("observation", "observation"), ("fill", "order"), ("weights", "observation")):
+    for how, what in (
+        ("observation", "observation"),
+        ("fill", "order"),
+        ("weights", "observation"),
+    ):
         rows[f"environment: {how}"] = caught_by(with_environment(how), what)
     return rows
 

@@ -27,9 +27,19 @@ from tests.factories import examples, make_market
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
 ENDS_AND_IS_CALLED_IN = EnvSettings(
-    action="trade", max_shares=3.0, dead_band=0.0, participation="none", cost_bps=0.0, impact_bps=9000.0, short=True,
-    initial_cash_usd=900.0, ruin_fraction=0.0, max_leverage=2.5, maintenance_margin=0.37, random_start=False,
-)  # fmt: skip
+    action="trade",
+    max_shares=3.0,
+    dead_band=0.0,
+    participation="none",
+    cost_bps=0.0,
+    impact_bps=9000.0,
+    short=True,
+    initial_cash_usd=900.0,
+    ruin_fraction=0.0,
+    max_leverage=2.5,
+    maintenance_margin=0.37,
+    random_start=False,
+)
 """With seed 387 one symbol ends at the bar of a margin call."""
 
 
@@ -50,18 +60,38 @@ def test_every_setting_is_bit_for_bit_the_environments(chosen: EnvSettings, seed
     fast, slow = both(chosen, seed)
     assert (fast.equity == slow.equity).all()
     assert (fast.income_usd == slow.income_usd).all()
-    assert fast.shares == pytest.approx(slow.shares, rel=1e-9, abs=1e-9)  # the other's are added up from changes
+    assert fast.shares == pytest.approx(
+        slow.shares, rel=1e-9, abs=1e-9
+    )  # the other's are added up from changes
     # What ends and what is called in at one bar are closed in either order.
-    mine, theirs = (one.trades.sort_values(["fill_bar", "kind", "symbol"], kind="stable") for one in (fast, slow))
-    exact = ["decision_bar", "fill_bar", "symbol", "price_usd", "kind", "decision_time", "fill_time"]
-    pd.testing.assert_frame_equal(mine[exact].reset_index(drop=True), theirs[exact].reset_index(drop=True))
-    assert mine["shares"].to_numpy() == pytest.approx(theirs["shares"].to_numpy(), rel=1e-9, abs=1e-9)
-    # Proportional costs are taken of the sum, those of a line in the list are rounded to a unit of money.
+    mine, theirs = (
+        one.trades.sort_values(["fill_bar", "kind", "symbol"], kind="stable")
+        for one in (fast, slow)
+    )
+    exact = [
+        "decision_bar",
+        "fill_bar",
+        "symbol",
+        "price_usd",
+        "kind",
+        "decision_time",
+        "fill_time",
+    ]
+    pd.testing.assert_frame_equal(
+        mine[exact].reset_index(drop=True), theirs[exact].reset_index(drop=True)
+    )
+    assert mine["shares"].to_numpy() == pytest.approx(
+        theirs["shares"].to_numpy(), rel=1e-9, abs=1e-9
+    )
+    # Proportional costs are taken of the sum, those of a line in the list are rounded to a unit of
+    # money.
     assert mine["cost_usd"].to_numpy() == pytest.approx(theirs["cost_usd"].to_numpy(), abs=1e-5)
     assert fast.costs_usd == pytest.approx(slow.costs_usd, abs=1e-5)
     assert fast.turnover_usd == pytest.approx(slow.turnover_usd, abs=1e-5)
     assert fast.ruined == slow.ruined
-    assert fast.trade_list_profit() == pytest.approx(fast.equity[-1] - fast.equity[0], abs=1e-6 * fast.equity[0] + 0.01)
+    assert fast.trade_list_profit() == pytest.approx(
+        fast.equity[-1] - fast.equity[0], abs=1e-6 * fast.equity[0] + 0.01
+    )
 
 
 def networks(num_assets: int, members: int) -> EnsemblePolicy:
@@ -78,7 +108,8 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
 
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
-    """Every action is the networks' own to float32 rounding, and the same actions give the same equities."""
+    """Every action is the networks' own to float32 rounding, and the same actions give the same
+    equities."""
     market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
     fast, slow = BacktestAccount(market, chosen), EnvAccount(market, chosen)
@@ -99,7 +130,9 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     assert (fast.trade_log.shares == slow.trade_log.shares).all()
     whole, exact = simulate(policy, market, chosen), simulate_in_environment(policy, market, chosen)
     assert (whole.equity == fast.trade_log.equity).all()
-    assert whole.equity == pytest.approx(exact.equity, rel=1e-4)  # a share more or less, where rounding decides
+    assert whole.equity == pytest.approx(
+        exact.equity, rel=1e-4
+    )  # a share more or less, where rounding decides
 
 
 def test_a_diverged_network_is_named_however_it_is_asked() -> None:
@@ -110,15 +143,21 @@ def test_a_diverged_network_is_named_however_it_is_asked() -> None:
     decide = ask(networks(5, 2), BacktestAccount(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))
     assert np.isfinite(decide(BacktestAccount(market, EnvSettings()))).all()
-    assert simulate(networks(5, 2), broken, EnvSettings()).equity.min() > 0  # clipped, as training clips it
+    assert (
+        simulate(networks(5, 2), broken, EnvSettings()).equity.min() > 0
+    )  # clipped, as training clips it
 
 
 def test_ruin_as_in_the_environment() -> None:
     for interval in (1, 7):
-        chosen = EnvSettings(decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False)
+        chosen = EnvSettings(
+            decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False
+        )
         account = BacktestAccount(crashing_market(), chosen)
         fast = trade(lambda account: torch.full((1, 2), 0.5), account, name="kernel")
-        slow = simulate_in_environment(lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen)
+        slow = simulate_in_environment(
+            lambda obs: torch.full((1, 2), 0.5), crashing_market(), chosen
+        )
         assert fast.ruined
         assert (fast.equity == slow.equity).all()
         assert (fast.shares == slow.shares).all()
@@ -148,7 +187,12 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
     tradable[gone, 1] = False
     ending = replace(market, close=close, open=open_, tradable=tradable)
     account = BacktestAccount(ending, EnvSettings(random_start=False))
-    result = trade(lambda account: torch.full((1, 2), 0.5), account, name="once", due=lambda bar: market.num_bars)
+    result = trade(
+        lambda account: torch.full((1, 2), 0.5),
+        account,
+        name="once",
+        due=lambda bar: market.num_bars,
+    )
     assert result.ruined
     assert list(result.trades["kind"]) == ["order", "order", "ruin", "ruin"]
     assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0])
@@ -162,11 +206,24 @@ def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest() -> None:
     weight = torch.randn(26, 5, generator=torch.Generator().manual_seed(0))
     placed = weight.cuda()
     here = simulate(lambda obs: torch.tanh(obs @ weight[: obs.shape[1]]), market, chosen)
-    there = simulate(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)
-    exact = simulate_in_environment(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)
+    there = simulate(
+        lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen
+    )
+    exact = simulate_in_environment(
+        lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen
+    )
     assert there.equity == pytest.approx(here.equity, rel=1e-4)  # matrix products round differently
     assert exact.equity == pytest.approx(there.equity, rel=1e-12)
     for name, result in simulate_baselines(market.to("cuda"), chosen, every=True).items():
-        assert (result.equity == simulate_baselines(market, chosen, every=True)[name].equity).all(), name
+        assert (
+            result.equity == simulate_baselines(market, chosen, every=True)[name].equity
+        ).all(), name
     assert random_portfolios(market.to("cuda"), chosen, seed=0, count=50).sharpe.shape == (50,)
-    assert len(without_each(lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen)) == 5
+    assert (
+        len(
+            without_each(
+                lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen
+            )
+        )
+        == 5
+    )

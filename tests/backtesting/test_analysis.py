@@ -25,7 +25,11 @@ def priced(close: np.ndarray, *, session_bars: int, volume: float = 1000.0) -> M
     """A market of these closes; every bar opens where the one before closed."""
     bars, assets = close.shape
     return MarketTensors(
-        **numbers(open=np.vstack([close[:1], close[:-1]]), close=close, volume=np.full(close.shape, volume)),
+        **numbers(
+            open=np.vstack([close[:1], close[:-1]]),
+            close=close,
+            volume=np.full(close.shape, volume),
+        ),
         **numbers(features=np.zeros((bars, assets, 1)), context=np.zeros((bars, 1))),
         tradable=torch.ones(close.shape, dtype=torch.bool),
         member=torch.ones(close.shape, dtype=torch.bool),
@@ -37,7 +41,9 @@ def priced(close: np.ndarray, *, session_bars: int, volume: float = 1000.0) -> M
     )
 
 
-def held(market: MarketTensors, name: str, shares: np.ndarray, equity: np.ndarray) -> BacktestResult:
+def held(
+    market: MarketTensors, name: str, shares: np.ndarray, equity: np.ndarray
+) -> BacktestResult:
     """A result of these holdings and this wealth, without costs and trades."""
     nothing = np.zeros(len(equity))
     return BacktestResult(
@@ -54,12 +60,18 @@ def held(market: MarketTensors, name: str, shares: np.ndarray, equity: np.ndarra
 
 
 def test_attribution_by_hand() -> None:
-    """A rises 10 % while all is held in A, falls 10 % while all is in B, which stands still. The portfolio holds A."""
+    """A rises 10 % while all is held in A, falls 10 % while all is in B, which stands still. The
+    portfolio holds A."""
     market = priced(np.array([[100.0, 50], [110, 50], [99, 50]]), session_bars=3)
-    ours = held(market, "ensemble", np.array([[10.0, 0], [0, 22], [0, 22]]), np.array([1000.0, 1100, 1100]))
-    theirs = held(market, "equal_weight", np.array([[1.0, 0], [1, 0], [1, 0]]), np.array([100.0, 110, 99]))
+    ours = held(
+        market, "ensemble", np.array([[10.0, 0], [0, 22], [0, 22]]), np.array([1000.0, 1100, 1100])
+    )
+    theirs = held(
+        market, "equal_weight", np.array([[1.0, 0], [1, 0], [1, 0]]), np.array([100.0, 110, 99])
+    )
     found = attribute(ours, theirs, symbol_returns([market]))
-    # Mean weights (½, ½) and (1, 0): 1000·(−½)·10 % and 1100·(−½)·(−10 %); timing has the rest of 100 − (−10).
+    # Mean weights (½, ½) and (1, 0): 1000·(−½)·10 % and 1100·(−½)·(−10 %); timing has the rest of
+    # 100 − (−10).
     assert found["pnl_usd"] == pytest.approx(100)
     assert found["portfolio_pnl_usd"] == pytest.approx(1000 * 0.1 - 1100 * 0.1)
     assert found["active_usd"] == pytest.approx(110)
@@ -79,12 +91,15 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
     found = attribute(ours, theirs, symbol_returns([market]))
     parts = sum(found[f"{name}_usd"] for name in ("selection", "timing", "fills", "costs"))
     assert parts == pytest.approx(found["active_usd"], abs=0.005)  # to the cent
-    assert sum(row["selection_usd"] + row["timing_usd"] for row in found["symbols"]) == pytest.approx(
-        found["selection_usd"] + found["timing_usd"], abs=0.005
-    )
+    assert sum(
+        row["selection_usd"] + row["timing_usd"] for row in found["symbols"]
+    ) == pytest.approx(found["selection_usd"] + found["timing_usd"], abs=0.005)
     returns = symbol_returns([market])
     selection = timing = fills = costs = 0.0
-    mean = {who.name: np.mean([who.weights(slice(t, t + 1))[0] for t in range(299)], axis=0) for who in (ours, theirs)}
+    mean = {
+        who.name: np.mean([who.weights(slice(t, t + 1))[0] for t in range(299)], axis=0)
+        for who in (ours, theirs)
+    }
     for t in range(1, 300):
         for who, sign in ((ours, 1.0), (theirs, -1.0)):
             capital, before = ours.equity[t - 1], who.equity[t - 1]
@@ -100,7 +115,8 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
     assert found["selection_usd"] == pytest.approx(selection, abs=0.01)
     assert found["timing_usd"] == pytest.approx(timing, abs=0.01)
     assert found["costs_usd"] == pytest.approx(costs, abs=0.01)
-    # Where dividends are re-invested at the close before, as `r` has them, is worth a few dollars of a million.
+    # Where dividends are re-invested at the close before, as `r` has them, is worth a few dollars
+    # of a million.
     assert found["fills_usd"] == pytest.approx(fills, abs=300.0 if events else 5.0)
 
 
@@ -108,13 +124,17 @@ def test_a_walk_forward_is_attributed_as_a_whole() -> None:
     market = make_market(400, 4, session_bars=20, gaps=False)
     settings, windows = EnvSettings(cost_bps=5), [market.window(0, 200), market.window(200, 400)]
     own = stitch([simulate(noisy_policy(4), one, settings, name="ensemble") for one in windows])
-    rival = stitch([simulate_baselines(one, settings)["equal_weight"] for one in windows], name="equal_weight")
+    rival = stitch(
+        [simulate_baselines(one, settings)["equal_weight"] for one in windows], name="equal_weight"
+    )
     results = measured_against({"ensemble": own, "equal_weight": rival}, rival)
     found = analyse(results, windows)
     split = found["attribution"]
     parts = sum(split[f"{name}_usd"] for name in ("selection", "timing", "fills", "costs"))
     assert split["portfolio"] == "equal_weight"
-    assert parts == pytest.approx(own.equity[-1] - own.equity[0] - split["portfolio_pnl_usd"], abs=0.005)
+    assert parts == pytest.approx(
+        own.equity[-1] - own.equity[0] - split["portfolio_pnl_usd"], abs=0.005
+    )
     assert found["execution"]["all"]["fills"] == (own.trades["kind"] == "order").sum()
     assert analyse(results, market.window(0, 200)) == {}  # another window's market
 
@@ -122,23 +142,30 @@ def test_a_walk_forward_is_attributed_as_a_whole() -> None:
 def test_execution_by_hand() -> None:
     market = priced(np.array([[100.0, 50], [101, 50], [102, 50]]), session_bars=3)
     rows = [
-        # decided at the close of bar 0, filled in bar 1: 1 % above what was seen, half of the volume
+        # decided at the close of bar 0, filled in bar 1: 1 % above what was seen, half of the
+        # volume
         (0, 1, "S0", 500.0, 101.0, 10.0, "order"),
         # sold 2 % below what was seen, 0.1 % of the volume
         (1, 2, "S1", -1.0, 49.0, 0.49, "order"),
         (1, 2, "S1", -1.0, 49.0, 0.49, "forced"),
     ]
     frame = pd.DataFrame(
-        rows, columns=["decision_bar", "fill_bar", "symbol", "shares", "price_usd", "cost_usd", "kind"]
+        rows,
+        columns=["decision_bar", "fill_bar", "symbol", "shares", "price_usd", "cost_usd", "kind"],
     )
     frame["notional_usd"] = (frame["shares"] * frame["price_usd"]).abs()
     frame["decision_time"] = frame["fill_time"] = pd.Timestamp("2020-01-02", tz="UTC")
     result = held(market, "ensemble", np.zeros((3, 2)), np.full(3, 1000.0))
-    found = execution(replace(result, trades=frame[list(TRADE_COLUMNS)].astype(TRADE_COLUMNS)), [market])
+    found = execution(
+        replace(result, trades=frame[list(TRADE_COLUMNS)].astype(TRADE_COLUMNS)), [market]
+    )
     small, large = found["classes"]
     assert (small["participation"], large["participation"]) == ("up to 0.1 %", "above 10 %")
     assert (small["fills"], small["slippage_bps"]) == (1, pytest.approx(200))
-    assert (large["mean_participation"], large["slippage_bps"]) == (pytest.approx(0.5), pytest.approx(100))
+    assert (large["mean_participation"], large["slippage_bps"]) == (
+        pytest.approx(0.5),
+        pytest.approx(100),
+    )
     assert large["cost_bps"] == pytest.approx(1e4 * 10 / 50500)
     assert found["slippage_usd"] == pytest.approx(505 + 0.98)
     assert found["all"]["fills"] == 2
@@ -152,7 +179,11 @@ def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
     slipped, largest, without = 0.0, 0.0, 0
     for fill in result.trades[result.trades["kind"] == "order"].itertuples():
         k = int(fill.symbol[1:])
-        seen = adjusted[fill.decision_bar, k] * float(market.close[fill.fill_bar, k]) / adjusted[fill.fill_bar, k]
+        seen = (
+            adjusted[fill.decision_bar, k]
+            * float(market.close[fill.fill_bar, k])
+            / adjusted[fill.fill_bar, k]
+        )
         slipped += fill.shares * (fill.price_usd - seen) / seen * fill.price_usd
         volume = float(market.volume[fill.fill_bar, k])
         without += volume == 0
@@ -161,8 +192,12 @@ def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
     assert found["all"]["most_participation"] == pytest.approx(largest)
     assert largest <= 0.1 + 1e-6
     assert sum(row["fills"] for row in found["classes"]) == found["all"]["fills"]
-    assert without == sum(row["fills"] for row in found["classes"] if row["participation"] == NO_VOLUME)
-    assert sum(row["notional_usd"] for row in found["classes"]) == pytest.approx(found["all"]["notional_usd"])
+    assert without == sum(
+        row["fills"] for row in found["classes"] if row["participation"] == NO_VOLUME
+    )
+    assert sum(row["notional_usd"] for row in found["classes"]) == pytest.approx(
+        found["all"]["notional_usd"]
+    )
 
 
 def test_factors_are_what_sorting_says() -> None:
@@ -170,7 +205,11 @@ def test_factors_are_what_sorting_says() -> None:
     table = factor_returns([market])
     assert table.shape == (45, len(FACTORS))
     assert np.isnan(table[:LOOKBACK, 1:]).all()
-    closes = pd.DataFrame(market.close.numpy().astype(float)).iloc[[0, *range(19, 900, 20)]].reset_index(drop=True)
+    closes = (
+        pd.DataFrame(market.close.numpy().astype(float))
+        .iloc[[0, *range(19, 900, 20)]]
+        .reset_index(drop=True)
+    )
     returns = closes.pct_change().iloc[1:].reset_index(drop=True)
     assert table[:, 0] == pytest.approx(returns.mean(axis=1).to_numpy())
     for day in (LOOKBACK, 33, 44):
@@ -188,7 +227,9 @@ def test_the_future_moves_no_factor_rank() -> None:
     later = market.close.clone()
     later[560:] = later[560:].flip(1)
     changed = replace(market, close=later)
-    assert factor_returns([market])[:28] == pytest.approx(factor_returns([changed])[:28], nan_ok=True)
+    assert factor_returns([market])[:28] == pytest.approx(
+        factor_returns([changed])[:28], nan_ok=True
+    )
 
 
 def test_betas_are_those_of_a_library() -> None:
@@ -196,7 +237,12 @@ def test_betas_are_those_of_a_library() -> None:
     rng = np.random.default_rng(3)
     factors = rng.normal(0, 0.01, (120, 3))
     factors[:LOOKBACK, 1:] = np.nan
-    daily = 0.0002 + 0.8 * factors[:, 0] - 0.3 * np.nan_to_num(factors[:, 1]) + rng.normal(0, 0.002, 120)
+    daily = (
+        0.0002
+        + 0.8 * factors[:, 0]
+        - 0.3 * np.nan_to_num(factors[:, 1])
+        + rng.normal(0, 0.002, 120)
+    )
     found = factor_betas(daily, factors)
     model = sm.OLS(daily[LOOKBACK:], sm.add_constant(factors[LOOKBACK:]))
     fitted = model.fit(cov_type="HAC", cov_kwds={"maxlags": 4, "use_correction": False})

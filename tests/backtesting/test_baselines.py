@@ -24,11 +24,15 @@ from tests.factories import joined, make_market
 
 def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
     market = make_market(60, 5, gaps=False)
-    result = simulate_baselines(market, EnvSettings(cost_bps=20, action="trade", decision_interval=9))["buy_and_hold"]
+    result = simulate_baselines(
+        market, EnvSettings(cost_bps=20, action="trade", decision_interval=9)
+    )["buy_and_hold"]
     assert (result.trades["fill_bar"] == 1).all()
     assert len(result.trades) == 5
     spent = result.trades["notional_usd"].to_numpy()
-    assert spent == pytest.approx(np.full(5, 200_000), rel=0.02)  # next open's price, costs, whole shares
+    assert spent == pytest.approx(
+        np.full(5, 200_000), rel=0.02
+    )  # next open's price, costs, whole shares
     assert (result.shares[1:] == result.shares[1]).all()
     assert result.cash.min() >= 0
     assert result.costs_usd.sum() == pytest.approx(0.002 * spent.sum(), rel=1e-9)
@@ -38,7 +42,10 @@ def test_buy_and_hold_asks_again_for_what_did_not_trade() -> None:
     market = make_market(60, 4, gaps=False, session_bars=20)
     open_, close, tradable = market.open.clone(), market.close.clone(), market.tradable.clone()
     tradable[1:4, 0] = False  # nothing trades where its order would have been filled
-    for prices in (open_, close):  # no price at all before bar 6; a listing after the first session is no member yet
+    for prices in (
+        open_,
+        close,
+    ):  # no price at all before bar 6; a listing after the first session is no member yet
         prices[:6, 1] = prices[:30, 2] = float("nan")
     tradable[:6, 1] = tradable[:30, 2] = False
     halted = replace(market, open=open_, close=close, tradable=tradable)
@@ -85,13 +92,22 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     results = simulate_baselines(market, EnvSettings(), every=True)
     changed = simulate_baselines(joined(market, other, cut), EnvSettings(), every=True)
     assert list(results) == [
-        *("buy_and_hold", "equal_weight", "inverse_volatility", "minimum_variance", "momentum", "vol_targeted"),
+        *(
+            "buy_and_hold",
+            "equal_weight",
+            "inverse_volatility",
+            "minimum_variance",
+            "momentum",
+            "vol_targeted",
+        ),
         *("benchmark", "cash"),
     ]
     for name, result in results.items():
         assert (result.equity[:cut] == changed[name].equity[:cut]).all(), name
         orders = result.trades[result.trades["kind"] == "order"]
-        late = orders[orders["fill_bar"] % 20 != 1]  # what did not trade on the day is asked for again
+        late = orders[
+            orders["fill_bar"] % 20 != 1
+        ]  # what did not trade on the day is asked for again
         for bar, symbol in zip(late["fill_bar"], late["symbol"], strict=True):
             assert not market.tradable[bar - (bar - 1) % 20, market.symbols.index(symbol)], name
         assert result.cash.min() >= -1e-6, name
@@ -127,10 +143,14 @@ def test_minimum_variance_is_the_minimum() -> None:
 def test_momentum_is_in_cash_when_everything_falls() -> None:
     market = make_market(400, 3, gaps=False, session_bars=20, volatility=1e-4)
     falling = market.close * torch.exp(-0.001 * torch.arange(400.0)).unsqueeze(1)
-    result = simulate_baselines(replace(market, close=falling, open=falling), EnvSettings(), every=True)["momentum"]
+    result = simulate_baselines(
+        replace(market, close=falling, open=falling), EnvSettings(), every=True
+    )["momentum"]
     assert (result.shares[-1] == 0).all()
     rising = market.close * torch.exp(0.001 * torch.arange(400.0)).unsqueeze(1)
-    result = simulate_baselines(replace(market, close=rising, open=rising), EnvSettings(), every=True)["momentum"]
+    result = simulate_baselines(
+        replace(market, close=rising, open=rising), EnvSettings(), every=True
+    )["momentum"]
     assert (result.shares[-1] > 0).all()
 
 
@@ -143,7 +163,9 @@ def test_vol_targeted_steps_back_as_far_as_the_target_says() -> None:
     rolling = [daily[k : k + 20].std(ddof=1) * 252**0.5 for k in range(len(daily) - 19)]
     assert usual == pytest.approx(np.median(rolling))
     half = vol_targeted(market, EnvSettings(), target=0.5 * rolling[4])
-    bar = 25 * 20 + 1  # after 25 sessions, at a rebalancing: 20 returns, the last four of the first 24 are skipped
+    bar = (
+        25 * 20 + 1
+    )  # after 25 sessions, at a rebalancing: 20 returns, the last four of the first 24 are skipped
     assert half.weights()[bar].sum() == pytest.approx(0.5, abs=0.01)
     full = vol_targeted(market, EnvSettings(), target=1e3)
     assert full.weights()[bar].sum() > 0.99
@@ -166,11 +188,19 @@ def test_active_figures_are_those_of_hand_made_numbers() -> None:
     numbers = found["ours"].metrics
     assert numbers["active_return"] == pytest.approx(252 * active.mean())
     assert numbers["tracking_error"] == pytest.approx(active.std(ddof=1) * 252**0.5)
-    assert numbers["information_ratio"] == pytest.approx(active.mean() / active.std(ddof=1) * 252**0.5)
+    assert numbers["information_ratio"] == pytest.approx(
+        active.mean() / active.std(ddof=1) * 252**0.5
+    )
     assert numbers["information_ratio_low"] is None  # three sessions are nothing to resample
-    assert numbers["invested_share"] == pytest.approx(((50 + 25 * (np.arange(60) >= 31)) / equity)[1:].sum() / 60)
+    assert numbers["invested_share"] == pytest.approx(
+        ((50 + 25 * (np.arange(60) >= 31)) / equity)[1:].sum() / 60
+    )
     itself = found["equal_weight"].metrics
-    assert (itself["active_return"], itself["tracking_error"], itself["information_ratio"]) == (0, 0, None)
+    assert (itself["active_return"], itself["tracking_error"], itself["information_ratio"]) == (
+        0,
+        0,
+        None,
+    )
     assert ours.metrics["active_return"] is None  # nobody said against what
     with pytest.raises(BacktestError, match="different bars"):
         measured_against({"ours": ours}, replace(portfolio, minutes=portfolio.minutes + 1))

@@ -1,4 +1,5 @@
-"""The size and the power of the verdict's test, as docs/evidence.md tells them, from fewer repeats."""
+"""The size and the power of the verdict's test, as docs/evidence.md tells them, from fewer
+repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same orders through backtesting.py and zipline-reloaded: their accounts must be fintrader's to the cent."""
+"""The same orders through backtesting.py and zipline-reloaded: their accounts must be fintrader's
+to the cent."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ import pytest
 
 from fintrader.data.tensors import MarketTensors
 from tests.engines import cross_engine
-from tests.engines.cross_engine import CENT, FILLS, REAL_DAILY, Fill, apart, backtest, fills_of, play
+from tests.engines.cross_engine import (
+    CENT,
+    FILLS,
+    REAL_DAILY,
+    Fill,
+    apart,
+    backtest,
+    fills_of,
+    play,
+)
 
 pytestmark = pytest.mark.slow
 CASES = [(engine, fill) for engine, fills in FILLS.items() for fill in fills]
@@ -15,7 +25,9 @@ REAL = pytest.param(
     "real",
     marks=[
         pytest.mark.real_data,
-        pytest.mark.skipif(not REAL_DAILY.exists(), reason="the real daily bars are not beside the checkout"),
+        pytest.mark.skipif(
+            not REAL_DAILY.exists(), reason="the real daily bars are not beside the checkout"
+        ),
     ],
 )
 
@@ -29,7 +41,9 @@ def _installed() -> None:
 
 
 def market_of(source: str) -> MarketTensors:
-    return cross_engine.synthetic_market() if source == "synthetic" else cross_engine.real_market()[0]
+    return (
+        cross_engine.synthetic_market() if source == "synthetic" else cross_engine.real_market()[0]
+    )
 
 
 @pytest.mark.parametrize(("engine", "fill"), CASES)
@@ -51,4 +65,6 @@ def test_commissions_in_whole_cents_are_seen() -> None:
     result, settings = backtest(market, "next_open")
     gaps = apart(result, play("zipline-reloaded", market, result, settings, cents=True))
     assert CENT < gaps["largest_equity_difference_usd"] <= CENT / 2 * gaps["fills"]
-    assert np.isclose(gaps["final_equity_difference_usd"], -gaps["commission_difference_usd"], atol=1e-4)
+    assert np.isclose(
+        gaps["final_equity_difference_usd"], -gaps["commission_difference_usd"], atol=1e-4
+    )

@@ -9,7 +9,9 @@ from fintrader.backtesting.bootstrap import romano_wolf
 from fintrader.errors import BacktestError
 
 
-def days(count: int, *, ratio: float = 0.0, beta: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def days(
+    count: int, *, ratio: float = 0.0, beta: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """A strategy of a known information ratio a year once its beta is hedged, and its benchmark."""
     rng = np.random.default_rng(seed)
     theirs = 0.0006 + 0.01 * rng.standard_t(5, count)
@@ -34,7 +36,9 @@ def test_hedging_is_least_squares_and_cash_hedges_nothing() -> None:
     weights[17] += 1e-4
     rows = np.column_stack([np.ones(90), theirs]) * np.sqrt(weights)[:, None]
     moved = np.linalg.lstsq(rows, ours * np.sqrt(weights))[0][0]
-    assert (moved - alpha) / 1e-4 * 90 == pytest.approx(found.influence[17] / np.sqrt(90 / 88), rel=1e-2)
+    assert (moved - alpha) / 1e-4 * 90 == pytest.approx(
+        found.influence[17] / np.sqrt(90 / 88), rel=1e-2
+    )
     cash = ev.hedge(ours, np.zeros(90))
     assert cash.beta == 0
     assert cash.alpha == pytest.approx(ours.mean())
@@ -76,7 +80,9 @@ def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says() -> None
     wrong = np.mean([one.p_value <= 0.05 for one in tested if one is not None])
     assert wrong == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 300))
     seen = float(np.median([one.visible for one in tested if one is not None]))
-    skilled = [ev.alpha_test(*days(125, ratio=seen, seed=k), seed=k, repeats=199) for k in range(200)]
+    skilled = [
+        ev.alpha_test(*days(125, ratio=seen, seed=k), seed=k, repeats=199) for k in range(200)
+    ]
     right = np.mean([one.p_value <= 0.05 for one in skilled if one is not None])
     assert right == pytest.approx(ev.POWER, abs=4 * np.sqrt(0.8 * 0.2 / 200))
 
@@ -111,11 +117,18 @@ def test_shifts_see_timing_and_not_choice() -> None:
     rng = np.random.default_rng(1)
     returns = rng.normal(size=(400, 2)) + [0.5, -0.5]
     chosen = np.tile([1.0, -1.0], (400, 1))
-    assert ev.shift_test(zip(chosen.T, returns.T, strict=True), seed=0).p_value == 1  # as much, whenever it is held
+    assert (
+        ev.shift_test(zip(chosen.T, returns.T, strict=True), seed=0).p_value == 1
+    )  # as much, whenever it is held
     timed = np.sign(returns) + rng.normal(size=(400, 2))
     assert ev.shift_test(zip(timed.T, returns.T, strict=True), seed=0).p_value == 1 / 400
-    blind = [ev.shift_test([(rng.normal(size=80), rng.normal(size=80))], seed=k).p_value for k in range(400)]
-    assert np.mean(np.array(blind) <= 0.05) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 400))
+    blind = [
+        ev.shift_test([(rng.normal(size=80), rng.normal(size=80))], seed=k).p_value
+        for k in range(400)
+    ]
+    assert np.mean(np.array(blind) <= 0.05) == pytest.approx(
+        0.05, abs=4 * np.sqrt(0.05 * 0.95 / 400)
+    )
     assert ev.shift_test([(np.zeros(80), rng.normal(size=80))], seed=0) is None
 
 
@@ -127,7 +140,10 @@ def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere() -> None:
         (alpha, beta), *_ = np.linalg.lstsq(np.column_stack([np.ones(t), theirs[:t]]), ours[:t])
         left = ours[:t] - alpha - beta * theirs[:t]
         gain = (ours[t] - beta * theirs[t]) / np.sqrt((left**2).sum() / (t - 2))
-        stakes = [stake * max(0.0, 1 + bet / np.sqrt(252) * gain) for stake, bet in zip(stakes, ev.BETS, strict=True)]
+        stakes = [
+            stake * max(0.0, 1 + bet / np.sqrt(252) * gain)
+            for stake, bet in zip(stakes, ev.BETS, strict=True)
+        ]
         assert wealth[t] == pytest.approx(sum(stakes))
     assert (wealth[: ev.FIRST_BET] == 1).all()
     lucky = [ev.e_process(*days(250, seed=k)).max() >= 1 / ev.LEVEL for k in range(150)]
@@ -137,14 +153,17 @@ def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere() -> None:
 
 def test_many_trials_together_are_called_skilled_as_rarely_as_one() -> None:
     rng = np.random.default_rng(0)
-    false = [romano_wolf(rng.normal(size=(60, 6)), seed=k, repeats=300).min() <= 0.05 for k in range(200)]
+    false = [
+        romano_wolf(rng.normal(size=(60, 6)), seed=k, repeats=300).min() <= 0.05 for k in range(200)
+    ]
     assert np.mean(false) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 200))
     mixed = rng.normal(size=(250, 5))
     mixed[:, [1, 3]] += [0.4, 0.3]
     found = romano_wolf(mixed, seed=0)
     assert (found[[1, 3]] < 0.01).all()
     assert (found[[0, 2, 4]] > 0.05).all()
-    # Stepping down: without the two that stand out, the others meet a lower bar than the largest of all.
+    # Stepping down: without the two that stand out, the others meet a lower bar than the largest of
+    # all.
     assert romano_wolf(mixed[:, [0, 2, 4]], seed=0) == pytest.approx(found[[0, 2, 4]], abs=0.1)
     flat = np.column_stack([np.zeros(50), rng.normal(size=50)])
     assert romano_wolf(flat, seed=0)[0] == 1

@@ -22,7 +22,9 @@ from tests.factories import make_market
 SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
 
 
-def explained(policy: Callable[[Tensor], Tensor], market: MarketTensors, settings: EnvSettings = SETTINGS) -> dict:
+def explained(
+    policy: Callable[[Tensor], Tensor], market: MarketTensors, settings: EnvSettings = SETTINGS
+) -> dict:
     explainer = Explainer(policy, market, settings)
     simulate(policy, market, settings, watch=explainer.look)
     return explanation("policy", [explainer])
@@ -46,7 +48,9 @@ def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
         if source == "x1":
             seen = parts["features"][..., 1] if older is None else older[..., 1 : 3 * 5 : 3]
         elif source == "context":
-            seen = (parts["context"] if older is None else older[..., -layout.num_context :])[..., -1:]
+            seen = (parts["context"] if older is None else older[..., -layout.num_context :])[
+                ..., -1:
+            ]
         elif source == OWN:
             seen = 1.0 - parts["holdings"]
         else:
@@ -62,9 +66,12 @@ def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
     assert ("No input" in found.sentence()) == (source == "nothing")
 
 
-@pytest.mark.parametrize(("kind", "lookback"), [("per_asset", 1), ("market_once", 1), ("market_once", 3), ("mlp", 1)])
+@pytest.mark.parametrize(
+    ("kind", "lookback"), [("per_asset", 1), ("market_once", 1), ("market_once", 3), ("mlp", 1)]
+)
 def test_it_is_what_a_market_without_the_feature_would_have_made(kind: str, lookback: int) -> None:
-    """The slow way: a whole market whose feature stands at its mean, and the first decision in it."""
+    """The slow way: a whole market whose feature stands at its mean, and the first decision in
+    it."""
     market = make_market(60, 5, 3)
     settings = SETTINGS.model_copy(update={"lookback": lookback})
     torch.manual_seed(3)
@@ -77,7 +84,9 @@ def test_it_is_what_a_market_without_the_feature_would_have_made(kind: str, look
         features[..., k] = features[..., k][market.tradable].mean()
         other = weights(policy, replace(market, features=features), settings)
         gap = aimed - other
-        assert first["moved"][k] == pytest.approx(0.5 * (np.abs(gap).sum() + abs(gap.sum())), abs=2e-5), name
+        assert first["moved"][k] == pytest.approx(
+            0.5 * (np.abs(gap).sum() + abs(gap.sum())), abs=2e-5
+        ), name
         for symbol, raised in zip(first["symbols"], first["raised"], strict=True):
             assert raised[k] == pytest.approx(gap[market.symbols.index(symbol)], abs=2e-5)
     assert max(first["moved"]) > 1e-3
@@ -120,12 +129,32 @@ def test_watching_changes_nothing_and_few_decisions_are_looked_at() -> None:
         {"looks": [{}]},
         {"inputs": 3},
         {"decisions": "many"},
-        {"looks": [{"time": "yesterday", "moved": [1.0], "symbols": [], "weights": [], "raised": []}]},
-        {"looks": [{"time": "2020-01-02T15:00:00Z", "moved": [1.0, 2.0], "symbols": [], "weights": [], "raised": []}]},
+        {
+            "looks": [
+                {"time": "yesterday", "moved": [1.0], "symbols": [], "weights": [], "raised": []}
+            ]
+        },
+        {
+            "looks": [
+                {
+                    "time": "2020-01-02T15:00:00Z",
+                    "moved": [1.0, 2.0],
+                    "symbols": [],
+                    "weights": [],
+                    "raised": [],
+                }
+            ]
+        },
     ],
 )
 def test_damage_is_a_typed_error(change: dict) -> None:
-    look = {"time": "2020-01-02T15:00:00Z", "moved": [0.5], "symbols": ["A"], "weights": [0.1], "raised": [[0.2]]}
+    look = {
+        "time": "2020-01-02T15:00:00Z",
+        "moved": [0.5],
+        "symbols": ["A"],
+        "weights": [0.1],
+        "raised": [[0.2]],
+    }
     good = {"strategy": "ensemble", "inputs": ["x"], "decisions": 7, "looks": [look]}
     found = read_explanation(good)
     assert found is not None

@@ -17,7 +17,9 @@ from fintrader.report.html import write_report
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
-SHORT = WalkForwardSettings(train_sessions=6, validation_sessions=3, test_sessions=4, embargo_sessions=1)
+SHORT = WalkForwardSettings(
+    train_sessions=6, validation_sessions=3, test_sessions=4, embargo_sessions=1
+)
 
 
 def test_folds_roll_on_and_keep_their_distance() -> None:
@@ -30,7 +32,9 @@ def test_folds_roll_on_and_keep_their_distance() -> None:
         for window in (fold.train, fold.validation, fold.test):
             assert window[0] % 20 == 0
             assert window[1] % 20 == 0
-        assert session[fold.validation[0]] - session[fold.train[1] - 1] == 2  # one session of embargo between
+        assert (
+            session[fold.validation[0]] - session[fold.train[1] - 1] == 2
+        )  # one session of embargo between
         assert session[fold.test[0]] - session[fold.validation[1] - 1] == 2
         days = set(session[slice(*fold.test)].tolist())
         assert not days & tested
@@ -67,7 +71,10 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tm
         assert whole.equity[edge] == pytest.approx(whole.equity[edge - 1], rel=1e-12)
     assert len(np.unique(whole.session)) == 20
     assert whole.metrics["sharpe"] is not None
-    baselines = [simulate_baselines(fold_market(market, f).split().test, settings) for f in make_folds(market, SHORT)]
+    baselines = [
+        simulate_baselines(fold_market(market, f).split().test, settings)
+        for f in make_folds(market, SHORT)
+    ]
     rivals = {name: stitch([fold[name] for fold in baselines]) for name in baselines[0]}
     assert rivals["benchmark"].equity == pytest.approx(
         1e6 * rivals["benchmark"].benchmark / rivals["benchmark"].benchmark[0]
@@ -93,7 +100,14 @@ def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def test_rows_are_the_simulations_they_name() -> None:
     market, settings, policy = make_market(100, 4), EnvSettings(cost_bps=7), noisy_policy(4)
     groups = by_kind(sensitivity(policy, market, settings))
-    assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd", "start_sessions", "without"]
+    assert list(groups) == [
+        "cost_bps",
+        "fill",
+        "delay_bars",
+        "capital_usd",
+        "start_sessions",
+        "without",
+    ]
     costs = groups["cost_bps"]
     assert [row["setting"] for row in costs] == ["0", "1", "2", "5", "7", "10", "20", "50"]
     assert [row["setting"] for row in costs if row["chosen"]] == ["7"]
@@ -108,11 +122,18 @@ def test_rows_are_the_simulations_they_name() -> None:
 
 
 def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
-    market, settings = make_market(60, 3, gaps=False, volume=600.0), EnvSettings(cost_bps=0.0, impact_bps=50.0)
-    rows = by_kind(sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False))["capital_usd"]
+    market, settings = (
+        make_market(60, 3, gaps=False, volume=600.0),
+        EnvSettings(cost_bps=0.0, impact_bps=50.0),
+    )
+    rows = by_kind(
+        sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False)
+    )["capital_usd"]
     assert [row["setting"] for row in rows] == ["1000000", "10000000", "100000000"]
     assert [row["chosen"] for row in rows] == [True, False, False]
-    larger = simulate(noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8}))
+    larger = simulate(
+        noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8})
+    )
     assert rows[-1]["sharpe"] == larger.metrics["sharpe"]
     assert larger.metrics["exposure_max"] < 0.1  # all that the volume takes
     assert larger.metrics["capped_orders"] > 0.8 * larger.metrics["orders"] > 0
@@ -121,7 +142,11 @@ def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
 
 @pytest.mark.parametrize("interval", [1, 7])
 def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
-    market, settings, policy = make_market(100, 4), EnvSettings(decision_interval=interval), noisy_policy(4)
+    market, settings, policy = (
+        make_market(100, 4),
+        EnvSettings(decision_interval=interval),
+        noisy_policy(4),
+    )
     rows = without_each(policy, market, settings)
     for n, row in enumerate(rows):
 
@@ -132,7 +157,9 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
 
         alone = simulate(masked, market, settings)
         assert row["setting"] == market.symbols[n]
-        assert row["cumulative_return"] == pytest.approx(alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6)
+        assert row["cumulative_return"] == pytest.approx(
+            alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
@@ -156,16 +183,26 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
 def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
     market = make_market(90, 4)
     settings = EnvSettings(
-        short=True, max_leverage=2, borrow_bps_per_year=500, maintenance_margin=0.3, decision_interval=interval
+        short=True,
+        max_leverage=2,
+        borrow_bps_per_year=500,
+        maintenance_margin=0.3,
+        decision_interval=interval,
     )
     late = delayed(noisy_policy(4), market, settings)
     assert (late.shares < 0).any()
     assert late.trade_list_profit() == pytest.approx(late.equity[-1] - late.equity[0], rel=1e-9)
     orders = late.trades[late.trades["kind"] == "order"]
     assert set((orders["fill_bar"] - 2) % interval) == {0}
-    rows = by_kind(sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False))["delay_bars"]
+    rows = by_kind(
+        sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False)
+    )["delay_bars"]
     assert [row["setting"] for row in rows] == ["0", "1"]
-    assert rows[1]["cumulative_return"] == late.metrics["cumulative_return"] != rows[0]["cumulative_return"]
+    assert (
+        rows[1]["cumulative_return"]
+        == late.metrics["cumulative_return"]
+        != rows[0]["cumulative_return"]
+    )
 
 
 def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
@@ -176,12 +213,17 @@ def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
     assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd"]
     for row in groups["cost_bps"]:
         changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
-        parts = [simulate(policy, window, changed) for policy, window in zip(policies, windows, strict=True)]
+        parts = [
+            simulate(policy, window, changed)
+            for policy, window in zip(policies, windows, strict=True)
+        ]
         assert row["cumulative_return"] == stitch(parts).metrics["cumulative_return"]
         assert row["chosen"] == (row["setting"] == "7")
     returns = [row["cumulative_return"] for row in groups["cost_bps"]]
     assert returns == sorted(returns, reverse=True)
-    late = [delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)]
+    late = [
+        delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)
+    ]
     assert groups["delay_bars"][1]["sharpe"] == stitch(late).metrics["sharpe"]
 
 

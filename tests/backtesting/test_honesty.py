@@ -37,18 +37,26 @@ def template() -> BacktestResult:
     return simulate(noisy_policy(4), make_market(60, 4), EnvSettings(), name="ensemble")
 
 
-def pair(template: BacktestResult, ours: np.ndarray, theirs: np.ndarray) -> dict[str, BacktestResult]:
+def pair(
+    template: BacktestResult, ours: np.ndarray, theirs: np.ndarray
+) -> dict[str, BacktestResult]:
     """A result and the benchmark portfolio it is measured against."""
     rival = with_returns(replace(template, name="equal_weight"), theirs)
-    return measured_against({"ensemble": with_returns(template, ours), "equal_weight": rival}, rival)
+    return measured_against(
+        {"ensemble": with_returns(template, ours), "equal_weight": rival}, rival
+    )
 
 
-def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(template: BacktestResult) -> None:
+def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(
+    template: BacktestResult,
+) -> None:
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     noise = rng.normal(0, 0.004, 250)
     lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80)
-    assert lucky["verdict"].startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
+    assert lucky["verdict"].startswith(
+        "Not distinguishable from luck: ahead of equal weight by 2.5"
+    )
     assert "first look at this window" in lucky["verdict"]
     assert "A window of 250 sessions sees an information ratio of 2." in lucky["verdict"]
     assert lucky["verdict"].endswith("more sessions would tell.")
@@ -63,14 +71,18 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(temp
     json.dumps([lucky, skilled, behind], allow_nan=False)
 
 
-def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template: BacktestResult) -> None:
+def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
+    template: BacktestResult,
+) -> None:
     rng = np.random.default_rng(4)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.0008, 0.004, 250), theirs)
     noise = rng.normal(0, 0.01, (60, 80))
     few, many = (assess(results, trials=count, trial_returns=noise[:, :count]) for count in (2, 80))
     assert few["evidence"] == many["evidence"]
-    assert few["selection"]["sharpe"]["expected_best"] < many["selection"]["sharpe"]["expected_best"]
+    assert (
+        few["selection"]["sharpe"]["expected_best"] < many["selection"]["sharpe"]["expected_best"]
+    )
     assert "80 trials" in many["selection"]["sentence"]
     p_value = many["evidence"]["alpha"]["p_value"]
     assert 0.0016 < p_value <= 0.04
@@ -82,11 +94,16 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template: B
     assert "third look at this window" in third["verdict"]
 
 
-def test_seen_windows_optimistic_fills_and_free_trading_get_no_good_verdict(template: BacktestResult) -> None:
+def test_seen_windows_optimistic_fills_and_free_trading_get_no_good_verdict(
+    template: BacktestResult,
+) -> None:
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.002, 0.004, 250), theirs)
-    for window, verdict in (("train", "the agents were trained on"), ("validation", "the agents were chosen by")):
+    for window, verdict in (
+        ("train", "the agents were trained on"),
+        ("validation", "the agents were chosen by"),
+    ):
         seen = assess(results, trials=8, window=window)
         assert verdict in seen["verdict"]
         assert not seen["likely_skill"]
@@ -140,7 +157,8 @@ def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: Backte
     shift = found["evidence"]["shift"]
     assert shift["shifts"] == 999
     assert shift["p_value"] > 0.01
-    # Timing, by hand: weights at each close beyond beta times the portfolio's, times the next bar's return.
+    # Timing, by hand: weights at each close beyond beta times the portfolio's, times the next bar's
+    # return.
     beta = found["evidence"]["alpha"]["beta"]
     active = results["ensemble"].weights() - beta * portfolio.weights()
     close = market.adjusted_close.numpy().astype(np.float64)
@@ -154,16 +172,26 @@ def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
     assert idle["verdict"] == "Never traded: there is nothing to judge."
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
     assert assess({"ensemble": bankrupt}, trials=1)["verdict"].startswith("Went bankrupt")
-    assert assess({"ensemble": template}, trials=3)["verdict"].startswith("Too short to tell: 3 sessions")
+    assert assess({"ensemble": template}, trials=3)["verdict"].startswith(
+        "Too short to tell: 3 sessions"
+    )
     theirs = np.random.default_rng(0).normal(0, 0.01, 40)
     same = assess(pair(template, theirs, theirs), trials=3)
     assert same["verdict"].startswith("Holds its benchmark")
     geared = assess(pair(template, 1.5 * theirs, theirs), trials=3)
-    assert geared["verdict"] == "Nothing to judge: beyond its beta to equal weight, what it earned never varied."
+    assert (
+        geared["verdict"]
+        == "Nothing to judge: beyond its beta to equal weight, what it earned never varied."
+    )
     with pytest.raises(BacktestError, match="counted from 1"):
         assess(pair(template, 1.5 * theirs, theirs), trials=3, look=-3)
-    losing = assess(pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs), trials=3)
-    assert losing["verdict"].startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
+    losing = assess(
+        pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs),
+        trials=3,
+    )
+    assert losing["verdict"].startswith(
+        "Not distinguishable from luck: behind equal weight by 39.98 %"
+    )
     assert "in the window" in losing["verdict"]
     assert "a year" not in losing["verdict"]
     assert "More sessions would not help" in losing["verdict"]
@@ -201,10 +229,14 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
     settings = EnvSettings(cost_bps=20, fractional=True)
     drawn = random_portfolios(market, settings, seed=0, count=4000)
     hold = simulate_baselines(market, settings)["buy_and_hold"]
-    assert drawn.cumulative_return.mean() == pytest.approx(hold.metrics["cumulative_return"], abs=0.01)
+    assert drawn.cumulative_return.mean() == pytest.approx(
+        hold.metrics["cumulative_return"], abs=0.01
+    )
     one = random_portfolios(pick_assets(market, [0]), settings, seed=0, count=3)
     ledger = equal_weight(pick_assets(market, [0]), settings, every_sessions=10**6)
-    assert one.cumulative_return == pytest.approx(np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4)
+    assert one.cumulative_return == pytest.approx(
+        np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4
+    )
     assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-2)
     share = drawn.share_above(float(np.median(drawn.cumulative_return)), None)
     assert share["cumulative_return"] == pytest.approx(0.5, abs=0.01)
@@ -225,7 +257,9 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
     assert whole["overfitting"]["splits"] == sum(one["overfitting"]["splits"] for one in alone)
     # A market that rose in one fold and not in the other is no variance among the trials of either.
     for name in ("trial_variance", "expected_best"):
-        assert whole["sharpe"][name] == pytest.approx(np.mean([one["sharpe"][name] for one in alone]))
+        assert whole["sharpe"][name] == pytest.approx(
+            np.mean([one["sharpe"][name] for one in alone])
+        )
     together = diagnose(12, np.hstack(folds), None, None, 0)
     assert together["sharpe"]["trial_variance"] > 2 * whole["sharpe"]["trial_variance"]
     assert diagnose(12, [], None, None, 0)["overfitting"] is None
@@ -235,17 +269,23 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
 
 
 def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
-    market, settings = make_market(20 * 12, 1, session_bars=20, gaps=False), EnvSettings(cost_bps=50)
+    market, settings = (
+        make_market(20 * 12, 1, session_bars=20, gaps=False),
+        EnvSettings(cost_bps=50),
+    )
     windows = [market.window(0, 100), market.window(120, 240)]
     drawn = random_portfolios(windows, settings, seed=0, count=3).cumulative_return
     expected = 1.0
-    for window in windows:  # one stock: every portfolio is that stock, bought and sold at half a per cent
+    for (
+        window
+    ) in windows:  # one stock: every portfolio is that stock, bought and sold at half a per cent
         expected *= float(window.close[-1, 0]) / float(window.open[1, 0]) / 1.005 * 0.995
     assert drawn == pytest.approx(np.full(3, expected - 1), rel=1e-6)
 
 
 def test_trials_that_are_alike_do_not_lower_the_hurdle() -> None:
-    """What correlated trials share is luck that their variance does not hold: never less than that of one ratio."""
+    """What correlated trials share is luck that their variance does not hold: never less than that
+    of one ratio."""
     rng = np.random.default_rng(5)
     alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
     found = diagnose(6, alike, None, None, 0)["sharpe"]

@@ -110,9 +110,13 @@ def test_the_quickstart_is_clean() -> None:
 @pytest.mark.slow
 def test_splits_listings_and_half_days_are_clean() -> None:
     source = {
-        "kind": "synthetic", "start": "2020-11-09", "num_symbols": 12, "num_sessions": 36, "missing": 0.05,
+        "kind": "synthetic",
+        "start": "2020-11-09",
+        "num_symbols": 12,
+        "num_sessions": 36,
+        "missing": 0.05,
         "events": {"splits": 2, "dividends": 2, "late_listings": 1, "delistings": 1},
-    }  # fmt: skip
+    }
     data = DataSettings.model_validate({"source": source, "bar_minutes": 30})
     report = lookahead(data, EnvSettings(), LookaheadSettings(prefixes=100, run=0))
     assert report.clean, str(report)
@@ -120,7 +124,9 @@ def test_splits_listings_and_half_days_are_clean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_real_minutes_do_not_look_ahead() -> None:
     source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
@@ -132,7 +138,9 @@ def test_real_minutes_do_not_look_ahead() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_two_years_of_real_minutes_raise_no_alarm() -> None:
     config = load_config("configs/walkforward_us14.yaml")
     data = config.data.model_copy(update={"path": str(REAL_2019)})
@@ -145,7 +153,10 @@ def test_exit_status_and_stored_answer(tmp_path: Path, monkeypatch: pytest.Monke
     path = lab.write_bars(tmp_path, sessions=6)
     monkeypatch.chdir(tmp_path)
     features = {"names": [lab.column(lab.next_return)], "context": []}
-    config = {"name": "lab", "data": lab.settings_of(path, features=features).model_dump(mode="json")}
+    config = {
+        "name": "lab",
+        "data": lab.settings_of(path, features=features).model_dump(mode="json"),
+    }
     (tmp_path / "lab.yaml").write_text(json.dumps(config))
     (tmp_path / "runs" / "lab").mkdir(parents=True)
     with pytest.raises(SystemExit) as stop:

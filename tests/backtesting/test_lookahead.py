@@ -18,7 +18,8 @@ def future(cut: int, mode: str) -> MarketTensors:
 
 
 def leaking(market: MarketTensors, where: str) -> MarketTensors:
-    """Put the next three bars' return into feature f1, the last price into context c0, or a later index level."""
+    """Put the next three bars' return into feature f1, the last price into context c0, or a later
+    index level."""
     if where == "feature f1":
         ahead = torch.zeros_like(market.close)
         ahead[:-3] = (market.close[3:] / market.close[:-3] - 1).nan_to_num()
@@ -30,7 +31,9 @@ def leaking(market: MarketTensors, where: str) -> MarketTensors:
         context[:, 0] = market.close[-1].nan_to_num().sum()
         return replace(market, context=context)
     benchmark = market.benchmark.clone()
-    benchmark[:] = benchmark.reshape(-1, 3)[:, 2:].repeat(1, 3).flatten()  # the last of every three, filled back
+    benchmark[:] = (
+        benchmark.reshape(-1, 3)[:, 2:].repeat(1, 3).flatten()
+    )  # the last of every three, filled back
     return replace(market, benchmark=benchmark)
 
 
@@ -46,7 +49,9 @@ def test_a_clean_market_is_clean() -> None:
 @pytest.mark.parametrize("where", ["feature f1", "context c0", "benchmark"])
 def test_a_planted_leak_is_named(where: str) -> None:
     market = leaking(make_market(90, 4, seed=1), where)
-    report = find_leaks(market, lambda cut, mode: leaking(future(cut, mode), where), EnvSettings(), cuts=4)
+    report = find_leaks(
+        market, lambda cut, mode: leaking(future(cut, mode), where), EnvSettings(), cuts=4
+    )
     names = {leak.what for leak in report.leaks}
     assert where in names
     assert names <= {where, "observation", "equity", "fill"}
@@ -54,7 +59,9 @@ def test_a_planted_leak_is_named(where: str) -> None:
     if where.startswith("feature"):
         assert "observation" in names
         assert "fill" in names or "equity" in names
-        assert any("feature f1 of S" in leak.detail for leak in report.leaks if leak.what == "observation")
+        assert any(
+            "feature f1 of S" in leak.detail for leak in report.leaks if leak.what == "observation"
+        )
     assert where in str(report)
 
 

@@ -1,4 +1,5 @@
-"""The ridge yardstick finds a signal that is there, knows nothing of later windows, and says why it cannot be made."""
+"""The ridge yardstick finds a signal that is there, knows nothing of later windows, and says why it
+cannot be made."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def test_later_bars_change_nothing_that_was_fitted_or_done_before(market: Market
     for cut, given in ((start, False), (market.windows.test[0], True)):
         one, changed = market.split(), joined(market, other, cut).split()
         fits = [
-            fit_ridge(part.train, SETTINGS, validation=part.validation if given else None) for part in (one, changed)
+            fit_ridge(part.train, SETTINGS, validation=part.validation if given else None)
+            for part in (one, changed)
         ]
         assert (fits[0].coefficients == fits[1].coefficients).all()
         assert fits[0].trade_rate == fits[1].trade_rate
@@ -89,14 +91,22 @@ def test_a_choice_inside_training_is_made_on_bars_the_fit_has_not_seen(
 
     monkeypatch.setattr("fintrader.backtesting.ridge._regress", watched)
     fit_ridge(market.split().train, SETTINGS)
-    assert seen == [384, 479]  # of 479 changes the last fifth was kept for the choice, then all were fitted
+    assert seen == [
+        384,
+        479,
+    ]  # of 479 changes the last fifth was kept for the choice, then all were fitted
 
 
 def test_without_features_it_is_left_out_and_says_why() -> None:
     market = make_market(900, 4, gaps=False, session_bars=30)
     train, validation, test = market.split()
-    flat = [replace(part, features=torch.ones_like(part.features)) for part in (train, validation, test)]
-    bare = [replace(part, features=part.features[:, :, :0], feature_names=()) for part in (train, validation, test)]
+    flat = [
+        replace(part, features=torch.ones_like(part.features)) for part in (train, validation, test)
+    ]
+    bare = [
+        replace(part, features=part.features[:, :, :0], feature_names=())
+        for part in (train, validation, test)
+    ]
     for (fitted, chosen, window), why in ((flat, "constant"), (bare, "no features")):
         found = yardsticks(window, SETTINGS, train=fitted, validation=chosen)
         assert "ridge" not in found.baselines

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import block_length, bootstrap_indices, intervals, paired_excess
+from fintrader.backtesting.bootstrap import (
+    block_length,
+    bootstrap_indices,
+    intervals,
+    paired_excess,
+)
 from fintrader.errors import BacktestError
 
 
@@ -21,9 +26,12 @@ def test_the_papers_example() -> None:
 
 
 def test_podracers_own_table() -> None:
-    """A Sharpe ratio of 2.20 over one year is [0.23, 4.17] at 95 %; 80 trials without skill show 2.45 at best."""
+    """A Sharpe ratio of 2.20 over one year is [0.23, 4.17] at 95 %; 80 trials without skill show
+    2.45 at best."""
     sample = sig.SharpeSample(2.20 / math.sqrt(252), 252)
-    assert [bound * math.sqrt(252) for bound in sample.interval()] == pytest.approx([0.23, 4.17], abs=0.005)
+    assert [bound * math.sqrt(252) for bound in sample.interval()] == pytest.approx(
+        [0.23, 4.17], abs=0.005
+    )
     assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(2.45, abs=0.01)
 
 
@@ -40,7 +48,8 @@ def test_probabilistic_sharpe_is_calibrated() -> None:
     """Under a true Sharpe ratio of zero, PSR(0) exceeds 0.95 in one series of twenty."""
     rng = np.random.default_rng(0)
     passes = [
-        sig.probabilistic_sharpe(sample) > 0.95 for sample in map(sig.SharpeSample.of, rng.normal(size=(2000, 250)))
+        sig.probabilistic_sharpe(sample) > 0.95
+        for sample in map(sig.SharpeSample.of, rng.normal(size=(2000, 250)))
     ]
     assert np.mean(passes) == pytest.approx(0.05, abs=0.015)
 
@@ -63,7 +72,8 @@ TRIALS, PERIODS = 80, 252
 
 
 def passing(searches: int) -> dict[float, dict[str, float]]:
-    """Correlation of the trials -> test -> share of searches without skill whose best trial passes it at 95 %."""
+    """Correlation of the trials -> test -> share of searches without skill whose best trial passes
+    it at 95 %."""
     found = {}
     for shared in CORRELATIONS:
         rng = np.random.default_rng(7)
@@ -80,20 +90,25 @@ def passing(searches: int) -> dict[float, dict[str, float]]:
                 *(("deflated", TRIALS, variance), ("effective", effective, variance)),
                 *(("floored", TRIALS, floored), ("floored_effective", effective, floored)),
             ):
-                passed.setdefault(name, []).append(sig.deflated_sharpe(sample, trials, spread) >= 0.95)
+                passed.setdefault(name, []).append(
+                    sig.deflated_sharpe(sample, trials, spread) >= 0.95
+                )
         found[shared] = {name: float(np.mean(outcomes)) for name, outcomes in passed.items()}
     return found
 
 
 def test_noise_passes_undeflated_and_fails_the_verdicts_test() -> None:
-    """The best of 80 strategies of pure noise: most pass the plain test, at most one search in a hundred the other."""
+    """The best of 80 strategies of pure noise: most pass the plain test, at most one search in a
+    hundred the other."""
     shares = passing(200)
     assert shares[0.0]["plain"] > 0.9
     assert shares[0.0]["deflated"] <= 0.01
     for shared in CORRELATIONS:
         assert shares[shared]["floored"] <= 0.01, shared
         assert shares[shared]["floored_effective"] <= 0.01, shared
-    assert shares[0.6]["deflated"] > 0.02  # why there is a floor: the luck that is shared is not in the variance
+    assert (
+        shares[0.6]["deflated"] > 0.02
+    )  # why there is a floor: the luck that is shared is not in the variance
 
 
 @pytest.mark.slow
@@ -120,7 +135,8 @@ def test_mean_correlation_agrees_with_numpy_and_alike_trials_count_as_one() -> N
 
 
 def slow_overfitting(returns: np.ndarray, blocks: int) -> float:
-    """CSCV, literally: glue the chosen blocks together, compute every Sharpe ratio from its returns."""
+    """CSCV, literally: glue the chosen blocks together, compute every Sharpe ratio from its
+    returns."""
     pieces = np.split(returns, blocks)
     below = []
     for chosen in combinations(range(blocks), blocks // 2):
@@ -145,7 +161,9 @@ def test_overfitting_against_the_slow_way() -> None:
 
 def test_overfitting_tells_skill_from_noise() -> None:
     rng = np.random.default_rng(5)
-    noise = [sig.backtest_overfitting(rng.normal(size=(240, 20)), 10).probability for _ in range(30)]
+    noise = [
+        sig.backtest_overfitting(rng.normal(size=(240, 20)), 10).probability for _ in range(30)
+    ]
     assert np.mean(noise) == pytest.approx(0.5, abs=0.15)
     skilled = rng.normal(size=(240, 20))
     skilled[:, 7] += 0.5
@@ -182,7 +200,9 @@ def test_blocks_have_the_stated_mean_length_and_wrap_around() -> None:
     follows = (np.diff(rows, axis=1) % 50) == 1
     # A new block begins with probability 1/5, and lands on the next row by chance once in fifty.
     assert follows.mean() == pytest.approx(1 - 1 / 5 + 1 / 5 / 50, abs=0.01)
-    assert np.bincount(rows.ravel(), minlength=50) / rows.size == pytest.approx(np.full(50, 0.02), abs=0.002)
+    assert np.bincount(rows.ravel(), minlength=50) / rows.size == pytest.approx(
+        np.full(50, 0.02), abs=0.002
+    )
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -190,7 +210,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     held = 0
     for k in range(200):
-        found, _ = intervals(rng.normal(1 / math.sqrt(252) / 100, 0.01, 252), seed=k, level=0.9, repeats=400)
+        found, _ = intervals(
+            rng.normal(1 / math.sqrt(252) / 100, 0.01, 252), seed=k, level=0.9, repeats=400
+        )
         band = found["sharpe"]
         held += band.low <= 1 <= band.high
     assert held / 200 == pytest.approx(0.9, abs=0.07)
@@ -214,6 +236,9 @@ def test_paired_excess_finds_an_edge_and_only_an_edge() -> None:
     ahead = paired_excess(market + rng.normal(0.0005, 0.002, 250), market, seed=0)
     assert ahead.p_value < 0.01
     assert ahead.low < ahead.excess < ahead.high
-    same = [paired_excess(market + rng.normal(0, 0.002, 250), market, seed=k, repeats=300) for k in range(100)]
+    same = [
+        paired_excess(market + rng.normal(0, 0.002, 250), market, seed=k, repeats=300)
+        for k in range(100)
+    ]
     assert np.mean([found.p_value < 0.1 for found in same if found]) == pytest.approx(0.1, abs=0.08)
     assert paired_excess([0.1] * 3, [0.0] * 3, seed=0) is None

@@ -26,7 +26,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "interval": {"decision_interval": 7},
     "fractional": {"fractional": True, "half_spread_bps": 3, "impact_bps": 50},
     "commission": {"min_commission_usd": 5.0},
-    "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 5000, "maintenance_margin": 0.45},
+    "short": {
+        "short": True,
+        "max_leverage": 2.0,
+        "borrow_bps_per_year": 5000,
+        "maintenance_margin": 0.45,
+    },
 }
 
 
@@ -48,7 +53,9 @@ def replay(result: BacktestResult, market: MarketTensors, settings: EnvSettings)
             seen = [float(p) for p in market.close[: bar + 1, n] if not math.isnan(float(p))]
             value += position[symbol] * (seen[-1] if seen else 0.0)
         equity.append(cash + value)
-    assert position == pytest.approx(dict(zip(result.symbols, result.shares[-1], strict=True)), abs=1e-9)
+    assert position == pytest.approx(
+        dict(zip(result.symbols, result.shares[-1], strict=True)), abs=1e-9
+    )
     if not settings.borrow_bps_per_year:
         assert interest == pytest.approx(0, abs=1e-6)
     return np.array(equity)
@@ -72,7 +79,10 @@ def test_equity_is_what_the_trade_list_says(variant: str) -> None:
         expected = expected - np.cumsum(shown)
     assert result.equity == pytest.approx(expected, rel=1e-9)
     assert result.cash.min() > -1e-6 or settings.short
-    assert result.costs_usd.sum() == pytest.approx(result.trades["cost_usd"].sum(), rel=1e-9) or settings.short
+    assert (
+        result.costs_usd.sum() == pytest.approx(result.trades["cost_usd"].sum(), rel=1e-9)
+        or settings.short
+    )
     assert result.turnover_usd.sum() == pytest.approx(result.trades["notional_usd"].sum(), rel=1e-9)
 
 
@@ -100,7 +110,9 @@ def test_a_ruined_account_is_closed_and_stays_closed() -> None:
     assert (result.equity[ruin:] == result.equity[ruin]).all()
     assert result.equity[ruin] > 0
     assert result.trades["kind"].iloc[-1] == "ruin"
-    assert result.trade_list_profit() == pytest.approx(result.equity[-1] - result.equity[0], rel=1e-9)
+    assert result.trade_list_profit() == pytest.approx(
+        result.equity[-1] - result.equity[0], rel=1e-9
+    )
     assert result.metrics["cumulative_return"] < -0.9
     assert all(value is None or math.isfinite(value) for value in result.metrics.values())
 
@@ -124,7 +136,9 @@ def test_equity_with_a_nan_is_refused() -> None:
 
 
 def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
-    result = simulate(noisy_policy(3), make_market(400, 3, session_bars=20), EnvSettings(cost_bps=0))
+    result = simulate(
+        noisy_policy(3), make_market(400, 3, session_bars=20), EnvSettings(cost_bps=0)
+    )
     benchmark = result.benchmark.copy()
     benchmark[100:140] = math.nan  # sessions 5 and 6: no level, and no return into session 7
     holed = replace(result, benchmark=benchmark)

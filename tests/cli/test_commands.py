@@ -30,14 +30,26 @@ def complaint(*words: str) -> str:
         (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["runn", QUICKSTART], "did you mean 'run'?"),
         (["data"], "needs one of: build, quality, dry-run, verify"),
-        (["run", QUICKSTART, "--env.num-env", "3"], "--env.num-env: unknown setting; did you mean --env.num-envs?"),
-        (["run", QUICKSTART, "--env.num-envs", "0"], "--env.num-envs: input should be greater than or equal to 1"),
-        (["run", QUICKSTART, "--agent.algo", "magic"], "--agent.algo: 'magic' is unknown; choose one of"),
+        (
+            ["run", QUICKSTART, "--env.num-env", "3"],
+            "--env.num-env: unknown setting; did you mean --env.num-envs?",
+        ),
+        (
+            ["run", QUICKSTART, "--env.num-envs", "0"],
+            "--env.num-envs: input should be greater than or equal to 1",
+        ),
+        (
+            ["run", QUICKSTART, "--agent.algo", "magic"],
+            "--agent.algo: 'magic' is unknown; choose one of",
+        ),
         (["run", QUICKSTART, "--name", "../x"], "--name: run name '../x' must be"),
         (["run", QUICKSTART, "--device", "tpu9"], "--device: expected auto, cpu, cuda or cuda:N"),
         (["run", QUICKSTART, "--seed"], "--seed needs a value: N"),
         (["run", QUICKSTART, "--runs-dir", "/proc/x"], "/proc/x/quickstart: No such file"),
-        (["run", QUICKSTART, "--runs-dir", __file__], "choose a folder that can be written to (--runs-dir)"),
+        (
+            ["run", QUICKSTART, "--runs-dir", __file__],
+            "choose a folder that can be written to (--runs-dir)",
+        ),
         (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "--runs-dir: s3:"),
         (["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"], "must be a local one"),
         (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
@@ -50,23 +62,35 @@ def test_mistakes_are_one_readable_line(arguments: list[str], expected: str):
 
 
 def test_options_override_the_file():
-    config = parse_config("run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"])
+    config = parse_config(
+        "run", [QUICKSTART, "--env.num-envs", "7", "--seed", "5", "--name", "other"]
+    )
     assert (config.env.num_envs, config.seed, config.name) == (7, 5, "other")
     assert parse_config("run", [QUICKSTART]).name == "quickstart"
 
 
 def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path: Path):
-    dates = "train: [2016-01-04, 2016-02-01], validation: [2016-02-02, 2016-02-20], test: [2016-02-22, 2016-03-10]"
+    dates = (
+        "train: [2016-01-04, 2016-02-01], validation: [2016-02-02, 2016-02-20], test: [2016-02-22,"
+        " 2016-03-10]"
+    )
     path = tmp_path / "own.yaml"
     path.write_text(f"data:\n  source: {{kind: synthetic}}\n  windows: {{{dates}}}\n")
     for parse in (parse_config, parse_data_config):
         windows = parse("run", [str(path)]).data.windows
         assert str(windows.train[0]) == "2016-01-04"
-        windows = parse("run", [str(path), "--data.windows.fractions", "0.5", "0.3", "0.2"]).data.windows
+        windows = parse(
+            "run", [str(path), "--data.windows.fractions", "0.5", "0.3", "0.2"]
+        ).data.windows
         assert (windows.train, windows.validation, windows.test) == (None, None, None)
         assert windows.fractions == (0.5, 0.3, 0.2)
-    asked = load_market(str(path), source={"num_sessions": 20}, windows={"fractions": [0.5, 0.25, 0.25]})
-    assert asked.windows.train == (0, asked.num_bars * 9 // 20)  # without the session of the embargo
+    asked = load_market(
+        str(path), source={"num_sessions": 20}, windows={"fractions": [0.5, 0.25, 0.25]}
+    )
+    assert asked.windows.train == (
+        0,
+        asked.num_bars * 9 // 20,
+    )  # without the session of the embargo
 
 
 def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
@@ -86,7 +110,9 @@ def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path: Path) -> None:
-    config = write_config(tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1})
+    config = write_config(
+        tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1}
+    )
     for _ in range(2):  # when it is made, and when it is there
         *_, report, own = fintrader("run", str(config)).out.splitlines()
         page = tmp_path / "runs" / "tiny" / "backtest" / "report.html"

@@ -49,7 +49,11 @@ def test_help_of_every_command_fits_a_screen(command: str) -> None:
 
 def test_help_all_explains_every_setting_and_those_of_a_section() -> None:
     lines = helped("run", "--help-all")
-    for setting in ("--env.cost-bps X", "--agent.network.hidden N ...", "--backtest.limits.weight X"):
+    for setting in (
+        "--env.cost-bps X",
+        "--agent.network.hidden N ...",
+        "--backtest.limits.weight X",
+    ):
         assert any(line.startswith(setting) for line in lines), setting
     below = helped("run", "--help-all", "backtest.limits")
     named = [line for line in below if line.startswith("--")]
@@ -60,9 +64,14 @@ def test_help_all_explains_every_setting_and_those_of_a_section() -> None:
 
 
 def test_help_behind_a_configuration_shows_its_values() -> None:
-    assert any(re.search(r"--tournament.pods N +\[80\]", line) for line in helped("run", "podracer", "--help"))
+    assert any(
+        re.search(r"--tournament.pods N +\[80\]", line)
+        for line in helped("run", "podracer", "--help")
+    )
     behind = helped("run", "quickstart", "--agent.algo", "sac", "--help-all", "agent")
-    assert any(line.startswith("--agent.target-entropy") or "--agent.tau" in line for line in behind)
+    assert any(
+        line.startswith("--agent.target-entropy") or "--agent.tau" in line for line in behind
+    )
     assert not any("--agent.clip-coef" in line for line in behind)
 
 
@@ -84,8 +93,13 @@ def test_bash_completes_commands_and_settings(tmp_path: Path) -> None:
 
     def offered(*words: str) -> list[str]:
         line = " ".join(f"'{word}'" for word in ("fintrader", *words))
-        program = f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fintrader; echo ${{COMPREPLY[@]}}"
-        return subprocess.run(["bash", "-c", program], check=True, capture_output=True, text=True).stdout.split()
+        program = (
+            f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fintrader; echo"
+            " ${COMPREPLY[@]}"
+        )
+        return subprocess.run(
+            ["bash", "-c", program], check=True, capture_output=True, text=True
+        ).stdout.split()
 
     assert offered("walk") == ["walkforward"]
     assert offered("data", "de") == ["detect"]

@@ -1,4 +1,5 @@
-"""Mistakes on the command line: each is one sentence that names what was typed, with exit status 2 and no traceback."""
+"""Mistakes on the command line: each is one sentence that names what was typed, with exit status 2
+and no traceback."""
 
 from __future__ import annotations
 
@@ -88,8 +89,12 @@ completion tcsh | completion: 'tcsh' is unknown; choose one of bash, zsh, fish
 """
 
 
-@pytest.mark.parametrize("line", MISTAKES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
-def test_a_mistake_is_one_sentence_that_names_it(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line", MISTAKES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip()
+)
+def test_a_mistake_is_one_sentence_that_names_it(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "bin.yaml").write_bytes(b"\x00\xff\xfe")
@@ -120,7 +125,15 @@ def test_a_flag_needs_no_value_and_takes_one(words: list[str], expected: bool) -
 
 def test_values_of_every_shape() -> None:
     search = "{agent.learning_rate: {low: 1.0e-4, high: 1.0e-2}}"
-    words = ["--agent.network.hidden", "32", "16", "--data.universe.aliases", "FB=META", "--env.episode-bars", "None"]
+    words = [
+        "--agent.network.hidden",
+        "32",
+        "16",
+        "--data.universe.aliases",
+        "FB=META",
+        "--env.episode-bars",
+        "None",
+    ]
     words += ["--from", "runs/one", "--env.participation", "none", "--tournament.search", search]
     config = parse_config("run", [QUICKSTART, *words, "--backtest.window", "validation", "test"])
     assert config.agent.network.hidden == (32, 16)
@@ -135,7 +148,9 @@ def test_values_of_every_shape() -> None:
 def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fintrader", "run", str(write_config(tmp_path))]
     for seconds in (1.5, 3.0, 6.0, 9.0):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)

@@ -19,7 +19,8 @@ def context() -> set[str]:
 
 
 def test_every_image_runs_the_command_as_a_numbered_user() -> None:
-    """A number, so that Kubernetes can see that it is not root; JSON, so that the program receives signals."""
+    """A number, so that Kubernetes can see that it is not root; JSON, so that the program receives
+    signals."""
     file = parse(TEXT)
     for name in ("cpu", "cuda"):
         chain = file.chain(name)
@@ -28,18 +29,24 @@ def test_every_image_runs_the_command_as_a_numbered_user() -> None:
         assert {folder for stage in chain for folder in stage.all("WORKDIR")} == {"/srv"}
 
 
-def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(context: set[str]) -> None:
+def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(
+    context: set[str],
+) -> None:
     file = parse(TEXT)
     assert re.fullmatch(r"\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", file.arguments["PYTHON"])
     for stage in file.stages:
         assert stage.base == "python:${PYTHON}" or stage.base in {one.name for one in file.stages}
         assert not stage.all("ADD")
         for text in [*stage.all("ENV"), *stage.all("ARG")]:
-            assert not re.search(r"(?i)(secret|token|passw|credential|api[-_]?key|access[-_]?key)", text), text
+            assert not re.search(
+                r"(?i)(secret|token|passw|credential|api[-_]?key|access[-_]?key)", text
+            ), text
         for text in stage.all("COPY"):
             *sources, _target = [word for word in text.split() if not word.startswith("--")]
             for source in sources if "--from=" not in text else []:
-                assert any(path == source or path.startswith(f"{source}/") for path in context), f"COPY {source}"
+                assert any(path == source or path.startswith(f"{source}/") for path in context), (
+                    f"COPY {source}"
+                )
         for text in stage.all("RUN"):
             assert not re.search(r"\b(curl|wget|sudo)\b", text)
             for install in re.findall(r"pip install[^&|;]*", text):
@@ -47,12 +54,21 @@ def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(contex
     assert "PIP_NO_CACHE_DIR=1" in " ".join(file.stage("build").all("ENV"))
 
 
-def test_the_context_holds_what_is_named_and_nothing_else(context: set[str], tmp_path: Path) -> None:
+def test_the_context_holds_what_is_named_and_nothing_else(
+    context: set[str], tmp_path: Path
+) -> None:
     tops = {path.split("/")[0] for path in context}
     texts = {"constraints.txt", "constraints-image.txt", "pyproject.toml", "README.md", "LICENSE"}
     assert tops == {*texts, "setup.py", "configs", "fintrader", "app"}
     assert not [path for path in context if "__pycache__" in path or path.endswith(".pyc")]
-    for name in ("runs/quickstart/config.yaml", "data/bars/x.parquet", ".env", "fintrader/.env", "id_rsa", "app/a.pyc"):
+    for name in (
+        "runs/quickstart/config.yaml",
+        "data/bars/x.parquet",
+        ".env",
+        "fintrader/.env",
+        "id_rsa",
+        "app/a.pyc",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -71,7 +87,11 @@ def test_the_two_images_differ_only_in_torch_and_the_driver() -> None:
 
 def pins(name: str) -> dict[str, str]:
     lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    return {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower(): line.split("==")[1] for line in lines if line}
+    return {
+        re.sub(r"[-_.]+", "-", line.split("==")[0]).lower(): line.split("==")[1]
+        for line in lines
+        if line
+    }
 
 
 def test_every_package_of_the_image_has_a_version() -> None:

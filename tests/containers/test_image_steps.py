@@ -1,4 +1,5 @@
-"""The image's own RUN lines, in a clean environment: what can be exercised where no container engine is.
+"""The image's own RUN lines, in a clean environment: what can be exercised where no container
+engine is.
 
 It installs some two gigabytes, so it runs only when asked for: `make test-image`.
 """
@@ -23,20 +24,27 @@ USER = 10001
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(os.environ.get("FINTRADER_TEST_IMAGE") != "1", reason="installs 2 GB: make test-image runs it"),
+    pytest.mark.skipif(
+        os.environ.get("FINTRADER_TEST_IMAGE") != "1",
+        reason="installs 2 GB: make test-image runs it",
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`/opt/fintrader` as the CPU image has it, below a temporary folder, made by the recipe's commands."""
+    """`/opt/fintrader` as the CPU image has it, below a temporary folder, made by the recipe's
+    commands."""
     home = tmp_path_factory.mktemp("image")
     home.chmod(0o755)
     source, prefix = home / "src", home / "opt"
     file = parse((ROOT / "Dockerfile").read_text())
     context = copied(ROOT, (ROOT / ".dockerignore").read_text())
     variables = {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}
-    variables |= {"PATH": f"{prefix}/bin:{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(home)}
+    variables |= {
+        "PATH": f"{prefix}/bin:{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(home),
+    }
     for stage in file.chain("build-cpu"):
         for word, text in stage.steps:
             text = text.replace("/opt/fintrader", str(prefix)).replace("$PATH", variables["PATH"])
@@ -49,7 +57,11 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 *names, target = text.split()
                 for path in context:
                     if any(path == name or path.startswith(f"{name}/") for name in names):
-                        place = source / path if target == "./" else source / target / path.split("/", 1)[1]
+                        place = (
+                            source / path
+                            if target == "./"
+                            else source / target / path.split("/", 1)[1]
+                        )
                         place.parent.mkdir(parents=True, exist_ok=True)
                         shutil.copy(ROOT / path, place)
             elif word == "RUN":
@@ -58,13 +70,26 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def run(image: Path, *words: str, work: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """A command as the image runs it: its environment, its user where we may change ours, nothing else writable."""
+def run(
+    image: Path, *words: str, work: Path, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """A command as the image runs it: its environment, its user where we may change ours, nothing
+    else writable."""
     variables = {"PATH": f"{image}/opt/bin:/usr/bin:/bin", "HOME": str(work)}
     for stage in parse((ROOT / "Dockerfile").read_text()).chain("cpu"):
         for text in stage.all("ENV"):
-            variables |= {k: v.replace("/tmp", str(work)) for k, v in re.findall(r"(\w+)=(\S+)", text) if k != "PATH"}
-    how: dict[str, Any] = {"cwd": work, "env": variables, "capture_output": True, "text": True, "timeout": timeout}
+            variables |= {
+                k: v.replace("/tmp", str(work))
+                for k, v in re.findall(r"(\w+)=(\S+)", text)
+                if k != "PATH"
+            }
+    how: dict[str, Any] = {
+        "cwd": work,
+        "env": variables,
+        "capture_output": True,
+        "text": True,
+        "timeout": timeout,
+    }
     user = {"user": USER, "group": USER, "extra_groups": []} if others_may_run_python() else {}
     return subprocess.run(words, check=False, **how, **user)
 
@@ -72,7 +97,9 @@ def run(image: Path, *words: str, work: Path, timeout: float = 600) -> subproces
 def others_may_run_python() -> bool:
     """Are we root, and does our interpreter lie where the image's user can reach it?"""
     home = Path(sys.base_prefix)
-    return os.getuid() == 0 and all(folder.stat().st_mode & 0o005 == 0o005 for folder in (home, *home.parents))
+    return os.getuid() == 0 and all(
+        folder.stat().st_mode & 0o005 == 0o005 for folder in (home, *home.parents)
+    )
 
 
 @pytest.fixture
@@ -89,16 +116,26 @@ def work(tmp_path: Path, image: Path) -> Path:
 
 
 def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None:
-    options = "tournament.pods=2 tournament.workers=1 tournament.budget.env-steps=1000 tournament.ensemble-size=2"
-    options += " data.source.num-sessions=25 env.num-envs=16 env.decision-interval=10 env.episode-bars=200"
-    words = [f"--{option}" for option in f"{options} backtest.null_model=False metrics-port=0".split()]
+    options = (
+        "tournament.pods=2 tournament.workers=1 tournament.budget.env-steps=1000"
+        " tournament.ensemble-size=2"
+    )
+    options += (
+        " data.source.num-sessions=25 env.num-envs=16 env.decision-interval=10 env.episode-bars=200"
+    )
+    words = [
+        f"--{option}" for option in f"{options} backtest.null_model=False metrics-port=0".split()
+    ]
     done = run(image, "fintrader", "run", "configs/quickstart.yaml", *words, work=work)
     assert done.returncode == 0, done.stderr
     assert (work / "runs" / "quickstart" / "backtest" / "metrics.json").is_file()
 
 
 def test_everything_the_manifests_need_is_in_it(image: Path, work: Path) -> None:
-    needed = "ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard, fintrader_app.launch"
+    needed = (
+        "ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard,"
+        " fintrader_app.launch"
+    )
     done = run(image, "python", "-c", f"import {needed}, numba", work=work)
     assert done.returncode == 0, done.stderr
     assert run(image, "ray", "kuberay-autoscaler", "--help", work=work).returncode == 0
@@ -114,6 +151,9 @@ def test_every_package_has_the_version_that_is_written_down(image: Path, work: P
     for line in frozen:
         name, _, version = line.partition("==")
         name = re.sub(r"[-_.]+", "-", name).lower()
-        if name not in ("fintrader", "pip", "setuptools") and known.get(name) != version.split("+")[0]:
+        if (
+            name not in ("fintrader", "pip", "setuptools")
+            and known.get(name) != version.split("+")[0]
+        ):
             loose.append(line)
     assert not loose, "not pinned in constraints-image.txt"

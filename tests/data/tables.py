@@ -18,12 +18,17 @@ REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
 REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
 
 
-def minute_table(symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing: float = 0.0) -> pd.DataFrame:
-    """Minute bars from 2016-01-04 (New York time, bar starts), tickers AAA, BBB, ..., sorted by ticker and time."""
+def minute_table(
+    symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing: float = 0.0
+) -> pd.DataFrame:
+    """Minute bars from 2016-01-04 (New York time, bar starts), tickers AAA, BBB, ..., sorted by
+    ticker and time."""
     random = np.random.default_rng(seed)
     days = pd.bdate_range("2016-01-04", periods=sessions, freq="C", holidays=["2016-01-18"])
     ts = pd.DatetimeIndex(
-        np.concatenate([pd.date_range(day + pd.Timedelta("9h30min"), periods=390, freq="min") for day in days])
+        np.concatenate(
+            [pd.date_range(day + pd.Timedelta("9h30min"), periods=390, freq="min") for day in days]
+        )
     )
     parts = []
     for number in range(symbols):
@@ -50,7 +55,9 @@ def as_bars(table: pd.DataFrame, **extras: str) -> Bars:
     """The table as bars, with its other columns of those names as extras."""
     codes, names = pd.factorize(table.ticker, sort=True)
     columns = {name: table[name].to_numpy(dtype=float) for name in COLUMNS}
-    columns["extras"] = {name: table[column].to_numpy(dtype=float) for name, column in extras.items()}
+    columns["extras"] = {
+        name: table[column].to_numpy(dtype=float) for name, column in extras.items()
+    }
     return Bars(ts=stamps_of(table), symbol=codes.astype(np.int32), symbols=tuple(names), **columns)
 
 
@@ -79,7 +86,9 @@ def file_settings(path: Path | str, **values: object) -> DataSettings:
 
 
 # for data of three sessions
-SHORT_WINDOWS: dict[str, Any] = {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}
+SHORT_WINDOWS: dict[str, Any] = {
+    "windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}
+}
 
 
 def assert_same_market(one: MarketTensors, other: MarketTensors) -> None:

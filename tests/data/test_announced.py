@@ -41,28 +41,35 @@ EX = "2016-01-14"
 PRICES = ("open", "high", "low", "close")
 
 
-def splitting(fake: Fake) -> None:  # noqa: F811
-    """AAA splits 4 for 1 on EX, and pays 0.40 for an old share two days before and 0.20 for a new one after."""
+def splitting(fake: Fake) -> None:
+    """AAA splits 4 for 1 on EX, and pays 0.40 for an old share two days before and 0.20 for a new
+    one after."""
     days = fake.table.ts.dt.strftime("%Y-%m-%d")
     before = (fake.table.ticker == "AAA") & (days < EX)
     for name in PRICES:
         fake.table.loc[before, name] *= 4
     fake.table["volume"] = fake.table.volume.astype(float)
-    fake.actions = [("AAA", EX, 4.0, 0.0), ("AAA", "2016-01-12", 1.0, 0.4), ("AAA", "2016-01-20", 1.0, 0.2)]
+    fake.actions = [
+        ("AAA", EX, 4.0, 0.0),
+        ("AAA", "2016-01-12", 1.0, 0.4),
+        ("AAA", "2016-01-20", 1.0, 0.2),
+    ]
 
 
-def adjusting(kind: str) -> dict[str, Any]:  # noqa: F811
+def adjusting(kind: str) -> dict[str, Any]:
     return {"adjustment": "split"} if kind == "alpaca" else {}
 
 
 def test_a_store_that_grew_across_a_split_has_one_scale(
-    kind: str,  # noqa: F811
-    fake: Fake,  # noqa: F811
+    kind: str,
+    fake: Fake,
     tmp_path: Path,
 ) -> None:
     splitting(fake)
     fake.now = "2016-01-13"
-    early = feed_of(kind, tmp_path / "grown", end="2016-01-12", today=dt.date(2016, 1, 13), **adjusting(kind))
+    early = feed_of(
+        kind, tmp_path / "grown", end="2016-01-12", today=dt.date(2016, 1, 13), **adjusting(kind)
+    )
     early.prepare()
     old = early.bars("AAA")
     fake.now = "2016-01-29"
@@ -71,7 +78,8 @@ def test_a_store_that_grew_across_a_split_has_one_scale(
     grown = feed_of(kind, tmp_path / "grown", **adjusting(kind))
     grown.prepare()
     starts = [
-        item.get("start", "")[:10] or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        item.get("start", "")[:10]
+        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
         for item in fake.requests[asked:]
     ]
     assert min(starts) >= "2016-01-13"  # what was stored is not asked for again
@@ -92,7 +100,7 @@ def test_a_store_that_grew_across_a_split_has_one_scale(
     assert again.inputs == grown.inputs
 
 
-def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path) -> None:  # noqa: F811
+def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path) -> None:
     splitting(fake)
     feed_of(kind, tmp_path).prepare()
     asked = list(fake.asked_for_actions)
@@ -108,8 +116,8 @@ def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path)
 
 
 def test_what_is_in_the_prices_reaches_no_account(
-    kind: str,  # noqa: F811
-    fake: Fake,  # noqa: F811
+    kind: str,
+    fake: Fake,
     tmp_path: Path,
 ) -> None:
     splitting(fake)
@@ -119,7 +127,9 @@ def test_what_is_in_the_prices_reaches_no_account(
     assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
 
 
-def market_of(settings: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch) -> MarketTensors:
+def market_of(
+    settings: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> MarketTensors:
     real = VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
@@ -130,13 +140,19 @@ def market_of(settings: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_raw_bars_come_with_their_splits_and_dividends(
-    fake_alpaca: Fake,  # noqa: F811
+    fake_alpaca: Fake,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     splitting(fake_alpaca)
-    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT, "symbols": ["AAA"]}
+    source = {
+        "kind": "alpaca",
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "endpoint": ENDPOINT,
+        "symbols": ["AAA"],
+    }
     features = {"names": ["return_1"], "context": []}
     base = {"source": source, "features": features}
     market = market_of(base, tmp_path / "a", monkeypatch)
@@ -146,7 +162,10 @@ def test_raw_bars_come_with_their_splits_and_dividends(
     assert market.events.dividend_usd.tolist() == [0.4, 0.0, 0.2]
     assert float(market.close[bar - 1, 0] / market.close[bar, 0]) == pytest.approx(4, rel=0.05)
     assert "actions" not in market.meta
-    mine = [{"symbol": "AAA", "day": EX, "split": 4.0}, {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5}]
+    mine = [
+        {"symbol": "AAA", "day": EX, "split": 4.0},
+        {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
+    ]
     again = market_of(base | {"adjust": {"actions": mine}}, tmp_path / "a", monkeypatch)
     assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
     assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
@@ -155,10 +174,14 @@ def test_raw_bars_come_with_their_splits_and_dividends(
     assert line in caplog.text
 
 
-def test_prices_with_dividends_in_them_are_asked_for_again(fake_alpaca: Fake, tmp_path: Path) -> None:  # noqa: F811
+def test_prices_with_dividends_in_them_are_asked_for_again(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
     splitting(fake_alpaca)
     fake_alpaca.actions = [("AAA", EX, 1.0, 0.3)]
-    early = feed_of("alpaca", tmp_path, end="2016-01-12", today=dt.date(2016, 1, 13), adjustment="all")
+    early = feed_of(
+        "alpaca", tmp_path, end="2016-01-12", today=dt.date(2016, 1, 13), adjustment="all"
+    )
     early.prepare()
     asked = len(fake_alpaca.requests)
     feed_of("alpaca", tmp_path, adjustment="all").prepare()
@@ -185,7 +208,9 @@ def test_scales_and_payments_of_any_actions() -> None:
                 cash += shares * one.dividend_usd
                 shares *= one.split
         assert scale(actions, start, basis) == shares
-        paid = sum(one.dividend_usd for one in for_accounts(actions, "split", basis) if one.day > start)
+        paid = sum(
+            one.dividend_usd for one in for_accounts(actions, "split", basis) if one.day > start
+        )
         assert shares * paid == pytest.approx(cash)
     assert for_accounts(actions, "raw", basis) == actions
     assert for_accounts(actions, "all", basis) == []
@@ -195,8 +220,14 @@ def test_scales_and_payments_of_any_actions() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("AAA,2016-01-07,split,4\nBBB,2016-01-07,split,4\nAAA,2016-01-07,split,4", "line 4: a second split of AAA"),
-        ("AAA,2016-01-07,dividend,1\nAAA,2016-01-07,dividend,1", r"line 3: a second dividend of AAA on 2016-01-07 \("),
+        (
+            "AAA,2016-01-07,split,4\nBBB,2016-01-07,split,4\nAAA,2016-01-07,split,4",
+            "line 4: a second split of AAA",
+        ),
+        (
+            "AAA,2016-01-07,dividend,1\nAAA,2016-01-07,dividend,1",
+            r"line 3: a second dividend of AAA on 2016-01-07 \(",
+        ),
         ("AAA,2016-01-07,split,4\nZZZ,2016-01-07,split,4", "line 3: there are no bars of ZZZ"),
     ],
 )
@@ -210,7 +241,10 @@ def test_duplicates_and_unknown_symbols_are_errors(tmp_path: Path, rows: str, me
 
 def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate() -> None:
     day = dt.date(2016, 1, 7)
-    split, dividend = Action(symbol="AAA", day=day, split=2.0), Action(symbol="AAA", day=day, dividend_usd=1.0)
+    split, dividend = (
+        Action(symbol="AAA", day=day, split=2.0),
+        Action(symbol="AAA", day=day, dividend_usd=1.0),
+    )
     assert len(load_actions(AdjustSettings(actions=(split, dividend)))) == 2
     with pytest.raises(DataError, match=r"data.adjust.actions\[2\]: a second split of AAA"):
         load_actions(AdjustSettings(actions=(split, dividend, split)))
@@ -221,7 +255,9 @@ def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplica
 def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path: Path) -> None:
     actions = [{"symbol": "AAA", "day": "2016-01-07", "split": 4.0}]
     wanted = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"actions": actions})
-    with pytest.raises(BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"):
+    with pytest.raises(
+        BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"
+    ):
         make_market(wanted)
     _, report = make_market(wanted.model_copy(update={"waive": ("split:AAA",)}))
     assert [fault["detail"] for fault in report["waived"]] == ["no split, and 4 to 1 is declared"]
@@ -230,22 +266,35 @@ def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path: 
 TABLE = minute_table(2, 6)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(row=st.integers(0, 3 * 390 - 1), factor=st.floats(0.5, 2.0), split=st.sampled_from([0.1, 1.0, 4.0]))
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    row=st.integers(0, 3 * 390 - 1),
+    factor=st.floats(0.5, 2.0),
+    split=st.sampled_from([0.1, 1.0, 4.0]),
+)
 def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(
     tmp_path: Path, row: int, factor: float, split: float
 ) -> None:
-    """The dividend's share of the last close before it goes into what comes after, and into nothing else."""
+    """The dividend's share of the last close before it goes into what comes after, and into nothing
+    else."""
     other = TABLE.copy()
     at = other.index[other.ticker == "AAA"][row]
     other.loc[at, list(PRICES)] *= round(factor, 3)
     found = []
     for number, table in enumerate((TABLE, other)):
         actions = [{"symbol": "AAA", "day": "2016-01-07", "split": split, "dividend_usd": 2.0}]
-        features = {"names": ["return_1", "sma_5"], "context": ["index_return_1"], "standardise": False}
+        features = {
+            "names": ["return_1", "sma_5"],
+            "context": ["index_return_1"],
+            "standardise": False,
+        }
         path = write_csv(tmp_path / str(number), table)
         found.append(
-            make_market(file_settings(path, adjust={"actions": actions}, features=features, waive=STOPPING))[0]
+            make_market(
+                file_settings(path, adjust={"actions": actions}, features=features, waive=STOPPING)
+            )[0]
         )
     one, two = found
     for name in ("open", "close", "features", "context", "benchmark", "adjusted_close"):

@@ -1,4 +1,5 @@
-"""Files as they should not be: each is refused in one line that says what to do, and nothing is built."""
+"""Files as they should not be: each is refused in one line that says what to do, and nothing is
+built."""
 
 from __future__ import annotations
 
@@ -38,15 +39,26 @@ def huge(table: pd.DataFrame) -> pd.DataFrame:
 
 
 BAD: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
-    "naive and zoned times": (mixed, r"bars.csv, row 42, column 'ts': '2016-01-04 10:10:00-05:00' carries a time zone"),
+    "naive and zoned times": (
+        mixed,
+        r"bars.csv, row 42, column 'ts': '2016-01-04 10:10:00-05:00' carries a time zone",
+    ),
     "a price beyond all prices": (huge, r"bars.csv, row 19 .*column 'close': 1e\+300 is no price"),
-    "a ticker of blanks": (lambda table: table.replace("BBB", " "), r"row 1952, column 'ticker': an empty text is no"),
-    "no ticker": (lambda table: table.replace("BBB", ""), r"row 1952, column 'ticker': the cell is empty"),
+    "a ticker of blanks": (
+        lambda table: table.replace("BBB", " "),
+        r"row 1952, column 'ticker': an empty text is no",
+    ),
+    "no ticker": (
+        lambda table: table.replace("BBB", ""),
+        r"row 1952, column 'ticker': the cell is empty",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_bars_are_refused_by_row(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_bars_are_refused_by_row(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change, said = BAD[name]
     path = write_csv(tmp_path, change(minute_table(2, 5)))
     with pytest.raises(BarError, match=said):
@@ -60,8 +72,13 @@ def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_
     with pytest.raises(BarError, match=r"row 42, column 'ts'"):
         read(write_csv(tmp_path, table))
     late = minute_table(1, 5)
-    late["ts"] = late.ts.astype(str).where(late.index < 1900, late.ts.dt.tz_localize("America/New_York").astype(str))
-    with pytest.raises(BarError, match=r"row 1902, column 'ts': .* carries a time zone, and the rows before it do not"):
+    late["ts"] = late.ts.astype(str).where(
+        late.index < 1900, late.ts.dt.tz_localize("America/New_York").astype(str)
+    )
+    with pytest.raises(
+        BarError,
+        match=r"row 1902, column 'ts': .* carries a time zone, and the rows before it do not",
+    ):
         read(write_csv(tmp_path, late.assign(note="x" * 20_000)))
     with pytest.raises(BarError, match="carries a time zone"):
         load_market(mixed(minute_table(1, 5)), timezone="America/New_York")
@@ -73,7 +90,9 @@ def test_a_line_without_an_end_may_be_cut_off(tmp_path: Path) -> None:
     text = path.read_bytes()
     for lost in (1, 2):
         path.write_bytes(text[:-lost])
-        with pytest.raises(BarError, match=r"bars.csv: the last line has no end.*fetch the file again"):
+        with pytest.raises(
+            BarError, match=r"bars.csv: the last line has no end.*fetch the file again"
+        ):
             read(path)
     path.write_bytes(text.replace(b"\n", b"\r\n"))
     np.testing.assert_array_equal(read(path).volume, whole.volume)
@@ -91,7 +110,9 @@ def decimals(table: pd.DataFrame) -> pd.DataFrame:
 WHOLE: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "prices of four decimals": decimals,
     "volumes with a decimal": lambda table: table.assign(volume=table.volume.astype(float)),
-    "a text of a few": lambda table: table.assign(venue=np.where(table.index % 3, "NASDAQ", "NYSE")),
+    "a text of a few": lambda table: table.assign(
+        venue=np.where(table.index % 3, "NASDAQ", "NYSE")
+    ),
 }
 
 
@@ -105,7 +126,9 @@ def test_a_last_line_that_can_only_be_whole_needs_no_end(name: str, tmp_path: Pa
         np.testing.assert_array_equal(getattr(read(path), column), getattr(whole, column))
     for lost in (1, 2, 3):
         path.write_bytes(text[:-lost])
-        with pytest.raises(BarError, match=r"the last line has no end.*add a newline where the number is whole"):
+        with pytest.raises(
+            BarError, match=r"the last line has no end.*add a newline where the number is whole"
+        ):
             read(path)
 
 
@@ -121,7 +144,11 @@ NO_TABLES: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("name", NO_TABLES)
 @pytest.mark.parametrize("command", ["init", "data detect", "data build"])
 def test_what_is_no_table_is_told_without_its_bytes(
-    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = minute_table(2, 5)
@@ -129,7 +156,9 @@ def test_what_is_no_table_is_told_without_its_bytes(
         write_csv(tmp_path / "bars", rows.drop(columns="ticker"), f"{ticker}.csv")
     content, said = NO_TABLES[name]
     (tmp_path / "bars" / "ZZZ.csv").write_bytes(content)
-    (tmp_path / "own.yaml").write_text("data:\n  source: {kind: files, path: bars, symbol_from: name}\n")
+    (tmp_path / "own.yaml").write_text(
+        "data:\n  source: {kind: files, path: bars, symbol_from: name}\n"
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main([*command.split(), "own.yaml" if "build" in command else "bars"])
     printed = capsys.readouterr()
@@ -148,8 +177,12 @@ def test_init_refuses_what_a_build_would(tmp_path: Path) -> None:
             detect(str(write_csv(tmp_path, table)))
 
 
-def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fintrader.data.sources.listing._RACY_NS", -1)  # as if the file had been there for long
+def test_a_file_that_kept_its_size_and_time_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fintrader.data.sources.listing._RACY_NS", -1
+    )  # as if the file had been there for long
     table = minute_table(1, 5)
     path = write_csv(tmp_path, table)
     stamp = path.stat()
@@ -163,7 +196,9 @@ def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path: Path, monkey
     assert build_market(file_settings(path), cache=tmp_path / "cache") != before
 
 
-def test_a_date_that_is_none_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_date_that_is_none_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("name: own\ndata:\n  start: 2016-02-31\n")
     with pytest.raises(ConfigError, match=r"own.yaml, line 3: .*2016-02-31.* is no date"):
@@ -196,7 +231,21 @@ def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
             read_yaml(folder / "own.yaml")
 
 
-NAMES = ["BF.B", "BRK.A", "BRK.B", "NA", "TRUE", "NO", "nan", "null", "N/A", "..", "manifest.json", ".lock", "0700"]
+NAMES = [
+    "BF.B",
+    "BRK.A",
+    "BRK.B",
+    "NA",
+    "TRUE",
+    "NO",
+    "nan",
+    "null",
+    "N/A",
+    "..",
+    "manifest.json",
+    ".lock",
+    "0700",
+]
 
 
 def test_whatever_is_no_empty_text_is_a_ticker(tmp_path: Path) -> None:
@@ -208,7 +257,11 @@ def test_whatever_is_no_empty_text_is_a_ticker(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_market(file_settings(path), cache=cache)
     assert verify_store(Objects(cache / "bars")) == []
-    assert not [file for file in tmp_path.rglob("*") if file.is_file() and cache not in file.parents and file != path]
+    assert not [
+        file
+        for file in tmp_path.rglob("*")
+        if file.is_file() and cache not in file.parents and file != path
+    ]
     for name in ("NA", "TRUE", "BRK.A"):
         assert make_market(file_settings(path, universe={"symbols": [name]}))[0].symbols == (name,)
 
@@ -219,7 +272,9 @@ def test_a_files_name_keeps_its_dots(tmp_path: Path) -> None:
         write_csv(tmp_path / "own", table, name)
     table.to_parquet(tmp_path / "own" / "BF.B.parquet", index=False)
     bars = read_files(
-        file_settings(tmp_path / "own", source={"kind": "files", "symbol_from": "name"}).effective().source
+        file_settings(tmp_path / "own", source={"kind": "files", "symbol_from": "name"})
+        .effective()
+        .source
     )
     assert bars.symbols == ("BF.B", "BRK.A", "BRK.B", "NA", "TRUE")
 
@@ -231,5 +286,7 @@ def test_what_yaml_takes_for_something_else_is_told(tmp_path: Path) -> None:
     assert chosen.universe.symbols == ("NA", "TRUE", "BRK.A")
     for name in ("TRUE", "NO", "700", "2016-01-04", "' '"):
         path.write_text(f"data:\n  universe:\n    symbols: [NA, {name}]\n")
-        with pytest.raises(ConfigError, match=r"own.yaml: universe.symbols.1: .*(quote the ticker|no ticker)"):
+        with pytest.raises(
+            ConfigError, match=r"own.yaml: universe.symbols.1: .*(quote the ticker|no ticker)"
+        ):
             validate(DataSettings, read_yaml(path)["data"], "own.yaml")

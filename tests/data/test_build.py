@@ -23,7 +23,15 @@ from fintrader.data.settings import DataSettings
 from fintrader.data.sources.base import MemoryFeed
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, DataError
-from tests.data.tables import PLAIN, SHORT_WINDOWS, as_bars, assert_same_market, minute_table, stamps_of, write_csv
+from tests.data.tables import (
+    PLAIN,
+    SHORT_WINDOWS,
+    as_bars,
+    assert_same_market,
+    minute_table,
+    stamps_of,
+    write_csv,
+)
 from tests.data.tables import file_settings as settings
 from tests.factories import examples
 
@@ -47,16 +55,22 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "quiet_from"), [("2016-01-09", "2016-01-08 12:00"), ("2016-01-08 10:05", "2016-01-08")], ids=["over", "on"]
+    ("end", "quiet_from"),
+    [("2016-01-09", "2016-01-08 12:00"), ("2016-01-08 10:05", "2016-01-08")],
+    ids=["over", "on"],
 )
-def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Path, end: str, quiet_from: str) -> None:
+def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(
+    tmp_path: Path, end: str, quiet_from: str
+) -> None:
     """Silence in the last session, be that over or still on, proves no end."""
     table = minute_table(symbols=3, sessions=5)
     day = table.ts.dt.strftime("%Y-%m-%d")
     late = (table.ticker == "AAA") & (day < "2016-01-06")
     ended = (table.ticker == "BBB") & (day >= "2016-01-07")
     quiet = (table.ticker == "CCC") & (table.ts >= quiet_from)
-    market, report = make_market(settings(write_csv(tmp_path, table[~(late | ended | quiet | (table.ts >= end))])))
+    market, report = make_market(
+        settings(write_csv(tmp_path, table[~(late | ended | quiet | (table.ts >= end))]))
+    )
     assert report["ended"] == ["BBB"]
     nan = torch.isnan(market.close)
     assert nan[: 2 * 390, 0].all()
@@ -72,7 +86,9 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path: Pa
 def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
     table = minute_table(symbols=2, sessions=5)
     path = write_csv(tmp_path, table)
-    market, _ = make_market(settings(path, bar_minutes=60, features={"names": ["return_1"], "context": []}))
+    market, _ = make_market(
+        settings(path, bar_minutes=60, features={"names": ["return_1"], "context": []})
+    )
     assert market.num_bars == 5 * 7  # six hours and a half
     one = table[table.ticker == "BBB"].sort_values("ts")
     hours = one.groupby([one.ts.dt.date, (one.ts.dt.hour * 60 + one.ts.dt.minute - 570) // 60])
@@ -83,10 +99,26 @@ def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
 
 EVERY_FEATURE = (
     *PAPER_FEATURES,
-    *("return_1", "return_5", "volatility_30", "volume_30", "age_30", "rsi_7", "cci_10", "dx_9", "sma_120"),
+    *(
+        "return_1",
+        "return_5",
+        "volatility_30",
+        "volume_30",
+        "age_30",
+        "rsi_7",
+        "cci_10",
+        "dx_9",
+        "sma_120",
+    ),
     *("gap", "gap_2", "intraday", "intraday_3", "relative_volume_30", "beta_60"),
 )
-EVERY_CONTEXT = ("time_of_day", "time_to_close", "turbulence", "index_return_5", "index_volatility_30")
+EVERY_CONTEXT = (
+    "time_of_day",
+    "time_to_close",
+    "turbulence",
+    "index_return_5",
+    "index_volatility_30",
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +127,9 @@ def eventful() -> pd.DataFrame:
     table = minute_table(symbols=5, sessions=10, missing=0.05)
     late = (table.ticker == "BBB") & (table.ts < "2016-01-06 11:00")
     ended = (table.ticker == "CCC") & (table.ts >= "2016-01-14 13:00")
-    return table[~late & ~ended].assign(mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum()))
+    return table[~late & ~ended].assign(
+        mood=np.random.default_rng(1).normal(0, 1, (~late & ~ended).sum())
+    )
 
 
 @hypothesis_settings(max_examples=examples(12))
@@ -105,13 +139,16 @@ def eventful() -> pd.DataFrame:
     across=st.sampled_from(["none", "zscore", "rank"]),
     seed=st.integers(0, 9),
 )
-@example(cut=8 * 390 - 1, standardise=False, across="none", seed=0)  # a session's last minute: turbulence, daily, index
+@example(
+    cut=8 * 390 - 1, standardise=False, across="none", seed=0
+)  # a session's last minute: turbulence, daily, index
 @example(cut=8 * 390, standardise=False, across="rank", seed=0)
 @example(cut=7, standardise=False, across="none", seed=1)
 def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
     eventful: pd.DataFrame, cut: int, standardise: bool, across: str, seed: int
 ) -> None:
-    """Prices, volumes, extras, the index and the daily series; inside the training window the scale itself moves."""
+    """Prices, volumes, extras, the index and the daily series; inside the training window the scale
+    itself moves."""
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
     standardise = standardise and cut >= 4 * 390  # the training window is over
     how = {"standardise": standardise, "cross_sectional": across}
@@ -130,9 +167,15 @@ def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
 
 
 def eventful_market(
-    folder: Path, table: pd.DataFrame, grid: SessionGrid, cut: int | None, how: dict[str, object], seed: int
+    folder: Path,
+    table: pd.DataFrame,
+    grid: SessionGrid,
+    cut: int | None,
+    how: dict[str, object],
+    seed: int,
 ) -> MarketTensors:
-    """The market of the table; with a `cut`, everything that is known only after that bar is another."""
+    """The market of the table; with a `cut`, everything that is known only after that bar is
+    another."""
     random, table = np.random.default_rng(seed), table.astype({"volume": float})
     daily = 20.0 + np.arange(grid.num_sessions)
     if cut is not None:
@@ -145,12 +188,16 @@ def eventful_market(
         gone = after & (random.random(len(after)) < 0.1)
         gone[np.flatnonzero(table.ticker == "AAA")[-1]] = False  # the data still reach as far
         table = table[~gone]
-        over = grid.minutes[grid.first_bar[1:] - 1] > grid.minutes[cut]  # days whose close is not yet known
+        over = (
+            grid.minutes[grid.first_bar[1:] - 1] > grid.minutes[cut]
+        )  # days whose close is not yet known
         daily[over] *= 2
     bars = as_bars(table, mood="mood")
     folder.mkdir()
     dates = [str(day) for day in grid.dates]
-    pd.DataFrame({"date": ["2016-01-01", *dates], "close": [20.0, *daily]}).to_csv(folder / "vix.csv", index=False)
+    pd.DataFrame({"date": ["2016-01-01", *dates], "close": [20.0, *daily]}).to_csv(
+        folder / "vix.csv", index=False
+    )
     (folder / "members.csv").write_text(
         "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2015-01-01,2016-01-07\nCCC,2016-01-06,\n"
         "DDD,2015-01-01,\nEEE,2015-01-01,\n"
@@ -168,7 +215,9 @@ def eventful_market(
         "benchmark": {"path": str(folder / "vix.csv")},
     }
     values["waive"] = STOPPING  # of what comes after a cut, anything may be true here
-    wanted = validate(DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test")
+    wanted = validate(
+        DataSettings, {**PLAIN, **values, "features": features, "source": {"kind": "files"}}, "test"
+    )
     if seed % 2:  # the universe's own index
         wanted = wanted.model_copy(update={"benchmark": BenchmarkSettings()})
     market, _ = assemble(wanted, MemoryFeed(bars, {"kind": "files"}))
@@ -184,7 +233,10 @@ def test_training_window_alone_sets_the_scale(tmp_path: Path) -> None:
     stats = market.meta["normalisation"]["features"]["return_1"]
     raw = torch.log(market.close[1:] / market.close[:-1])
     torch.testing.assert_close(
-        market.features[1:, :, 0], ((raw - stats["mean"]) / stats["std"]).clamp(-10, 10), rtol=1e-3, atol=1e-3
+        market.features[1:, :, 0],
+        ((raw - stats["mean"]) / stats["std"]).clamp(-10, 10),
+        rtol=1e-3,
+        atol=1e-3,
     )
 
 
@@ -193,7 +245,9 @@ def test_extra_columns_become_features(tmp_path: Path) -> None:
     table["mood"] = np.random.default_rng(0).normal(5, 2, len(table))
     table["raw"] = np.arange(len(table), dtype=float)
     path = write_csv(tmp_path, table)
-    market, _ = make_market(settings(path, features={"names": [], "extra": ["mood"], "extra_raw": ["raw"]}))
+    market, _ = make_market(
+        settings(path, features={"names": [], "extra": ["mood"], "extra_raw": ["raw"]})
+    )
     assert market.feature_names == ("mood", "raw")
     assert abs(float(market.split().train.features[..., 0].mean())) < 1e-3
     first = table[table.ticker == "AAA"].sort_values("ts")
@@ -217,12 +271,20 @@ def test_a_cross_section_needs_no_scale(tmp_path: Path) -> None:
 
 
 def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path: Path) -> None:
-    """Text without a zone and midnights of New York; in memory and through the store; as of minutes put together."""
+    """Text without a zone and midnights of New York; in memory and through the store; as of minutes
+    put together."""
     table = minute_table(symbols=2, sessions=6)
     names = {"features": {"names": ["return_1", "gap"], "context": []}, "bar_minutes": 390}
     minutes, _ = make_market(settings(write_csv(tmp_path, table), **names))
     days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
-        {"ts": "first", "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+        {
+            "ts": "first",
+            "open": "first",
+            "high": "max",
+            "low": "min",
+            "close": "last",
+            "volume": "sum",
+        }
     )
     dates = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d"))
     market, _ = make_market(settings(write_csv(tmp_path, dates, "dates.csv"), **names))
@@ -238,11 +300,15 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path: Path) -> N
 def test_shares_outstanding_count_from_their_date(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(symbols=3, sessions=5))
     shares = tmp_path / "shares.csv"
-    shares.write_text("symbol,from,shares\nAAA,2016-01-06,400\nAAA,2015-03-01,100\nBBB,2016-01-07,7e9\n")
+    shares.write_text(
+        "symbol,from,shares\nAAA,2016-01-06,400\nAAA,2015-03-01,100\nBBB,2016-01-07,7e9\n"
+    )
     wanted = settings(path, universe={"shares_outstanding": str(shares)})
     market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"), verify=True)
     expected = [[100, np.nan, np.nan]] * 2 + [[400, np.nan, np.nan]] + [[400, 7e9, np.nan]] * 2
-    np.testing.assert_array_equal(market.shares_outstanding, np.repeat(np.float32(expected), 390, axis=0))
+    np.testing.assert_array_equal(
+        market.shares_outstanding, np.repeat(np.float32(expected), 390, axis=0)
+    )
     test = market.split().test
     assert test.shares_outstanding.shape == test.close.shape
     before = build_market(wanted, cache=tmp_path / "cache")
@@ -256,8 +322,14 @@ def test_shares_outstanding_count_from_their_date(tmp_path: Path) -> None:
     [
         ("symbol,from\nAAA,2016-01-04\n", "line 2: expected symbol, from"),
         ("symbol,from,shares\nAAA,soon,5\n", "line 2: expected symbol, from"),
-        ("symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-05,-5\n", "line 3: expected symbol, from"),
-        ("symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-04,6\n", "line 3: a second, different number"),
+        (
+            "symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-05,-5\n",
+            "line 3: expected symbol, from",
+        ),
+        (
+            "symbol,from,shares\nAAA,2016-01-04,5\nAAA,2016-01-04,6\n",
+            "line 3: a second, different number",
+        ),
         ("symbol,from,shares\nZZZ,2016-01-04,5\n", "has no number for AAA, BBB or any other"),
     ],
 )
@@ -300,7 +372,9 @@ def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
 
 
 def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
-    market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS))
+    market, _ = make_market(
+        settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS)
+    )
     close = market.close.double().numpy()
     base = 100.0
     for number in range(3):
@@ -332,12 +406,19 @@ def test_a_daily_series_is_seen_the_day_after(tmp_path: Path) -> None:
         tmp_path / "vix.csv", index=False
     )
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=5))
-    features = {"names": ["return_1"], "context": [], "daily": {"vix": str(tmp_path / "vix.csv")}, "standardise": False}
+    features = {
+        "names": ["return_1"],
+        "context": [],
+        "daily": {"vix": str(tmp_path / "vix.csv")},
+        "standardise": False,
+    }
     market, _ = make_market(settings(path, features=features))
     assert market.context_names == ("vix",)
     level = market.context[:, 0].reshape(5, 390)
     assert (level == level[:, :1]).all()
-    np.testing.assert_allclose(level[:, 0], [0.0, 0.0, np.log(20), np.log(25), np.log(30)], rtol=1e-6)
+    np.testing.assert_allclose(
+        level[:, 0], [0.0, 0.0, np.log(20), np.log(25), np.log(30)], rtol=1e-6
+    )
     with pytest.raises(DataError, match=r"features.daily.vix"):
         make_market(settings(path, features={"daily": {"vix": str(tmp_path / "nothing.csv")}}))
 
@@ -357,7 +438,11 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     table = minute_table(symbols=2, sessions=5)
     table.loc[0, "close"] = table.loc[0, "high"]
     assert build_market(settings(write_csv(tmp_path, table)), cache=cache) != first
-    assert sorted(file.name for file in first.parent.iterdir()) == [".lock", "build.json", "market.safetensors"]
+    assert sorted(file.name for file in first.parent.iterdir()) == [
+        ".lock",
+        "build.json",
+        "market.safetensors",
+    ]
     market = MarketTensors.load(first, verify=True)
     again, _ = make_market(settings(moved))
     assert market.content_hash() == again.content_hash()

@@ -23,7 +23,9 @@ from tests.data.tables import PLAIN, minute_table, write_csv
         (dt.date(2015, 10, 12), dt.date(2016, 4, 1), 119, 46_050, 2),
     ],
 )
-def test_golden_counts(start: dt.date, end: dt.date, sessions: int, minutes: int, early: int) -> None:
+def test_golden_counts(
+    start: dt.date, end: dt.date, sessions: int, minutes: int, early: int
+) -> None:
     for calendar in ("XNAS", "XNYS"):
         grid = session_grid(calendar, start, end)
         assert (grid.num_sessions, grid.num_bars) == (sessions, minutes)
@@ -40,7 +42,9 @@ def test_daylight_saving_and_half_days_in_utc() -> None:
     assert starts["2015-10-30"] == "13:30"
     assert starts["2015-11-02"] == "14:30"  # clocks went back on 1 November
     assert "2015-11-26" not in starts  # Thanksgiving
-    assert str(grid.minutes[-1].astype("datetime64[ns]"))[:16] == "2015-11-27T17:59"  # closes at 13:00 in New York
+    assert (
+        str(grid.minutes[-1].astype("datetime64[ns]"))[:16] == "2015-11-27T17:59"
+    )  # closes at 13:00 in New York
 
 
 @pytest.mark.parametrize("bar_minutes", [1, 5, 7, 60, 390, 1440])
@@ -54,7 +58,9 @@ def test_longer_bars_stay_inside_sessions(bar_minutes: int) -> None:
     assert grid.locate(
         np.array([grid.exchange_minutes[0] - 1, grid.exchange_minutes[-1] + 60_000_000_000])
     ).tolist() == [-1, -1]
-    assert (grid.session[grid.bar_of_minute] == np.repeat(np.arange(5), [390, 390, 390, 210, 390])).all()
+    assert (
+        grid.session[grid.bar_of_minute] == np.repeat(np.arange(5), [390, 390, 390, 210, 390])
+    ).all()
 
 
 def test_a_lunch_break_has_no_minutes() -> None:
@@ -77,7 +83,9 @@ def test_what_has_no_session_is_refused() -> None:
         session_grid("XNAS", dt.date(2016, 1, 5), dt.date(2016, 1, 4))
 
 
-def build(folder: Path, table: pd.DataFrame, *, waive: str | None = None, **source: object) -> dict[str, int]:
+def build(
+    folder: Path, table: pd.DataFrame, *, waive: str | None = None, **source: object
+) -> dict[str, int]:
     """What was repaired when the table was built as bars of their own length."""
     values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
     values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
@@ -87,12 +95,20 @@ def build(folder: Path, table: pd.DataFrame, *, waive: str | None = None, **sour
 
 @pytest.mark.parametrize(
     ("zone", "minutes"),
-    [("America/Chicago", 60), ("America/Denver", 120), ("America/Los_Angeles", 180), ("America/Halifax", -60)],
+    [
+        ("America/Chicago", 60),
+        ("America/Denver", 120),
+        ("America/Los_Angeles", 180),
+        ("America/Halifax", -60),
+    ],
 )
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_a_wrong_zone_is_refused(tmp_path: Path, zone: str, minutes: int, missing: float) -> None:
     side = "after" if minutes > 0 else "before"
-    with pytest.raises(BarError, match=rf"AAA stand {abs(minutes)} minutes {side} the sessions of XNAS on . of 8 days"):
+    with pytest.raises(
+        BarError,
+        match=rf"AAA stand {abs(minutes)} minutes {side} the sessions of XNAS on . of 8 days",
+    ):
         build(tmp_path, minute_table(3, 8, missing=missing), timezone=zone)
 
 
@@ -102,11 +118,15 @@ def test_a_wrong_label_is_refused(tmp_path: Path, length: int) -> None:
     table = table[table.ts.dt.minute % length == 0]
     source = {"bar_minutes": length}
     assert build(tmp_path, table, **source)["outside_session"] == 0
-    with pytest.raises(BarError, match=r"one bar too early on 8 of 8 days.*set data.source.label to start"):
+    with pytest.raises(
+        BarError, match=r"one bar too early on 8 of 8 days.*set data.source.label to start"
+    ):
         build(tmp_path, table, label="end", **source)
     table["ts"] += pd.Timedelta(minutes=length)
     assert build(tmp_path, table, label="end", **source)["outside_session"] == 0
-    with pytest.raises(BarError, match=r"one bar too late on 8 of 8 days.*set data.source.label to end"):
+    with pytest.raises(
+        BarError, match=r"one bar too late on 8 of 8 days.*set data.source.label to end"
+    ):
         build(tmp_path, table, **source)
 
 

@@ -30,7 +30,9 @@ from tests.engines.killing import killed_at, writes_of
 
 
 def chunk_times(store: Path) -> dict[str, float]:
-    return {str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")}
+    return {
+        str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")
+    }
 
 
 @pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
@@ -46,7 +48,9 @@ def test_the_order_of_a_file_does_not_change_the_market(
     monkeypatch.setattr("fintrader.data.sources.ingest._BUFFER_ROWS", 5_000)
     monkeypatch.setattr("fintrader.data.sources.files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
-    built = MarketTensors.load(build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache"))
+    built = MarketTensors.load(
+        build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache")
+    )
     assert_same_market(expected, built)
     assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
 
@@ -102,7 +106,11 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
     wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
     market = build_market(wanted, cache=tmp_path / "cache")
     assert verify(wanted, cache=tmp_path / "cache") == []
-    files = [market, market.with_name("build.json"), *sorted((tmp_path / "cache" / "bars").rglob("*.parquet"))]
+    files = [
+        market,
+        market.with_name("build.json"),
+        *sorted((tmp_path / "cache" / "bars").rglob("*.parquet")),
+    ]
     files += sorted((tmp_path / "cache" / "bars").rglob("manifest*.json"))
     chance = random.Random(0)
     for file in files:
@@ -145,18 +153,24 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
     wanted = settings(write_csv(tmp_path, minute_table(1, 3)))
     os.utime(tmp_path / "bars.csv", (1e9, 1e9))
     real = os.replace
 
     def full(source: Any, target: Any) -> None:
-        if Path(target).match(("market.safetensors", "build.json", "fingerprints.json", "manifest-*.json")[stage]):
+        if Path(target).match(
+            ("market.safetensors", "build.json", "fingerprints.json", "manifest-*.json")[stage]
+        ):
             raise OSError(28, "No space left on device")
         real(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises((DataError, StorageFullError), match=r"(No space left on device|full).*free (some )?space"):
+    with pytest.raises(
+        (DataError, StorageFullError), match=r"(No space left on device|full).*free (some )?space"
+    ):
         build_market(wanted, cache=tmp_path / "cache")
     assert not [file for file in (tmp_path / "cache").rglob("*safetensors*") if file.is_file()]
     monkeypatch.setattr(os, "replace", real)
@@ -167,9 +181,12 @@ def build_from(config: Path, cache: Path) -> Path:
     return build_market(read_settings(config), cache=cache)
 
 
-@pytest.mark.parametrize("share", [0.5, *(pytest.param(k / 40, marks=pytest.mark.slow) for k in range(41))])
+@pytest.mark.parametrize(
+    "share", [0.5, *(pytest.param(k / 40, marks=pytest.mark.slow) for k in range(41))]
+)
 def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
-    """Killed when so large a share of its files is written: the same call must arrive at the undisturbed hash."""
+    """Killed when so large a share of its files is written: the same call must arrive at the
+    undisturbed hash."""
     config = tmp_path / "data.yaml"
     config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))))
     writes = writes_of(partial(build_from, config, tmp_path / "undisturbed"))
@@ -178,7 +195,9 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: floa
     assert killed_at(partial(build_from, config, cache), round(share * (writes - 1)))
     finished = build_from(config, cache)
     undisturbed = build_from(config, tmp_path / "undisturbed")
-    assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(undisturbed)
+    assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(
+        undisturbed
+    )
     assert verify(read_settings(config), cache=cache) == []
     assert list(cache.rglob("*.tmp")) == []
 
@@ -218,7 +237,9 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
         file.writestr("inner/bars.csv", table.to_csv(index=False))
     contents = {
         "index.csv": days.to_csv(index=False).encode(),
-        "members.csv": b"ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2015-01-01,\n",
+        "members.csv": (
+            b"ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2015-01-01,\n"
+        ),
         "actions.csv": b"symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\n",
         "bars.zip": archive.getvalue(),
     }
@@ -233,13 +254,22 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
             "benchmark": {"path": f"{home}/index.csv"},
             "universe": {"membership": f"{home}/members.csv"},
             "adjust": {"path": f"{home}/actions.csv"},
-            "features": {"names": ["return_1"], "context": [], "daily": {"vix": f"{home}/index.csv"}},
+            "features": {
+                "names": ["return_1"],
+                "context": [],
+                "daily": {"vix": f"{home}/index.csv"},
+            },
         }
         built.append(build_market(settings(f"{home}/bars.zip", **values), cache=tmp_path / "cache"))
     assert built[0] == built[1]  # the address holds contents and no path
     assert MarketTensors.load(built[0]).benchmark_name == "index"
-    with pytest.raises(DataError, match=r"memory://side/none.csv: no such file; see data.benchmark.path"):
-        build_market(settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}), cache=tmp_path)
+    with pytest.raises(
+        DataError, match=r"memory://side/none.csv: no such file; see data.benchmark.path"
+    ):
+        build_market(
+            settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}),
+            cache=tmp_path,
+        )
     fs.rm("/side", recursive=True)
 
 
@@ -249,7 +279,9 @@ def test_symbols_may_have_any_name(tmp_path: Path) -> None:
     market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"))
     assert market.symbols == ("..", "../BRK/B")
     outside = [
-        file for file in (tmp_path / "deep").rglob("*.parquet") if tmp_path / "deep" / "store" not in file.parents
+        file
+        for file in (tmp_path / "deep").rglob("*.parquet")
+        if tmp_path / "deep" / "store" not in file.parents
     ]
     assert outside == []
 
@@ -268,9 +300,13 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five symbols over two months: later ones trade in fewer minutes, but not with less volume."""
     table = minute_table(5, 24)
     chance = np.random.default_rng(1)
-    number = table.ticker.map({name: index for index, name in enumerate(sorted(table.ticker.unique()))})
+    number = table.ticker.map(
+        {name: index for index, name in enumerate(sorted(table.ticker.unique()))}
+    )
     table["volume"] *= number.map({0: 1.0, 1: 5.0, 2: 2.0, 3: 9.0, 4: 4.0})
-    return write_csv(tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number])
+    return write_csv(
+        tmp_path_factory.mktemp("bars"), table[chance.random(len(table)) > 0.18 * number]
+    )
 
 
 def choosing(bars: Path, values: dict[str, Any]) -> DataSettings:
@@ -289,9 +325,14 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(
         monkeypatch.setattr(module, name, spies[name])
     build_market(choosing(bars, choice), cache=tmp_path)
     listed = choice.get("universe", {}).get("symbols", [])
-    symbols = {("AAA",), *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE"))}  # AAA is the source's first
+    symbols = {
+        ("AAA",),
+        *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE")),
+    }  # AAA is the source's first
     for name in ("clean", "to_grid"):
-        assert Counter(call.args[0].symbols for call in spies[name].call_args_list) == dict.fromkeys(symbols, 1)
+        assert Counter(
+            call.args[0].symbols for call in spies[name].call_args_list
+        ) == dict.fromkeys(symbols, 1)
     decoded = [call.args[0] for call in spies["decode"].call_args_list]
     assert len(decoded) == len(set(decoded)) == 2 * len(symbols)  # a chunk a month
 
@@ -305,7 +346,9 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     chosen, report = make_market(choosing(bars, choice))
     assert 0 < chosen.num_assets < 5
     assert len(report["left_out"]) == 5 - chosen.num_assets
-    listed, again = make_market(choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}}))
+    listed, again = make_market(
+        choosing(bars, {**choice, "universe": {"symbols": list(chosen.symbols)}})
+    )
     assert chosen.symbols == listed.symbols
     assert report["repairs"] == again["repairs"]
     assert_same_market(listed, chosen)

@@ -1,4 +1,5 @@
-"""Two sets of bars laid over each other, against pandas, and what was done to one of them found again."""
+"""Two sets of bars laid over each other, against pandas, and what was done to one of them found
+again."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def found(report: dict[str, Any]) -> list[tuple[str, str, str, str, int, float]]
 def test_bars_agree_with_themselves() -> None:
     table = minute_table(3, 4, missing=0.2)
     report = compared(table, table.sample(frac=1, random_state=0))
-    assert (report["both"], report["agree"], report["only_a"], report["only_b"]) == (len(table), len(table), 0, 0)
+    assert (report["both"], report["agree"], report["only_a"], report["only_b"]) == (
+        len(table),
+        len(table),
+        0,
+        0,
+    )
     assert {column["largest_bps"] for column in report["columns"].values()} == {0.0}
     assert report["suspicions"] == []
 
@@ -46,13 +52,17 @@ def test_every_number_is_that_of_pandas() -> None:
     theirs["volume"] += random.integers(0, 2, len(theirs)) * 50
     report = compared(ours, theirs, tolerance_bps=0.1)
 
-    both = ours.merge(theirs, on=["ts", "ticker"], suffixes=("_a", "_b"), how="outer", indicator=True)
+    both = ours.merge(
+        theirs, on=["ts", "ticker"], suffixes=("_a", "_b"), how="outer", indicator=True
+    )
     matched = both[both._merge == "both"]
     assert report["both"] == len(matched)
     assert (report["only_a"], report["only_b"]) == tuple(
         (both._merge == f"{side}_only").sum() for side in ("left", "right")
     )
-    bps = pd.DataFrame({name: 1e4 * (matched[f"{name}_b"] / matched[f"{name}_a"] - 1) for name in PRICES})
+    bps = pd.DataFrame(
+        {name: 1e4 * (matched[f"{name}_b"] / matched[f"{name}_a"] - 1) for name in PRICES}
+    )
     most = np.maximum(matched.volume_a, matched.volume_b)
     bps["volume"] = 1e4 * (matched.volume_b - matched.volume_a) / most
     for name, column in report["columns"].items():
@@ -117,7 +127,9 @@ def test_days_that_are_dated_a_session_late_are_found() -> None:
     random = np.random.default_rng(0)
     ts = pd.bdate_range("2015-03-02", periods=25) + pd.Timedelta("9h30min")
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.02, 25)))
-    days = pd.DataFrame({"ts": ts, "ticker": "AAA", "open": close, "high": close, "low": close, "close": close})
+    days = pd.DataFrame(
+        {"ts": ts, "ticker": "AAA", "open": close, "high": close, "low": close, "close": close}
+    )
     days["volume"] = 100
     late = days.assign(ts=[*ts[1:], ts[-1] + pd.Timedelta("3D")])
     report = compared(days, late)
@@ -142,11 +154,15 @@ def test_the_command_takes_files_configurations_and_markets(
     other = table.rename(columns={"ticker": "Symbol", "ts": "Date", "close": "Close"})
     other.to_parquet(tmp_path / "two.parquet")
     (tmp_path / "one.yaml").write_text(
-        "data: {path: one.csv, features: {names: [return_1]}, bar_minutes: 5, windows: {embargo_sessions: 0}}\n"
+        "data: {path: one.csv, features: {names: [return_1]}, bar_minutes: 5, windows:"
+        " {embargo_sessions: 0}}\n"
     )
     main(["data", "compare", "one.csv", "two.parquet", "--out", "seen"])
     said = capsys.readouterr().out
-    assert f"of {len(table):,} bars {len(table):,} agree within 0.1 bps in all prices; 0 only in A" in said
+    assert (
+        f"of {len(table):,} bars {len(table):,} agree within 0.1 bps in all prices; 0 only in A"
+        in said
+    )
     page = (tmp_path / "seen" / "comparison.html").read_text()
     assert "100.0% of the bars agree" in page
     assert "chart-prices" in page
@@ -178,14 +194,26 @@ def test_a_page_says_what_is_missing_and_escapes_names() -> None:
 @pytest.mark.real_data
 @pytest.mark.skipif(not DAILY.is_file(), reason="the real bars are not there")
 def test_real_minutes_against_real_days() -> None:
-    (a, calendar), (b, _) = (open_side(str(path), CompareSettings(), Path("unused")) for path in (REAL_2016, DAILY))
+    (a, calendar), (b, _) = (
+        open_side(str(path), CompareSettings(), Path("unused")) for path in (REAL_2016, DAILY)
+    )
     report = compare_bars(a, b, calendar)
     assert report["both"] == 7_945
     for name in ("open", "high", "low"):
         assert report["columns"][name]["median_bps"] == 0.0
     # the days are adjusted for the splits of later years, the minutes are as traded
-    split = {one["symbol"]: round(1 / one["value"], 2) for one in report["suspicions"] if one["kind"] == "scale"}
-    assert split == {"AAPL": 4, "NVDA": 4, "ISRG": 3, "MNST": 3, "CMCSA": 2, "FAST": 2, "FISV": 2} | {
-        name: split[name] for name in ("CTXS", "HSIC")
+    split = {
+        one["symbol"]: round(1 / one["value"], 2)
+        for one in report["suspicions"]
+        if one["kind"] == "scale"
     }
+    assert split == {
+        "AAPL": 4,
+        "NVDA": 4,
+        "ISRG": 3,
+        "MNST": 3,
+        "CMCSA": 2,
+        "FAST": 2,
+        "FISV": 2,
+    } | {name: split[name] for name in ("CTXS", "HSIC")}
     assert not [one for one in report["suspicions"] if one["kind"] == "shift"]

@@ -24,14 +24,19 @@ PRICES = ["open", "high", "low", "close"]
 
 
 def market_of(path: Path, **adjust_values: object) -> MarketTensors:
-    features = {"names": ["return_1", "volume_30", "sma_60"], "context": ["index_return_1", "turbulence"]}
-    settings = file_settings(path, features=features, adjust=adjust_values, waive=["split"])  # declared at will here
+    features = {
+        "names": ["return_1", "volume_30", "sma_60"],
+        "context": ["index_return_1", "turbulence"],
+    }
+    settings = file_settings(
+        path, features=features, adjust=adjust_values, waive=["split"]
+    )  # declared at will here
     return make_market(settings)[0]
 
 
 def split_table(ratio: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A table without a split, and the same market with AAA split on EX_DAY: shares of before cost `ratio` times as
-    much."""
+    """A table without a split, and the same market with AAA split on EX_DAY: shares of before cost
+    `ratio` times as much."""
     table = minute_table(2, 6)
     raw = table.copy()
     before = (raw.ticker == "AAA") & (raw.ts < pd.Timestamp(EX_DAY))
@@ -42,16 +47,24 @@ def split_table(ratio: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @pytest.mark.parametrize("ratio", [4.0, 0.1])
-def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(tmp_path: Path, ratio: float) -> None:
+def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(
+    tmp_path: Path, ratio: float
+) -> None:
     table, raw = split_table(ratio)
     plain = market_of(write_csv(tmp_path / "plain", table))
-    market = market_of(write_csv(tmp_path / "raw", raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": ratio}])
+    market = market_of(
+        write_csv(tmp_path / "raw", raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": ratio}]
+    )
     assert torch.equal(market.close, market_of(tmp_path / "raw" / "bars.csv").close)
     assert [value.tolist() for value in market.events] == [[EX_BAR], [0], [ratio], [0.0]]
-    assert float(market.close[EX_BAR, 0] / market.close[EX_BAR - 1, 0]) == pytest.approx(1 / ratio, rel=0.01)
+    assert float(market.close[EX_BAR, 0] / market.close[EX_BAR - 1, 0]) == pytest.approx(
+        1 / ratio, rel=0.01
+    )
     growth = market.adjusted_close / plain.close.to(torch.float64)
     assert growth[:, 0].numpy() == pytest.approx(np.full(len(market), ratio), rel=1e-6)
-    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.05)  # volumes count from 1
+    torch.testing.assert_close(
+        market.features, plain.features, rtol=1e-3, atol=0.05
+    )  # volumes count from 1
     torch.testing.assert_close(market.benchmark, plain.benchmark, rtol=1e-6, atol=0)
     torch.testing.assert_close(market.context, plain.context, rtol=1e-3, atol=1e-3)
 
@@ -72,7 +85,9 @@ def test_nothing_before_an_ex_date_depends_on_it(tmp_path: Path) -> None:
 def test_a_price_carried_over_an_ex_date_is_what_the_share_is_then_worth(tmp_path: Path) -> None:
     table = minute_table(2, 6)
     silent = (
-        (table.ticker == "AAA") & (table.ts >= pd.Timestamp(EX_DAY)) & (table.ts < pd.Timestamp("2016-01-07 10:00"))
+        (table.ticker == "AAA")
+        & (table.ts >= pd.Timestamp(EX_DAY))
+        & (table.ts < pd.Timestamp("2016-01-07 10:00"))
     )
     close = float(table[(table.ticker == "AAA") & (table.ts < pd.Timestamp(EX_DAY))].close.iloc[-1])
     action = {"symbol": "AAA", "day": EX_DAY, "split": 2.0, "dividend_usd": 1.0}
@@ -87,23 +102,35 @@ def test_a_vendors_adjustment_is_undone(tmp_path: Path) -> None:
     table, raw = split_table(4.0)
     later = (table.ticker != "AAA") | (table.ts >= pd.Timestamp(EX_DAY))
     path = write_csv(tmp_path / "vendor", table.assign(factor=np.where(later, 1.0, 4.0)))
-    traded, plain = market_of(path, factor_column="factor"), market_of(write_csv(tmp_path / "raw", raw))
+    traded, plain = (
+        market_of(path, factor_column="factor"),
+        market_of(write_csv(tmp_path / "raw", raw)),
+    )
     torch.testing.assert_close(traded.close, plain.close, rtol=1e-6, atol=0)
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
 
 
 def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "actions.csv"
-    path.write_text("symbol,day,split,dividend_usd\nAAA,2016-01-07,4,\nAAA,2016-01-05,,0.5\nBBB,2016-01-06,2,\n")
+    path.write_text(
+        "symbol,day,split,dividend_usd\nAAA,2016-01-07,4,\nAAA,2016-01-05,,0.5\nBBB,2016-01-06,2,\n"
+    )
 
     def found(settings: AdjustSettings) -> list[tuple[str, int, float, float]]:
-        return [(one.symbol, one.day.day, one.split, one.dividend_usd) for one in load_actions(settings)]
+        return [
+            (one.symbol, one.day.day, one.split, one.dividend_usd) for one in load_actions(settings)
+        ]
 
     settings = AdjustSettings(path=path, as_of=dt.date(2016, 1, 6))
     assert found(settings) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
-    path.write_text("ticker,ex_date,kind,value\nBBB,2016-01-06,split,2.0\nAAA,2016-01-05,dividend,0.5\n")
+    path.write_text(
+        "ticker,ex_date,kind,value\nBBB,2016-01-06,split,2.0\nAAA,2016-01-05,dividend,0.5\n"
+    )
     assert found(settings) == [("AAA", 5, 1.0, 0.5), ("BBB", 6, 2.0, 0.0)]
-    for wrong in ("symbol,day,split\nAAA,soon,4\n", "ticker,ex_date,kind,value\nAAA,2016-01-05,merger,4\n"):
+    for wrong in (
+        "symbol,day,split\nAAA,soon,4\n",
+        "ticker,ex_date,kind,value\nAAA,2016-01-05,merger,4\n",
+    ):
         path.write_text(wrong)
         with pytest.raises(DataError, match=r"actions.csv, line 2"):
             load_actions(settings)
@@ -134,21 +161,33 @@ def test_what_cannot_have_happened_is_refused(tmp_path: Path) -> None:
 
 def test_events_are_stored_and_a_window_has_its_own(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(2, 6))
-    market = market_of(path, actions=[{"symbol": "BBB", "day": EX_DAY, "split": 2.0, "dividend_usd": 0.5}])
+    market = market_of(
+        path, actions=[{"symbol": "BBB", "day": EX_DAY, "split": 2.0, "dividend_usd": 0.5}]
+    )
     market.save(tmp_path / "market.safetensors")
     again = MarketTensors.load(tmp_path / "market.safetensors", verify=True)
     assert [value.tolist() for value in again.events] == [[EX_BAR], [1], [2.0], [0.5]]
-    assert again.content_hash() == market.content_hash() != replace(market, events=Events.of()).content_hash()
+    assert (
+        again.content_hash()
+        == market.content_hash()
+        != replace(market, events=Events.of()).content_hash()
+    )
     assert again.window(1000, 1200).events.bar.tolist() == [EX_BAR - 1000]
     assert not len(again.window(EX_BAR + 1, len(market)).events.bar)
 
 
 @pytest.mark.parametrize(("held", "left"), [(5.0, 0.0), (25.0, 2.0)])
-def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path: Path, held: float, left: float) -> None:
+def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(
+    tmp_path: Path, held: float, left: float
+) -> None:
     _, raw = split_table(0.1)
-    market = market_of(write_csv(tmp_path, raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": 0.1}])
+    market = market_of(
+        write_csv(tmp_path, raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": 0.1}]
+    )
     account = BacktestAccount(market, EnvSettings())
-    result = trade(lambda one: Holdings(np.array([held, 0.0])) if one.bar == 0 else None, account, name="few")
+    result = trade(
+        lambda one: Holdings(np.array([held, 0.0])) if one.bar == 0 else None, account, name="few"
+    )
     assert result.shares[-1].tolist() == [left, 0.0]
     assert result.income_usd.sum() > 0
     assert result.trade_list_profit() == pytest.approx(result.equity[-1] - 1e6, abs=1e-3)
@@ -157,9 +196,15 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path: Path, h
 
 @pytest.mark.skipif(not REAL_2019.is_file(), reason="real bars are not here")
 @pytest.mark.parametrize("fractional", [False, True])
-def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional: bool) -> None:
-    """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted bars."""
-    adjust = {"path": str(REAL_FOLDER / "actions_aapl_2019_2020.csv"), "factor_column": "split_factor"}
+def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(
+    fractional: bool,
+) -> None:
+    """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted
+    bars."""
+    adjust = {
+        "path": str(REAL_FOLDER / "actions_aapl_2019_2020.csv"),
+        "factor_column": "split_factor",
+    }
     settings = file_settings(
         REAL_2019,
         features={"names": ["return_1"], "context": []},
@@ -168,9 +213,14 @@ def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fra
         bar_minutes=30,
     )
     market = make_market(settings)[0]
-    events = {int(bar): (split, paid) for bar, _, split, paid in zip(*(v.tolist() for v in market.events), strict=True)}
+    events = {
+        int(bar): (split, paid)
+        for bar, _, split, paid in zip(*(v.tolist() for v in market.events), strict=True)
+    }
     assert len(events) == 9
-    account = BacktestAccount(market, EnvSettings(cost_bps=0.0, participation=None, fractional=fractional))
+    account = BacktestAccount(
+        market, EnvSettings(cost_bps=0.0, participation=None, fractional=fractional)
+    )
     price = float(market.open[1, 0])
     bought = 1e6 / price if fractional else float(1e6 // price)
     wanted = Holdings(np.array([bought]))

@@ -1,5 +1,5 @@
-"""Pairs from ccxt, by the real client of one exchange (Bitstamp) against answers of our own, on a calendar without
-nights."""
+"""Pairs from ccxt, by the real client of one exchange (Bitstamp) against answers of our own, on a
+calendar without nights."""
 
 from __future__ import annotations
 
@@ -31,17 +31,23 @@ DAY = pd.Timedelta("1D")
 FIRST = pd.Timestamp("2024-02-28", tz="UTC")
 
 
-def pair_table(days: int = 3, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), seed: int = 0) -> pd.DataFrame:
+def pair_table(
+    days: int = 3, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), seed: int = 0
+) -> pd.DataFrame:
     """Minute bars around the clock, over a leap day, with a quiet stretch longer than a page."""
     random = np.random.default_rng(seed)
     ts = pd.date_range(FIRST, periods=days * 1440, freq="min")
     parts = []
     for number, symbol in enumerate(symbols):
         close = 100 * (number + 1) * np.exp(np.cumsum(random.normal(0, 5e-4, len(ts))))
-        part = pd.DataFrame({"ts": ts, "ticker": symbol, "open": close, "high": close * 1.001, "low": close * 0.999})
+        part = pd.DataFrame(
+            {"ts": ts, "ticker": symbol, "open": close, "high": close * 1.001, "low": close * 0.999}
+        )
         parts.append(part.assign(close=close, volume=random.uniform(0.001, 3.0, len(ts))))
     table = pd.concat(parts, ignore_index=True)
-    quiet = (table.ts >= FIRST + DAY + pd.Timedelta("1h")) & (table.ts < FIRST + DAY + pd.Timedelta("20h"))
+    quiet = (table.ts >= FIRST + DAY + pd.Timedelta("1h")) & (
+        table.ts < FIRST + DAY + pd.Timedelta("20h")
+    )
     return table[~(quiet & (table.ticker == "ETH/USD"))].reset_index(drop=True)
 
 
@@ -65,7 +71,10 @@ class Bitstamp:
         page = mine[(second >= query["start"]) & (second <= query["end"])].head(query["limit"])
         rows = [
             {"timestamp": str(int(row.ts.timestamp()))}
-            | {name: repr(getattr(row, name)) for name in ("open", "high", "low", "close", "volume")}
+            | {
+                name: repr(getattr(row, name))
+                for name in ("open", "high", "low", "close", "volume")
+            }
             for row in page.itertuples()
         ]
         return 200, {}, json.dumps({"data": {"pair": pair.group(1), "ohlc": rows}})
@@ -93,11 +102,15 @@ def serving(table: pd.DataFrame) -> Iterator[Bitstamp]:
     responses = pytest.importorskip("responses")
     server = Bitstamp(table)
     with responses.RequestsMock(assert_all_requests_are_fired=False) as network:
-        network.add_callback(responses.GET, re.compile("https?://"), server.answer, content_type="application/json")
+        network.add_callback(
+            responses.GET, re.compile("https?://"), server.answer, content_type="application/json"
+        )
         yield server
 
 
-def ccxt_feed(store: Path, *, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), **values: Any) -> VendorFeed:
+def ccxt_feed(
+    store: Path, *, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), **values: Any
+) -> VendorFeed:
     ccxt = pytest.importorskip("ccxt")
     base = {"exchange": "bitstamp", "start": "2024-02-28", "end": "2024-03-01", "retries": 2}
     settings = validate(CcxtSettings, base | values, "test")
@@ -115,7 +128,9 @@ def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path: Path) -> None:
             mine, got = table[table.ticker == symbol], feed.bars(symbol)
             for name in ("open", "high", "low", "close", "volume"):
                 np.testing.assert_array_equal(getattr(got, name), mine[name])
-            np.testing.assert_array_equal(got.ts, mine.ts.astype("datetime64[ns, UTC]").astype("int64"))
+            np.testing.assert_array_equal(
+                got.ts, mine.ts.astype("datetime64[ns, UTC]").astype("int64")
+            )
         asked = len(server.asked)
         assert {query["limit"] for query in server.asked} == {1000}
         again = ccxt_feed(tmp_path)
@@ -140,9 +155,12 @@ def test_passing_faults_are_tried_again_and_mistakes_are_named(tmp_path: Path) -
 
 
 def test_pages_are_put_together_whatever_they_hold() -> None:
-    """An exchange that answers with at most seven rows, some of them before what was asked, twice, or empty."""
+    """An exchange that answers with at most seven rows, some of them before what was asked, twice,
+    or empty."""
     minute = 60_000
-    there = [time for time in range(0, 100 * minute, minute) if not 20 * minute <= time < 60 * minute]
+    there = [
+        time for time in range(0, 100 * minute, minute) if not 20 * minute <= time < 60 * minute
+    ]
     rows = [[time, 1.0 + time, 2.0 + time, 0.5 + time, 1.5 + time, time / minute] for time in there]
     rows[3][4] = None  # no close
     rows[5][5] = None  # nothing traded
@@ -150,10 +168,16 @@ def test_pages_are_put_together_whatever_they_hold() -> None:
 
     def ask(since: int) -> list[list[Any]]:
         asked.append(since)
-        return [row for row in rows if row[0] >= since - 2 * minute][:7] if since < 20 * minute else _later(rows, since)
+        return (
+            [row for row in rows if row[0] >= since - 2 * minute][:7]
+            if since < 20 * minute
+            else _later(rows, since)
+        )
 
     got = all_rows(ask, (minute, 90 * minute), minute, 7)
-    assert [row[0] for row in got] == [time for time in there if minute <= time < 90 * minute and time != 3 * minute]
+    assert [row[0] for row in got] == [
+        time for time in there if minute <= time < 90 * minute and time != 3 * minute
+    ]
     assert asked == sorted(set(asked))
     bars = pair_bars(got, "BTC/USD", "an exchange")
     assert bars.symbols == ("BTC/USD",)
@@ -175,12 +199,14 @@ def test_pairs_without_a_calendar_are_refused() -> None:
     assert validate(DataSettings, {"source": source, "calendar": "24/7"}, "test").calendar == "24/7"
 
 
-# --- a calendar that never rests ------------------------------------------------------------------------------
+# --- a calendar that never rests ------------------------------------------------------------------
 
 
 def test_every_day_is_a_session_of_all_its_minutes() -> None:
     grid = session_grid("24/7", dt.date(2024, 2, 24), dt.date(2024, 3, 1))
-    assert [str(day) for day in grid.dates] == [f"{day:%Y-%m-%d}" for day in pd.date_range("2024-02-24", "2024-03-01")]
+    assert [str(day) for day in grid.dates] == [
+        f"{day:%Y-%m-%d}" for day in pd.date_range("2024-02-24", "2024-03-01")
+    ]
     assert (grid.session_minutes == 1440).all()
     midnights = pd.date_range("2024-02-24", periods=7, tz="UTC").as_unit("ns").asi8
     np.testing.assert_array_equal(grid.minutes[grid.first_bar[:-1]], midnights)
@@ -189,7 +215,9 @@ def test_every_day_is_a_session_of_all_its_minutes() -> None:
     assert np.diff(hours.first_bar).tolist() == [24] * 7
 
 
-@pytest.mark.parametrize(("calendar", "year"), [("XNAS", 252), ("XLON", 252), ("24/7", 365), ("24/5", 252)])
+@pytest.mark.parametrize(
+    ("calendar", "year"), [("XNAS", 252), ("XLON", 252), ("24/7", 365), ("24/5", 252)]
+)
 def test_sessions_a_year(calendar: str, year: int) -> None:
     assert sessions_a_year(calendar) == year
 
@@ -200,7 +228,10 @@ def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_yea
         table,
         calendar="24/7",
         bar_minutes=60,
-        features={"names": ["return_5", "gap", "intraday", "rsi_30"], "context": ["time_of_day", "time_to_close"]},
+        features={
+            "names": ["return_5", "gap", "intraday", "rsi_30"],
+            "context": ["time_of_day", "time_to_close"],
+        },
         windows={"fractions": [0.4, 0.2, 0.4]},
     )
     assert (market.sessions_a_year, market.timezone) == (365, "UTC")
@@ -213,7 +244,9 @@ def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_yea
     np.testing.assert_allclose(market.volume.numpy(), volume.to_numpy(), rtol=1e-5)
 
     test = market.split().test
-    settings = fintrader.EnvSettings(action="target", fractional=True, cost_bps=1.0, initial_cash_usd=1_000.0)
+    settings = fintrader.EnvSettings(
+        action="target", fractional=True, cost_bps=1.0, initial_cash_usd=1_000.0
+    )
     done = fintrader.backtest(lambda obs: torch.full((len(obs), 2), 0.5), test, settings)["policy"]
     daily = done.daily_returns
     assert done.metrics["sharpe"] == pytest.approx(daily.mean() / daily.std(ddof=1) * 365**0.5)
@@ -225,7 +258,9 @@ def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_yea
 def test_whole_days_and_quality_around_the_clock() -> None:
     days = pd.DataFrame({"ts": pd.date_range("2024-02-01", periods=40, tz="UTC")})
     close = 100 + np.arange(40.0)
-    table = days.assign(ticker="BTC/USD", open=close, high=close, low=close, close=close, volume=1.5)
+    table = days.assign(
+        ticker="BTC/USD", open=close, high=close, low=close, close=close, volume=1.5
+    )
     market = fintrader.load_market(table, calendar="24/7", features={"names": ["return_1"]})
     assert (market.num_bars, market.bar_minutes) == (40, 1440)
     np.testing.assert_array_equal(market.close[:, 0].numpy(), close.astype(np.float32))

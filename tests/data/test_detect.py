@@ -53,7 +53,9 @@ def lean(folder: Path, table: pd.DataFrame) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         milliseconds = (rows.ts - rows.ts.dt.normalize()) // pd.Timedelta("1ms")
         prices = (rows[FIELDS[:4]] * 10_000).round().astype(int)
-        text = pd.concat([milliseconds, prices, rows.volume], axis=1).to_csv(index=False, header=False)
+        text = pd.concat([milliseconds, prices, rows.volume], axis=1).to_csv(
+            index=False, header=False
+        )
         with zipfile.ZipFile(home / f"{day}_trade.zip", "w") as archive:
             archive.writestr(f"{day}_{ticker.lower()}_minute_trade.csv", text)
     return folder / "lean"
@@ -90,7 +92,9 @@ def kibot(folder: Path, table: pd.DataFrame) -> Path:
     (folder / "kibot").mkdir()
     table = table.assign(day=table.ts.dt.strftime("%m/%d/%Y"), clock=table.ts.dt.strftime("%H:%M"))
     for ticker, rows in table.groupby("ticker"):
-        rows[["day", "clock", *FIELDS]].to_csv(folder / "kibot" / f"{ticker}.txt", index=False, header=False)
+        rows[["day", "clock", *FIELDS]].to_csv(
+            folder / "kibot" / f"{ticker}.txt", index=False, header=False
+        )
     return folder / "kibot"
 
 
@@ -102,7 +106,9 @@ def alpaca(folder: Path, table: pd.DataFrame) -> Path:
 
 def yahoo(folder: Path, table: pd.DataFrame) -> Path:
     table = table.assign(Datetime=table.ts.dt.tz_localize("America/New_York"))
-    for ticker, rows in table.rename(columns={name: name.title() for name in FIELDS}).groupby("ticker"):
+    for ticker, rows in table.rename(columns={name: name.title() for name in FIELDS}).groupby(
+        "ticker"
+    ):
         write_csv(folder / "yahoo", rows[["Datetime", *map(str.title, FIELDS)]], f"{ticker}.csv")
     return folder / "yahoo"
 
@@ -121,7 +127,9 @@ def german(folder: Path, table: pd.DataFrame) -> Path:
 
 def epoch(folder: Path, table: pd.DataFrame) -> Path:
     seconds = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64") // 10**9
-    return write_csv(folder, table.assign(ts=seconds).rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv")
+    return write_csv(
+        folder, table.assign(ts=seconds).rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv"
+    )
 
 
 def many(folder: Path, table: pd.DataFrame) -> Path:
@@ -137,7 +145,19 @@ def chicago(folder: Path, table: pd.DataFrame) -> Path:
 
 LAYOUTS: dict[str, Callable[[Path, pd.DataFrame], Path]] = {
     one.__name__: one
-    for one in (lean, polygon, databento, firstrate, kibot, alpaca, yahoo, german, epoch, many, chicago)
+    for one in (
+        lean,
+        polygon,
+        databento,
+        firstrate,
+        kibot,
+        alpaca,
+        yahoo,
+        german,
+        epoch,
+        many,
+        chicago,
+    )
 }
 
 
@@ -146,7 +166,9 @@ def built(found: Detection, folder: Path) -> DataSettings:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_any_layout_becomes_the_market_of_its_bars(name: str, bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_any_layout_becomes_the_market_of_its_bars(
+    name: str, bars: pd.DataFrame, tmp_path: Path
+) -> None:
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market, _ = make_market(built(found, tmp_path))
     plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
@@ -157,11 +179,15 @@ def test_any_layout_becomes_the_market_of_its_bars(name: str, bars: pd.DataFrame
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_reads_its_vendors_files(preset: str, bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_each_preset_reads_its_vendors_files(
+    preset: str, bars: pd.DataFrame, tmp_path: Path
+) -> None:
     path = str(LAYOUTS[preset](tmp_path, bars))
     plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
-    values = told.model_dump(mode="json") | {"source": {"kind": "files", "preset": preset, "path": path}}
+    values = told.model_dump(mode="json") | {
+        "source": {"kind": "files", "preset": preset, "path": path}
+    }
     assert_same_market(make_market(validate(DataSettings, values, "test"))[0], plain)
     asked, _ = make_market(built(detect(path, preset=preset), tmp_path))  # type: ignore[arg-type]
     assert_same_market(asked, plain)
@@ -171,12 +197,16 @@ def test_what_was_found_is_told_with_how_sure_it_is(bars: pd.DataFrame, tmp_path
     found = {one.setting: one for one in detect(str(many(tmp_path, bars))).findings}
     assert (found["label"].value, found["label"].sure) == ("end", "sure")
     assert (found["timezone"].value, found["timezone"].sure) == ("America/New_York", "sure")
-    winter = {one.setting: one for one in detect(str(write_csv(tmp_path, minute_table(2, 10)))).findings}
+    winter = {
+        one.setting: one for one in detect(str(write_csv(tmp_path, minute_table(2, 10)))).findings
+    }
     assert winter["timezone"].sure == "likely"  # no change of clocks in January
     assert "Etc/GMT+5" in winter["timezone"].why
     split = minute_table(1, 10)
     split.loc[split.ts >= "2016-01-11", FIELDS[:4]] /= 4
-    told = {one.setting: one for one in detect(str(write_csv(tmp_path, split, "split.csv"))).findings}
+    told = {
+        one.setting: one for one in detect(str(write_csv(tmp_path, split, "split.csv"))).findings
+    }
     assert "AAA 4 to 1 on 2016-01-11" in told["adjustment"].why
 
 
@@ -197,7 +227,9 @@ def test_a_table_that_lacks_a_column_is_told(bars: pd.DataFrame, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("offset", "told"), [("", "09:35:00"), ("-05:00", "14:35:00 UTC")])
-def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset: str, told: str, tmp_path: Path) -> None:
+def test_the_time_of_a_bad_row_is_told_as_it_was_written(
+    offset: str, told: str, tmp_path: Path
+) -> None:
     """Which zone it is in is not known yet, unless it says so itself."""
     table = minute_table(1, 2)
     table["ts"] = table.ts.dt.strftime("%Y-%m-%d %H:%M:%S") + offset
@@ -211,9 +243,12 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset: str, told: str,
 def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
     path = write_csv(tmp_path, bars, "my.csv")
     code = (
-        f"import sys; from fintrader.cli import main; main(['init', {str(path)!r}]); assert 'torch' not in sys.modules"
+        f"import sys; from fintrader.cli import main; main(['init', {str(path)!r}]); assert 'torch'"
+        " not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "my.yaml is written; `fintrader run my.yaml`" in done.stdout
     assert (tmp_path / "my.yaml").is_file()
@@ -222,7 +257,9 @@ def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
 def test_daily_bars_are_sessions(tmp_path: Path) -> None:
     days = pd.bdate_range("2016-01-04", periods=60)
     close = 50 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(days))))
-    table = pd.DataFrame({"Date": days.strftime("%Y-%m-%d"), "Open": close, "High": close, "Low": close})
+    table = pd.DataFrame(
+        {"Date": days.strftime("%Y-%m-%d"), "Open": close, "High": close, "Low": close}
+    )
     path = write_csv(tmp_path, table.assign(Close=close, Volume=100).round(2), "AAA.csv")
     found = detect(str(path))
     market, _ = make_market(built(found, tmp_path))
@@ -261,7 +298,9 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
     assert "a build stops at" in describe_detection(found)
 
 
-def test_what_to_do_next_depends_on_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_to_do_next_depends_on_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for change, first in (
         (scaled, "correct the bars, or take the # from waive"),
         (pd.DataFrame.copy, "`fintrader run"),

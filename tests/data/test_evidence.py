@@ -60,13 +60,18 @@ def spring(table: pd.DataFrame) -> pd.DataFrame:
 def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path: Path) -> None:
     table = minute_table(2, 8)
     path = write_csv(tmp_path, with_prints(table))
-    with pytest.raises(BarError, match=r"AAA begin and end one bar too late on 8 of 8 days.*data.source.label to end"):
+    with pytest.raises(
+        BarError,
+        match=r"AAA begin and end one bar too late on 8 of 8 days.*data.source.label to end",
+    ):
         make_market(settings(path))
     market, report = make_market(settings(path, {"label": "end"}))
     assert report["repairs"]["opening_print"] == 16
     plain, _ = make_market(settings(write_csv(tmp_path, table, "plain.csv")))
     for name in ("open", "close", "features", "tradable"):
-        np.testing.assert_array_equal(getattr(market, name).numpy(), getattr(plain, name).numpy(), err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(market, name).numpy(), getattr(plain, name).numpy(), err_msg=name
+        )
     opening = [day * 390 for day in range(8)]
     np.testing.assert_allclose((market.volume - plain.volume)[opening].numpy(), 1000)
     _, left = make_market(settings(path, {"label": "end", "opening_print": "leave"}))
@@ -76,17 +81,23 @@ def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path: 
 def test_starts_with_a_closing_print_are_no_ends(tmp_path: Path) -> None:
     table = minute_table(2, 8)
     last = table[table.ts.dt.strftime("%H:%M") == "15:59"]
-    prints = last.assign(ts=last.ts + pd.Timedelta("1min"), open=last.close, high=last.close, low=last.close)
+    prints = last.assign(
+        ts=last.ts + pd.Timedelta("1min"), open=last.close, high=last.close, low=last.close
+    )
     path = write_csv(tmp_path, pd.concat([table, prints]))
     _, report = make_market(settings(path))
     assert report["repairs"]["extended_hours"] == 16
-    with pytest.raises(BarError, match=r"one bar too early on 8 of 8 days.*data.source.label to start"):
+    with pytest.raises(
+        BarError, match=r"one bar too early on 8 of 8 days.*data.source.label to start"
+    ):
         make_market(settings(path, {"label": "end"}))
 
 
 def test_standard_time_all_year_is_no_new_york(tmp_path: Path) -> None:
     path = write_csv(tmp_path, as_standard_time(spring(minute_table(2, 9))))
-    with pytest.raises(BarError, match=r"60 minutes before the sessions .* on 4 of 9 days.*one season.*Etc/GMT\+5"):
+    with pytest.raises(
+        BarError, match=r"60 minutes before the sessions .* on 4 of 9 days.*one season.*Etc/GMT\+5"
+    ):
         make_market(settings(path))
     market, _ = make_market(settings(path, {"timezone": "Etc/GMT+5"}))
     plain, _ = make_market(settings(write_csv(tmp_path, spring(minute_table(2, 9)), "plain.csv")))
@@ -96,15 +107,23 @@ def test_standard_time_all_year_is_no_new_york(tmp_path: Path) -> None:
 def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path: Path) -> None:
     table = minute_table(2, 8)
     path = write_csv(tmp_path, table[table.ts.dt.minute % 5 == 0])
-    with pytest.raises(BarError, match=r"5 minutes apart.*data.source.bar_minutes to 5 and data.bar_minutes to 5"):
+    with pytest.raises(
+        BarError, match=r"5 minutes apart.*data.source.bar_minutes to 5 and data.bar_minutes to 5"
+    ):
         make_market(settings(path))
-    with pytest.raises(BarError, match=r"cannot be spread over bars of 1; set data.bar_minutes to 5"):
+    with pytest.raises(
+        BarError, match=r"cannot be spread over bars of 1; set data.bar_minutes to 5"
+    ):
         make_market(settings(path, {"bar_minutes": 5}))
-    with pytest.raises(BarError, match=r"cannot be spread over bars of 7; set data.bar_minutes to 5"):
+    with pytest.raises(
+        BarError, match=r"cannot be spread over bars of 7; set data.bar_minutes to 5"
+    ):
         make_market(settings(path, {"bar_minutes": 5}, bar_minutes=7))
     make_market(settings(path, {"bar_minutes": 5}, bar_minutes=30))
     with pytest.raises(BarError, match=r"stand 1 minute apart, and data.source.bar_minutes says 5"):
-        make_market(settings(write_csv(tmp_path, table, "one.csv"), {"bar_minutes": 5}, bar_minutes=5))
+        make_market(
+            settings(write_csv(tmp_path, table, "one.csv"), {"bar_minutes": 5}, bar_minutes=5)
+        )
 
 
 def test_days_fill_no_grid_of_minutes(tmp_path: Path) -> None:
@@ -119,13 +138,17 @@ def test_days_fill_no_grid_of_minutes(tmp_path: Path) -> None:
 def test_naive_and_zoned_rows_are_not_mixed(tmp_path: Path) -> None:
     table = minute_table(1, 5).astype({"ts": str})
     table.loc[100:, "ts"] = table.ts[100:] + "-05:00"
-    with pytest.raises(BarError, match=r"row 102.*carries a time zone, and the rows before it do not"):
+    with pytest.raises(
+        BarError, match=r"row 102.*carries a time zone, and the rows before it do not"
+    ):
         make_market(settings(write_csv(tmp_path, table)))
 
 
 def test_extended_hours_are_counted_or_kept(tmp_path: Path) -> None:
     table = minute_table(2, 8)
-    early = table[table.ts.dt.hour < 13].assign(ts=lambda rows: rows.ts - pd.Timedelta("4h"), volume=1)
+    early = table[table.ts.dt.hour < 13].assign(
+        ts=lambda rows: rows.ts - pd.Timedelta("4h"), volume=1
+    )
     whole = pd.concat([table, early[early.ts.dt.hour * 60 + early.ts.dt.minute < 570]])
     path = write_csv(tmp_path, whole)
     regular, report = make_market(settings(path))
@@ -137,7 +160,9 @@ def test_extended_hours_are_counted_or_kept(tmp_path: Path) -> None:
     assert extended.num_bars == 8 * 960
     assert str(extended.timestamps()[0])[11:16] == "09:00"  # 04:00 in New York
     assert int(extended.tradable.sum()) == len(whole)
-    np.testing.assert_array_equal(extended.close[330 : 330 + 390].numpy(), regular.close[:390].numpy())
+    np.testing.assert_array_equal(
+        extended.close[330 : 330 + 390].numpy(), regular.close[:390].numpy()
+    )
     half = session_grid("XNAS", dt.date(2019, 7, 3), dt.date(2019, 7, 3), hours="extended")
     assert half.num_bars == 13 * 60  # to 17:00
     with pytest.raises(DataError, match="no extended hours are known of XHKG"):
@@ -166,12 +191,18 @@ def ends(bars: Bars, _: SessionGrid) -> Bars:
 
 def ends_with_prints(bars: Bars, grid: SessionGrid) -> Bars:
     opening = bars.take(np.isin(bars.ts, grid.open))
-    prints = replace(opening, ts=opening.ts - MINUTE_NS, high=opening.open, low=opening.open, close=opening.open)
+    prints = replace(
+        opening, ts=opening.ts - MINUTE_NS, high=opening.open, low=opening.open, close=opening.open
+    )
     return ends(concat([bars, prints]).sorted(), grid)
 
 
 def standard_time(bars: Bars, _: SessionGrid) -> Bars:
-    wall = pd.DatetimeIndex(bars.ts.astype("datetime64[ns]"), tz="UTC").tz_convert("Etc/GMT+5").tz_localize(None)
+    wall = (
+        pd.DatetimeIndex(bars.ts.astype("datetime64[ns]"), tz="UTC")
+        .tz_convert("Etc/GMT+5")
+        .tz_localize(None)
+    )
     utc = wall.tz_localize("America/New_York").tz_convert("UTC").tz_localize(None)
     return replace(bars, ts=utc.to_numpy().astype("datetime64[ns]").astype(np.int64))
 
@@ -188,7 +219,12 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path: Path) -> Non
     bars = read_files(FilesSettings(path=str(path), decimals=4))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
-    misread: list[Callable[[Bars, SessionGrid], Bars]] = [ends, ends_with_prints, standard_time, fives]
+    misread: list[Callable[[Bars, SessionGrid], Bars]] = [
+        ends,
+        ends_with_prints,
+        standard_time,
+        fives,
+    ]
     evidence = SessionEvidence(grid, "start", 1)
     random = np.random.default_rng(0)
     for number, one in enumerate(each(bars)):
@@ -226,6 +262,11 @@ def test_raw_lean_bars_equal_those_filtered_outside() -> None:
     same = {"source": None, "repairs": None}
     raw, filtered = (replace(one, meta={**one.meta, **same}) for one in (raw, filtered))
     assert raw.content_hash() == filtered.content_hash()
-    for wrong in ({"label": "end"}, {"timezone": "UTC"}, {"timezone": "America/Chicago"}, {"timezone": "Etc/GMT+5"}):
+    for wrong in (
+        {"label": "end"},
+        {"timezone": "UTC"},
+        {"timezone": "America/Chicago"},
+        {"timezone": "Etc/GMT+5"},
+    ):
         with pytest.raises(BarError, match=r"data\.source\.(label|timezone)"):
             make_market(settings(folder, source | wrong))

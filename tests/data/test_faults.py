@@ -24,7 +24,9 @@ PRICES = ["open", "high", "low", "close"]
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def rows_of(table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB") -> pd.Index:
+def rows_of(
+    table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB"
+) -> pd.Index:
     clock, day = table.ts.dt.strftime("%H:%M"), table.ts.dt.strftime("%Y-%m-%d")
     return table.index[(table.ticker == symbol) & (day == DAY) & (clock >= start) & (clock <= stop)]
 
@@ -43,7 +45,9 @@ def put(columns: str | list[str], value: Any, start: str = "11:00", stop: str = 
 
 def drop(start: str, stop: str, *symbols: str) -> Change:
     def change(table: pd.DataFrame) -> pd.DataFrame:
-        return table.drop(index=[row for name in symbols or ["BBB"] for row in rows_of(table, start, stop, name)])
+        return table.drop(
+            index=[row for name in symbols or ["BBB"] for row in rows_of(table, start, stop, name)]
+        )
 
     return change
 
@@ -104,7 +108,9 @@ def volumes(factor: float) -> Change:
 
 def every(step: int) -> Change:
     """Of DAY's minutes only each `step`th is there."""
-    return lambda table: table.drop(index=[row for row in rows_of(table) if table.ts[row].minute % step])
+    return lambda table: table.drop(
+        index=[row for row in rows_of(table) if table.ts[row].minute % step]
+    )
 
 
 def freeze(table: pd.DataFrame) -> pd.DataFrame:
@@ -156,14 +162,22 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "row twice": ("exact_duplicate", extra(), DAY),
     "rows swapped": ("out_of_order", back, DAY),
     "half a minute late": ("off_minute", extra(ts=pd.Timestamp(f"{DAY} 12:00:30")), DAY),
-    "high and low swapped": ("crossed_range", put(["high", "low"], lambda old: old[["low", "high"]].to_numpy()), DAY),
+    "high and low swapped": (
+        "crossed_range",
+        put(["high", "low"], lambda old: old[["low", "high"]].to_numpy()),
+        DAY,
+    ),
     "open above high": ("open_outside_range", put("open", lambda old: old * 1.02), DAY),
     "close below low": ("close_outside_range", put("close", lambda old: old * 0.98), DAY),
     "bar on a Saturday": ("closed_day", extra(ts=pd.Timestamp("2016-01-09 12:00")), "2016-01-09"),
     "bar on a holiday": ("closed_day", extra(ts=pd.Timestamp("2016-01-18 12:00")), "2016-01-18"),
     "bar before the open": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 08:12")), DAY),
     "bar after the close": ("outside_session", extra(ts=pd.Timestamp(f"{DAY} 16:00")), DAY),
-    "day in another zone": ("shifted_day", put("ts", lambda old: old + pd.Timedelta("1h"), "00:00", "23:59"), DAY),
+    "day in another zone": (
+        "shifted_day",
+        put("ts", lambda old: old + pd.Timedelta("1h"), "00:00", "23:59"),
+        DAY,
+    ),
     "close that jumps and returns": ("price_spike", spike, DAY),
     "high far away": ("wick", put("high", lambda old: old * 1.3), DAY),
     "low far away": ("wick", put("low", lambda old: old * 0.7), DAY),
@@ -217,7 +231,13 @@ def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
 
 def test_every_kind_is_tested_and_explained() -> None:
     assert {kind for kind, _, _ in FAULTS.values()} | {"market_halt"} == set(KINDS)
-    assert {"shifted_day", "excursion_day", "scale_jump", "bar_length", "conflicting_duplicate"} < set(STOPPING)
+    assert {
+        "shifted_day",
+        "excursion_day",
+        "scale_jump",
+        "bar_length",
+        "conflicting_duplicate",
+    } < set(STOPPING)
 
 
 def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
@@ -225,7 +245,13 @@ def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
 
 
 def test_false_alarms_stay_below_a_thousandth() -> None:
-    wild = {"kind": "synthetic", "num_sessions": 60, "missing": 0.3, "regime_switch": 0.01, "volatility_bps": 15}
+    wild = {
+        "kind": "synthetic",
+        "num_sessions": 60,
+        "missing": 0.3,
+        "regime_switch": 0.01,
+        "volatility_bps": 15,
+    }
     settings = validate(DataSettings, {"source": wild}, "test")
     bars = read_source(settings)
     report = examine(bars, settings)
@@ -249,24 +275,34 @@ def test_declared_splits_are_compared_with_what_the_prices_show(
 ) -> None:
     table = FAULTS["unadjusted split"][1](healthy.copy())
     actions = [{"symbol": name, "day": DAY, "split": ratio} for name, ratio in declared.items()]
-    report = examine(as_bars(table), validate(DataSettings, {"adjust": {"actions": actions}}, "test"), now=NOW)
-    assert [(fault["kind"], fault["symbol"], fault["detail"]) for fault in report["faults"]] == found
+    report = examine(
+        as_bars(table), validate(DataSettings, {"adjust": {"actions": actions}}, "test"), now=NOW
+    )
+    assert [
+        (fault["kind"], fault["symbol"], fault["detail"]) for fault in report["faults"]
+    ] == found
     announced = [Action.model_validate(action) for action in actions]
     assert examine(as_bars(table), DataSettings(), announced, now=NOW)["faults"] == report["faults"]
 
 
 def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
     for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
-        assert examined(moved(healthy, ratio))["kinds"] == {"quiet_jump": 1}, ratio  # a move, and nobody traded on it
+        assert examined(moved(healthy, ratio))["kinds"] == {"quiet_jump": 1}, (
+            ratio
+        )  # a move, and nobody traded on it
         loud = moved(healthy, ratio)
         loud.loc[rows_of(loud), "volume"] *= 8
         assert examined(loud)["kinds"] == {}, ratio
-    news = moved(healthy, 0.8)  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
+    news = moved(
+        healthy, 0.8
+    )  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
     news.loc[rows_of(news), "volume"] *= 8
     assert examined(news)["kinds"] == {}
 
 
-@pytest.mark.parametrize("ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40])
+@pytest.mark.parametrize(
+    "ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40]
+)
 def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: float) -> None:
     report = examined(moved(healthy, 1 / ratio))
     kind = "split" if max(ratio, 1 / ratio) >= 2 else "small_split"
@@ -283,8 +319,12 @@ def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 5, 30])
 @pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
-def test_bad_prices_are_found_however_long_they_last(healthy: pd.DataFrame, length: int, factor: float) -> None:
-    report = examined(put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy))
+def test_bad_prices_are_found_however_long_they_last(
+    healthy: pd.DataFrame, length: int, factor: float
+) -> None:
+    report = examined(
+        put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy)
+    )
     assert [(f["kind"], f["symbol"], f["day"], f["count"]) for f in report["faults"]] == [
         ("price_spike", "BBB", DAY, length)
     ]
@@ -333,22 +373,37 @@ def test_the_report_is_written_as_json_and_a_page(tmp_path: Path, healthy: pd.Da
     assert "coverage" in text
     assert "http-equiv" not in text
     assert report["coverage"][1][2] == round(370 / 390, 4)
-    assert "<script>alert" not in quality_page({**report, "symbols": ["<script>alert(1)</script>"] * 3})
+    assert "<script>alert" not in quality_page(
+        {**report, "symbols": ["<script>alert(1)</script>"] * 3}
+    )
 
 
 def test_days_are_judged_as_days(tmp_path: Path, healthy: pd.DataFrame) -> None:
     """Of bars of whole days, and of half hours, nothing is missing that only minutes have."""
     for rule, minutes in (("1D", 1440), ("30min", 30)):
         table = healthy.groupby(["ticker", healthy.ts.dt.floor(rule)], as_index=False).agg(
-            {"ts": "first", "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+            {
+                "ts": "first",
+                "open": "first",
+                "high": "max",
+                "low": "min",
+                "close": "last",
+                "volume": "sum",
+            }
         )
         table["ts"] = table.ts.dt.strftime("%Y-%m-%d") if rule == "1D" else table.ts
-        report = quality_report(validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test"))
+        report = quality_report(
+            validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test")
+        )
         assert (report["bar_minutes"], report["faults"]) == (minutes, []), rule
         assert {share for line in report["coverage"] for share in line} == {1.0}
         lost = table[~((table.ticker == "BBB") & (table.ts.astype(str).str.startswith(DAY)))]
-        report = quality_report(validate(DataSettings, {"path": str(write_csv(tmp_path, lost))}, "test"))
-        assert [(f["kind"], f["symbol"], f["day"]) for f in report["faults"]] == [("missing_session", "BBB", DAY)]
+        report = quality_report(
+            validate(DataSettings, {"path": str(write_csv(tmp_path, lost))}, "test")
+        )
+        assert [(f["kind"], f["symbol"], f["day"]) for f in report["faults"]] == [
+            ("missing_session", "BBB", DAY)
+        ]
 
 
 def test_declared_actions_are_no_faults(tmp_path: Path, healthy: pd.DataFrame) -> None:
@@ -356,7 +411,12 @@ def test_declared_actions_are_no_faults(tmp_path: Path, healthy: pd.DataFrame) -
         path = str(write_csv(tmp_path, moved(healthy, factor)))
         actions = {"actions": [{"symbol": "BBB", "day": DAY, **action}]}
         assert quality_report(validate(DataSettings, {"path": path}, "test"))["kinds"]
-        assert quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test"))["kinds"] == {}
+        assert (
+            quality_report(validate(DataSettings, {"path": path, "adjust": actions}, "test"))[
+                "kinds"
+            ]
+            == {}
+        )
 
 
 def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
@@ -370,7 +430,9 @@ def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_the_holes_of_the_real_file_of_2015() -> None:
     found = real_faults(REAL_2016)
     assert found["early_close"] == {("", "2015-11-27", 210), ("", "2015-12-24", 210)}
@@ -383,12 +445,21 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
     }
     # As far as we know a special dividend of 4 USD on 20; not checked against a source.
     assert found["small_split"] == {("SYMC", "2016-03-04", 1)}
-    assert set(found) == {"early_close", "market_hole", "ended", "missing_session", "gap", "small_split"}
+    assert set(found) == {
+        "early_close",
+        "market_hole",
+        "ended",
+        "missing_session",
+        "gap",
+        "small_split",
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2019.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_the_holes_of_the_real_file_of_2019() -> None:
     found = real_faults(REAL_2019)
     assert found["market_halt"] == {("", f"2020-03-{day}", 14) for day in ("09", "12", "16", "18")}

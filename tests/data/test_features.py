@@ -54,7 +54,9 @@ def one_symbol(length: int = 400, *, seed: int = 0, silent: float = 0.1) -> Symb
 
 
 def frame(bars: SymbolBars) -> pd.DataFrame:
-    return pd.DataFrame({name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")})
+    return pd.DataFrame(
+        {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
+    )
 
 
 def test_values_agree_with_stockstats_and_pandas() -> None:
@@ -62,7 +64,9 @@ def test_values_agree_with_stockstats_and_pandas() -> None:
     bars = one_symbol()
     table = frame(bars)
     close, volume = table.close, table.volume
-    theirs = stockstats.wrap(table.assign(date=pd.date_range("2016-01-04", periods=len(bars), freq="min")))
+    theirs = stockstats.wrap(
+        table.assign(date=pd.date_range("2016-01-04", periods=len(bars), freq="min"))
+    )
     expected = {
         "macd": theirs["macd"].to_numpy() / close,
         "bollinger_upper": theirs["boll_ub"].to_numpy() / close - 1,
@@ -80,12 +84,16 @@ def test_values_agree_with_stockstats_and_pandas() -> None:
     assert {*expected, "age_10"} == set(ALL)
     got = symbol_features(bars, list(expected))
     for column, (name, values) in enumerate(expected.items()):
-        np.testing.assert_allclose(got[60:, column], np.asarray(values)[60:], rtol=1e-6, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            got[60:, column], np.asarray(values)[60:], rtol=1e-6, atol=1e-7, err_msg=name
+        )
 
 
 def prefix(bars: SymbolBars, length: int) -> SymbolBars:
     columns = {name: getattr(bars, name)[:length] for name in (*COLUMNS, "tradable", "session")}
-    return replace(bars, **columns, extras={name: values[:length] for name, values in bars.extras.items()})
+    return replace(
+        bars, **columns, extras={name: values[:length] for name, values in bars.extras.items()}
+    )
 
 
 @settings(max_examples=examples(30))
@@ -112,10 +120,14 @@ def test_nights_and_days_add_up_over_sessions() -> None:
     np.testing.assert_allclose(got[:, 0], night, atol=1e-14)
     np.testing.assert_allclose(got[:, 2], day, atol=1e-14)
     for t in range(360):
-        ends = [t // 60 * 60 - 1 - 60 * k for k in range(2)]  # the last bars of the two sessions before
+        ends = [
+            t // 60 * 60 - 1 - 60 * k for k in range(2)
+        ]  # the last bars of the two sessions before
         three = night[t] + sum(night[end] if end >= 0 else np.nan for end in ends)
         np.testing.assert_allclose(got[t, 1], three, atol=1e-14)
-        np.testing.assert_allclose(got[t, 3], day[t] + (day[ends[0]] if ends[0] >= 0 else np.nan), atol=1e-14)
+        np.testing.assert_allclose(
+            got[t, 3], day[t] + (day[ends[0]] if ends[0] >= 0 else np.nan), atol=1e-14
+        )
     volume = pd.Series(bars.volume)
     expected = np.log((1 + volume.rolling(4).mean()) / (1 + volume.rolling(80).mean()))
     np.testing.assert_allclose(got[:, 4], expected, rtol=1e-9, atol=1e-12)
@@ -123,7 +135,9 @@ def test_nights_and_days_add_up_over_sessions() -> None:
 
 def test_beta_is_the_slope_on_the_members_mean() -> None:
     random = np.random.default_rng(3)
-    steps = random.normal(0, 0.01, (200, 1)) * [0.5, 1.0, 2.0, 1.0] + random.normal(0, 0.004, (200, 4))
+    steps = random.normal(0, 0.01, (200, 1)) * [0.5, 1.0, 2.0, 1.0] + random.normal(
+        0, 0.004, (200, 4)
+    )
     close = (30 * np.exp(np.cumsum(steps, axis=0))).astype(np.float32)
     close[:50, 1] = np.nan
     close[150:, 2] = np.nan
@@ -205,8 +219,12 @@ def test_turbulence_sees_finished_days_only() -> None:
     gap = today - past.mean(axis=0)
     assert level[30] == pytest.approx(gap @ np.linalg.inv(shrunk) @ gap / 4)
     session = np.repeat(np.arange(40), 5)
-    table = context_of(["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10)
-    assert (table[session == 31, 0] == np.log1p(level[30])).all()  # the day after, from its first bar
+    table = context_of(
+        ["turbulence"], benchmark=np.ones(200), session=session, day_close=close, turbulence_days=10
+    )
+    assert (
+        table[session == 31, 0] == np.log1p(level[30])
+    ).all()  # the day after, from its first bar
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
 
 

@@ -54,11 +54,15 @@ def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: object, message
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(1, 1).drop(columns="close"))
-    with pytest.raises(BarError, match=r"no column 'close'; it has ts, ticker, open, high, low, volume.*columns"):
+    with pytest.raises(
+        BarError, match=r"no column 'close'; it has ts, ticker, open, high, low, volume.*columns"
+    ):
         read(path)
 
 
-def test_order_and_repetition_are_repaired_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_order_and_repetition_are_repaired_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     table = minute_table(2, 3)
     straight, _ = clean(read(write_csv(tmp_path, table)))
     mixed = pd.concat([table, table.iloc[[5, 100]]]).sample(frac=1, random_state=1)
@@ -76,7 +80,9 @@ def test_order_and_repetition_are_repaired_and_counted(tmp_path: Path, caplog: p
 def test_conflicting_rows_are_refused(tmp_path: Path) -> None:
     table = minute_table(1, 1)
     other = table.iloc[[7]].assign(close=lambda rows: rows.close + 0.01)
-    with pytest.raises(BarError, match=r"row 392 \(AAA at 2016-01-04T14:37:00 UTC\): a second, different row"):
+    with pytest.raises(
+        BarError, match=r"row 392 \(AAA at 2016-01-04T14:37:00 UTC\): a second, different row"
+    ):
         clean(read(write_csv(tmp_path, pd.concat([table, other]))))
 
 
@@ -94,7 +100,9 @@ def test_zone_and_label_are_declared(tmp_path: Path) -> None:
     moved = table.assign(ts=table.ts + pd.Timedelta("1min"))
     np.testing.assert_array_equal(read(write_csv(tmp_path, moved), label="end").ts, start.ts)
     utc = table.assign(ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC"))
-    np.testing.assert_array_equal(read(write_csv(tmp_path, utc)).ts, start.ts)  # an offset in the file wins
+    np.testing.assert_array_equal(
+        read(write_csv(tmp_path, utc)).ts, start.ts
+    )  # an offset in the file wins
     bare = utc.assign(ts=utc.ts.dt.tz_localize(None))
     np.testing.assert_array_equal(read(write_csv(tmp_path, bare), timezone="UTC").ts, start.ts)
 
@@ -102,7 +110,9 @@ def test_zone_and_label_are_declared(tmp_path: Path) -> None:
 def test_daylight_saving_moves_the_utc_hour(tmp_path: Path) -> None:
     table = minute_table(1, 1)
     summer = table.assign(ts=table.ts + pd.Timedelta(days=91))
-    hours = [read(write_csv(tmp_path, rows)).ts[0] // 3_600_000_000_000 % 24 for rows in (table, summer)]
+    hours = [
+        read(write_csv(tmp_path, rows)).ts[0] // 3_600_000_000_000 % 24 for rows in (table, summer)
+    ]
     assert hours == [14, 13]
 
 

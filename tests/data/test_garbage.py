@@ -1,4 +1,5 @@
-"""`fintrader data gc`: what neither a configuration nor a run refers to, listed first and removed when asked."""
+"""`fintrader data gc`: what neither a configuration nor a run refers to, listed first and removed
+when asked."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ def made(home: Path, name: str, seed: int) -> tuple[Path, Path]:
 
 
 def kept(home: Path) -> set[str]:
-    found = [file for folder in ("tensors", "bars") for file in (home / folder).rglob("*") if file.is_file()]
+    found = [
+        file
+        for folder in ("tensors", "bars")
+        for file in (home / folder).rglob("*")
+        if file.is_file()
+    ]
     return {str(file.relative_to(home)) for file in found if not file.name.startswith(".")}
 
 
@@ -40,7 +46,9 @@ def gc(*words: object) -> None:
     main(["data", "gc", *map(str, words)])
 
 
-def test_garbage_is_listed_and_then_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_garbage_is_listed_and_then_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, _ = made(tmp_path, "one", 0)
     alone = kept(tmp_path)
     two, other = made(tmp_path, "two", 1)
@@ -86,7 +94,9 @@ def test_chunks_that_no_manifest_names_go(tmp_path: Path) -> None:
     assert kept(tmp_path) == before
 
 
-def test_bars_that_cannot_be_found_stop_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_that_cannot_be_found_stop_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, _ = made(tmp_path, "one", 0)
     before = kept(tmp_path)
     (tmp_path / "one.csv").unlink()

@@ -45,10 +45,16 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(
         assert f"{kind} of BBB on {day}" in str(caught.value)
     for waiver in (kind, f"{kind}:BBB", f"{kind}:BBB:{day}"):
         market, report = make_market(file_settings(path, waive=[waiver]))
-        assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in report["waived"]] == [(kind, "BBB", day)]
+        assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in report["waived"]] == [
+            (kind, "BBB", day)
+        ]
         assert market.meta["waived"] == report["waived"]
     assert f"waived: {kind} of BBB on {day}" in caplog.text
-    for other in (f"{kind}:AAA", f"{kind}:BBB:2016-01-05", next(one for one in STOPPING if one != kind)):
+    for other in (
+        f"{kind}:AAA",
+        f"{kind}:BBB:2016-01-05",
+        next(one for one in STOPPING if one != kind),
+    ):
         with pytest.raises(BarError):
             make_market(file_settings(path, waive=[other]))
 
@@ -65,7 +71,9 @@ def test_the_message_alone_is_enough_to_go_on(tmp_path: Path, healthy: pd.DataFr
 
 def test_the_first_of_contradicting_rows_is_kept(tmp_path: Path, healthy: pd.DataFrame) -> None:
     row = healthy[(healthy.ticker == "BBB") & (healthy.ts == f"{DAY} 12:00")]
-    path = write_csv(tmp_path, pd.concat([healthy, row.assign(close=row.close * 0.9999), row], ignore_index=True))
+    path = write_csv(
+        tmp_path, pd.concat([healthy, row.assign(close=row.close * 0.9999), row], ignore_index=True)
+    )
     market, report = make_market(file_settings(path, waive=["conflicting_duplicate"]))
     whole, _ = make_market(file_settings(write_csv(tmp_path, healthy, "whole.csv")))
     np.testing.assert_array_equal(market.close, whole.close)
@@ -87,10 +95,14 @@ def test_a_kind_is_spelt_right_or_said_to_be_wrong() -> None:
 def test_what_is_doubtful_is_told_and_kept(
     tmp_path: Path, healthy: pd.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = build_market(file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache")
+    path = build_market(
+        file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache"
+    )
     assert f"doubtful: quiet_jump of BBB on {DAY} (-15.0%)" in caplog.text
     doubtful = read_json(path.with_name("build.json"))["doubtful"]
-    assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in doubtful] == [("quiet_jump", "BBB", DAY)]
+    assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in doubtful] == [
+        ("quiet_jump", "BBB", DAY)
+    ]
     assert MarketTensors.load(path).meta["doubtful"] == doubtful
 
 
@@ -118,7 +130,10 @@ def test_a_company_under_two_names_is_no_stranger(tmp_path: Path, healthy: pd.Da
 
 def test_bars_in_pandas_pass_the_same_gate(healthy: pd.DataFrame) -> None:
     _, change, day = FAULTS["a day 6 % up"]
-    chosen = {"timezone": "America/New_York", "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}}
+    chosen = {
+        "timezone": "America/New_York",
+        "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    }
     with pytest.raises(BarError, match=f"excursion_day of BBB on {day}"):
         load_market(change(healthy.copy()), **chosen)
     assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).meta["waived"]
@@ -128,7 +143,14 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path: Path) -> None:
     """Bars of whole days: a day's prices away, a split, volumes in lots."""
     table = minute_table(symbols=6, sessions=40)
     days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
-        {"ts": "first", "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+        {
+            "ts": "first",
+            "open": "first",
+            "high": "max",
+            "low": "min",
+            "close": "last",
+            "volume": "sum",
+        }
     )
     days = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")).astype({"volume": float})
     one = (days.ticker == "BBB") & (days.ts == "2016-02-02")
@@ -146,22 +168,36 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_real_bars_pass() -> None:
     names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
-    _, report = make_market(DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]}))
+    _, report = make_market(
+        DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]})
+    )
     assert report["waived"] == []
-    assert [(fault["kind"], fault["symbol"]) for fault in report["doubtful"]] == [("small_split", "SYMC")]
+    assert [(fault["kind"], fault["symbol"]) for fault in report["doubtful"]] == [
+        ("small_split", "SYMC")
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.skipif(not REAL_2016.exists(), reason="the real minute bars are not beside the checkout")
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
 def test_what_stops_a_build_of_real_days_is_wrong_there() -> None:
     source = {"kind": "files", "columns": {"ts": "date"}, "path": str(REAL_FOLDER / DAILY)}
     report = quality_report(validate(DataSettings, {"source": source}, "test"))
     assert (report["bar_minutes"], report["rows"]) == (1440, 71_830)
-    found = {(fault["kind"], fault["symbol"], fault["day"]) for fault in report["faults"] if fault["kind"] in STOPPING}
-    assert found == {("excursion_day", "LILA", "2018-01-03")}  # 22 % down for a day without one trade more
+    found = {
+        (fault["kind"], fault["symbol"], fault["day"])
+        for fault in report["faults"]
+        if fault["kind"] in STOPPING
+    }
+    assert found == {
+        ("excursion_day", "LILA", "2018-01-03")
+    }  # 22 % down for a day without one trade more
     doubtful = {fault["symbol"] for fault in report["faults"] if fault["kind"] in DOUBTFUL}
     assert doubtful == {"CHTR", "LBTYA"}

@@ -1,4 +1,5 @@
-"""Files that grow: what is new is stored, what is known is kept, and every byte is as if it were built afresh."""
+"""Files that grow: what is new is stored, what is known is kept, and every byte is as if it were
+built afresh."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ LAYOUTS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 
 def stored(store: Path) -> dict[str, int]:
     """Chunk -> when it was written."""
-    return {str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")}
+    return {
+        str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")
+    }
 
 
 def put(folder: Path, table: pd.DataFrame, kind: str) -> Path:
@@ -44,7 +47,9 @@ def put(folder: Path, table: pd.DataFrame, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path: Path, kind: str, layout: str) -> None:
+def test_a_grown_file_adds_the_chunks_of_its_new_day(
+    tmp_path: Path, kind: str, layout: str
+) -> None:
     table = LAYOUTS[layout](TABLE)
     store, cache = tmp_path / "store", tmp_path / "cache"
     path = put(tmp_path, table[table.ts < LAST], kind)
@@ -63,7 +68,9 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path: Path, kind: str, 
     assert MarketTensors.stored_hash(grown) == MarketTensors.stored_hash(fresh)
 
 
-def test_what_was_read_of_a_csv_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_of_a_csv_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table, rows = LAYOUTS["by time"](TABLE), []
     real = files.table_bars
 
@@ -84,7 +91,9 @@ def test_what_was_read_of_a_csv_is_not_read_again(tmp_path: Path, monkeypatch: p
     assert rows == []
     path.write_text(path.read_text() + "2016-02-08 09:30:00,AAA,1,1,nothing,1,1\n")
     line = len(path.read_text().splitlines())
-    with pytest.raises(BarError, match=f"row {line - 1}, column 'low'"):  # empty lines are not counted
+    with pytest.raises(
+        BarError, match=f"row {line - 1}, column 'low'"
+    ):  # empty lines are not counted
         build_market(file_settings(path), cache=tmp_path / "cache")
 
 
@@ -108,7 +117,9 @@ def from_config(config: Path, cache: Path) -> Path:
     return build_market(read_settings(config), cache=cache)
 
 
-@pytest.mark.parametrize("share", [0.3, *(pytest.param(k / 10, marks=pytest.mark.slow) for k in range(11))])
+@pytest.mark.parametrize(
+    "share", [0.3, *(pytest.param(k / 10, marks=pytest.mark.slow) for k in range(11))]
+)
 def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
     table = LAYOUTS["by time"](TABLE)
     config, path = tmp_path / "data.yaml", tmp_path / "bars.csv"
@@ -130,7 +141,10 @@ def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: flo
 
 
 def write_days(folder: Path, table: pd.DataFrame) -> list[Path]:
-    return [write_csv(folder, rows, f"bars_{day:%Y-%m-%d}.csv") for day, rows in table.groupby(table.ts.dt.normalize())]
+    return [
+        write_csv(folder, rows, f"bars_{day:%Y-%m-%d}.csv")
+        for day, rows in table.groupby(table.ts.dt.normalize())
+    ]
 
 
 def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path) -> None:
@@ -156,7 +170,9 @@ def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path
 def market_of(path: Path) -> dict[str, object]:
     """Everything of a market but where its bars came from."""
     market = MarketTensors.load(path)
-    return {name: tensor.numpy().tobytes() for name, tensor in market.arrays()} | {"symbols": market.symbols}
+    return {name: tensor.numpy().tobytes() for name, tensor in market.arrays()} | {
+        "symbols": market.symbols
+    }
 
 
 def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Layouts as vendors write them: what is found must build the market of the bars that were written."""
+"""Layouts as vendors write them: what is found must build the market of the bars that were
+written."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def polygon_api(folder: Path, table: pd.DataFrame) -> Path:
 
 
 def databento(folder: Path, table: pd.DataFrame) -> Path:
-    rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"}).assign(ts_event=epoch(table, "ns"))
+    rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"}).assign(
+        ts_event=epoch(table, "ns")
+    )
     for name in ("open", "high", "low", "close"):
         rows[name] = (rows[name] * 1e9).round().astype("int64")
     rows.insert(1, "rtype", 33)
@@ -56,7 +59,10 @@ def databento(folder: Path, table: pd.DataFrame) -> Path:
 
 
 def utc(folder: Path, table: pd.DataFrame) -> Path:
-    return write_csv(folder, table.assign(ts=zoned(table).dt.tz_localize(None)).rename(columns={"ts": "Date Time"}))
+    return write_csv(
+        folder,
+        table.assign(ts=zoned(table).dt.tz_localize(None)).rename(columns={"ts": "Date Time"}),
+    )
 
 
 def single(folder: Path, table: pd.DataFrame) -> Path:
@@ -72,8 +78,17 @@ def with_seconds(folder: Path, table: pd.DataFrame) -> Path:
 
 def german(folder: Path, table: pd.DataFrame) -> Path:
     rows = table.assign(ts=table.ts.dt.strftime("%d.%m.%Y %H:%M"))
-    named = rows.rename(columns={"ts": "Zeit", "ticker": "Symbol", "open": "Eröffnung", "high": "Hoch", "low": "Tief",
-                                 "close": "Schluss", "volume": "Volumen"})  # fmt: skip
+    named = rows.rename(
+        columns={
+            "ts": "Zeit",
+            "ticker": "Symbol",
+            "open": "Eröffnung",
+            "high": "Hoch",
+            "low": "Tief",
+            "close": "Schluss",
+            "volume": "Volumen",
+        }
+    )
     named.to_csv(folder / "kurse.csv", index=False, sep=";", decimal=",")
     return folder / "kurse.csv"
 
@@ -81,7 +96,9 @@ def german(folder: Path, table: pd.DataFrame) -> Path:
 def lean(folder: Path, table: pd.DataFrame) -> Path:
     """A zip a day and symbol: milliseconds since midnight, prices in 1/10,000 USD, no header."""
     for (symbol, day), rows in table.groupby(["ticker", table.ts.dt.strftime("%Y%m%d")]):
-        cells = rows.drop(columns="ticker").assign(ts=(rows.ts - rows.ts.dt.normalize()) // pd.Timedelta("1ms"))
+        cells = rows.drop(columns="ticker").assign(
+            ts=(rows.ts - rows.ts.dt.normalize()) // pd.Timedelta("1ms")
+        )
         for name in ("open", "high", "low", "close"):
             cells[name] = (cells[name] * 10_000).round().astype("int64")
         home = folder / "minute" / str(symbol).lower()
@@ -93,13 +110,17 @@ def lean(folder: Path, table: pd.DataFrame) -> Path:
 
 
 def market_of(source: dict[str, Any], **values: Any) -> Any:
-    return make_market(validate(DataSettings, {"source": {"kind": "files", **source}, **PLAIN, **values}, "test"))[0]
+    return make_market(
+        validate(DataSettings, {"source": {"kind": "files", **source}, **PLAIN, **values}, "test")
+    )[0]
 
 
 def assert_equal_markets(one: Any, other: Any) -> None:
     assert one.symbols == other.symbols
     for name in ("open", "close", "volume", "features", "context"):
-        np.testing.assert_array_equal(np.asarray(getattr(one, name)), np.asarray(getattr(other, name)), err_msg=name)
+        np.testing.assert_array_equal(
+            np.asarray(getattr(one, name)), np.asarray(getattr(other, name)), err_msg=name
+        )
 
 
 LAYOUTS = [polygon_api, databento, lean, utc, single, with_seconds, german]
@@ -126,7 +147,9 @@ def test_what_is_found_builds_the_market_that_was_written(
     ],
     ids=["no prices", "no time", "noon"],
 )
-def test_nothing_to_be_inferred(tmp_path: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_be_inferred(
+    tmp_path: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
     bars, out = write_csv(tmp_path, table), tmp_path / "my.yaml"
     with pytest.raises(SystemExit, match="2"):
         main(["init", str(bars), "--out", str(out)])
@@ -137,13 +160,29 @@ def test_nothing_to_be_inferred(tmp_path: Path, table: pd.DataFrame, capsys: pyt
 
 
 @pytest.mark.slow
-def test_from_a_strangers_file_to_a_backtest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_strangers_file_to_a_backtest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    table = minute_table(3, 30).rename(columns={"ts": "Timestamp", "ticker": "Symbol", "volume": "Volume"})
+    table = minute_table(3, 30).rename(
+        columns={"ts": "Timestamp", "ticker": "Symbol", "volume": "Volume"}
+    )
     write_csv(tmp_path, table, "my.csv")
     main(["init", "my.csv"])
-    main(["run", "my.yaml", "--tournament.budget.env-steps", "640", "--tournament.pods", "2", "--tournament.workers",
-          "1", "--backtest.null-model", "False"])  # fmt: skip
+    main(
+        [
+            "run",
+            "my.yaml",
+            "--tournament.budget.env-steps",
+            "640",
+            "--tournament.pods",
+            "2",
+            "--tournament.workers",
+            "1",
+            "--backtest.null-model",
+            "False",
+        ]
+    )
     assert json.loads((tmp_path / "runs" / "my" / "backtest" / "metrics.json").read_text())
 
 
@@ -153,7 +192,8 @@ def test_from_a_strangers_file_to_a_backtest(tmp_path: Path, monkeypatch: pytest
 def test_from_a_file_of_many_days_to_a_backtest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: int, a_day: int
 ) -> None:
-    """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they were not trained."""
+    """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they
+    were not trained."""
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path, days_table(sessions, a_day), "my.csv")
     main(["init", "my.csv"])
@@ -163,23 +203,46 @@ def test_from_a_file_of_many_days_to_a_backtest(
     assert (written.tournament.ensemble_shrinkage == "james_stein") is careful
     assert written.env.decision_interval in ({a_day} if careful else {1})
     assert written.tournament.fresh == 1.0
-    main(["run", "my.yaml", "--tournament.budget.env-steps", "12000", "--backtest.null-model", "False"])
+    main(
+        [
+            "run",
+            "my.yaml",
+            "--tournament.budget.env-steps",
+            "12000",
+            "--backtest.null-model",
+            "False",
+        ]
+    )
     figures = json.loads((tmp_path / "runs" / "my" / "backtest" / "metrics.json").read_text())
     assert figures
 
 
 def days_table(sessions: int, a_day: int) -> pd.DataFrame:
-    """Five walks of so many sessions of the exchange from 2015-03-02 on, in days or in half hours."""
+    """Five walks of so many sessions of the exchange from 2015-03-02 on, in days or in half
+    hours."""
     from exchange_calendars import get_calendar
 
     days = get_calendar("XNAS").sessions_in_range("2015-03-02", "2016-12-30")[:sessions]
     random, opens = np.random.default_rng(3), pd.Timedelta("9h30min")
-    ts = [day + opens + k * pd.Timedelta("30min") for day in days for k in range(a_day)] if a_day > 1 else list(days)
+    ts = (
+        [day + opens + k * pd.Timedelta("30min") for day in days for k in range(a_day)]
+        if a_day > 1
+        else list(days)
+    )
     tables = []
     for number in range(5):
-        close = (50 * (number + 1) * np.exp(np.cumsum(random.normal(0, 0.01 / a_day**0.5, len(ts))))).round(2)
+        close = (
+            50 * (number + 1) * np.exp(np.cumsum(random.normal(0, 0.01 / a_day**0.5, len(ts))))
+        ).round(2)
         open_ = np.concatenate([close[:1], close[:-1]])
-        prices = {"open": open_, "high": np.maximum(open_, close), "low": np.minimum(open_, close), "close": close}
+        prices = {
+            "open": open_,
+            "high": np.maximum(open_, close),
+            "low": np.minimum(open_, close),
+            "close": close,
+        }
         volume = 1000 + random.integers(0, 500, len(ts))
-        tables.append(pd.DataFrame({"ts": ts, "ticker": chr(65 + number) * 3, **prices, "volume": volume}))
+        tables.append(
+            pd.DataFrame({"ts": ts, "ticker": chr(65 + number) * 3, **prices, "volume": volume})
+        )
     return pd.concat(tables)

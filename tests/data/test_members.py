@@ -1,4 +1,5 @@
-"""The members of the NASDAQ-100 by date against three references: they differ by what the docs list."""
+"""The members of the NASDAQ-100 by date against three references: they differ by what the docs
+list."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def weekdays(first: dt.date, stop: dt.date) -> Iterator[dt.date]:
 
 
 def holder(ticker: str, day: dt.date) -> str:
-    """The company of a ticker on a day, or else the last that ever had it (references call many by their last one)."""
+    """The company of a ticker on a day, or else the last that ever had it (references call many by
+    their last one)."""
     ever = bearers().get(ticker, [])
     then = [one for one in ever if one.holds(ticker, day)]
     return (then or ever)[-1].key if ever else ticker
@@ -56,7 +58,9 @@ def holder(ticker: str, day: dt.date) -> str:
 def ours(first: dt.date, stop: dt.date) -> Table:
     found: Table = {}
     for company in companies():
-        days = {day for a, b in company.member for day in weekdays(max(a, first), min(b or stop, stop))}
+        days = {
+            day for a, b in company.member for day in weekdays(max(a, first), min(b or stop, stop))
+        }
         if days:
             found[company.key] = days
     return found
@@ -81,7 +85,8 @@ def by_constitution() -> tuple[Table, dt.date, dt.date]:
 
 
 def by_changes() -> tuple[Table, dt.date, dt.date]:
-    """The changes that the repository jmccarrell/n100tickers lists; its files of 2024 end in June."""
+    """The changes that the repository jmccarrell/n100tickers lists; its files of 2024 end in
+    June."""
     found: Table = {}
     now: set[str] = set()
     rows = list(csv.DictReader((HERE / "nasdaq100_changes.csv").open()))
@@ -105,7 +110,9 @@ def by_list() -> tuple[Table, dt.date, dt.date]:
     rows = list(csv.DictReader(LIST.open()))
     first, last = dt.date(2015, 10, 12), dt.date(2021, 6, 1)
     for row in rows:
-        for day in weekdays(*(dt.date.fromisoformat(row[name]) for name in ("member_from", "member_to"))):
+        for day in weekdays(
+            *(dt.date.fromisoformat(row[name]) for name in ("member_from", "member_to"))
+        ):
             found.setdefault(holder(row["ticker"], day), set()).add(day)
         day = dt.date.fromisoformat(row["member_to"])
         if day.weekday() < 5:
@@ -170,12 +177,16 @@ def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners() -> N
     assert {count[day] for day in days if day < dt.date(2014, 4, 3)} == {100}
     assert {count[day] for day in days} <= set(range(100, 109))
     for company in companies():
-        assert all(a.stop <= b.start for a, b in zip(company.names, company.names[1:], strict=False)), company
+        assert all(
+            a.stop <= b.start for a, b in zip(company.names, company.names[1:], strict=False)
+        ), company
         ends = [(first, stop or NEVER) for first, stop in company.member]
         assert all(a < b for a, b in ends)
         assert all(a[1] < b[0] for a, b in itertools.pairwise(ends)), company
     for ticker, owners in bearers().items():
-        spans = sorted((name.start, name.stop) for one in owners for name in one.names if name.ticker == ticker)
+        spans = sorted(
+            (name.start, name.stop) for one in owners for name in one.names if name.ticker == ticker
+        )
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), ticker
 
 
@@ -190,15 +201,22 @@ def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners() -> N
         ("FISV", [("2007-02-01", "2023-06-07")]),
         ("GOOG", [("2007-02-01", "2014-04-03"), ("2014-04-03", None)]),
         ("FOXA", [("2013-07-01", "2019-03-19"), ("2019-03-19", "2021-12-20")]),
-        ("SNDK", [("2007-02-01", "2008-12-22"), ("2009-12-21", "2016-03-16"), ("2026-04-20", None)]),
+        (
+            "SNDK",
+            [("2007-02-01", "2008-12-22"), ("2009-12-21", "2016-03-16"), ("2026-04-20", None)],
+        ),
         ("WTW", None),
         ("FI", None),
         ("GEN", None),
     ],
 )
-def test_a_ticker_is_a_member_while_its_company_is(ticker: str, spans: list[tuple[str, str | None]] | None) -> None:
+def test_a_ticker_is_a_member_while_its_company_is(
+    ticker: str, spans: list[tuple[str, str | None]] | None
+) -> None:
     found = index_membership("nasdaq100").get(ticker)
-    expected = spans and [(dt.date.fromisoformat(a), b and dt.date.fromisoformat(b)) for a, b in spans]
+    expected = spans and [
+        (dt.date.fromisoformat(a), b and dt.date.fromisoformat(b)) for a, b in spans
+    ]
     assert found == expected
 
 
@@ -208,8 +226,22 @@ def test_by_the_tickers_of_one_day_the_same_members_have_other_names() -> None:
     assert now["META"] == [(dt.date(2012, 12, 12), None)]
     assert "FB" not in now
     assert "FB" in index_membership("nasdaq100", dt.date(2021, 8, 2))
-    asked = index_tickers("nasdaq100", dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2))
-    assert {"FB", "META", "PCLN", "BKNG", "SYMC", "NLOK", "GEN", "WLTW", "WTW", "CTRP", "TCOM"} <= set(asked)
+    asked = index_tickers(
+        "nasdaq100", dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2)
+    )
+    assert {
+        "FB",
+        "META",
+        "PCLN",
+        "BKNG",
+        "SYMC",
+        "NLOK",
+        "GEN",
+        "WLTW",
+        "WTW",
+        "CTRP",
+        "TCOM",
+    } <= set(asked)
     assert not {"BRCM", "KFT", "HANS"} & set(asked)
 
 

@@ -31,21 +31,34 @@ print(sorted({"torch", "fintrader.data.tensors"} & set(sys.modules)))
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = write_csv(tmp_path, minute_table(2, 5))
-    text = f"data:\n  path: {path}\n  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}\n"
-    (tmp_path / "own.yaml").write_text(text + f"cache: {tmp_path / 'cache'}\nenv: {{num_envs: 3}}\n")
+    text = (
+        f"data:\n  path: {path}\n  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}\n"
+    )
+    (tmp_path / "own.yaml").write_text(
+        text + f"cache: {tmp_path / 'cache'}\nenv: {{num_envs: 3}}\n"
+    )
     return tmp_path / "own.yaml"
 
 
-SLOW = [pytest.param(command, marks=pytest.mark.slow) for command in ("build", "dry-run", "compare", "quality --help")]
+SLOW = [
+    pytest.param(command, marks=pytest.mark.slow)
+    for command in ("build", "dry-run", "compare", "quality --help")
+]
 
 
 @pytest.mark.parametrize("command", ["quality", "gc", "--help", *SLOW])
-def test_commands_that_look_at_bars_import_no_torch(config: Path, tmp_path: Path, command: str) -> None:
+def test_commands_that_look_at_bars_import_no_torch(
+    config: Path, tmp_path: Path, command: str
+) -> None:
     words = command.split()
     given = [str(config)] * (2 if command == "compare" else 1)
     argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or given)]
     done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", NO_TORCH, *argv],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
@@ -64,25 +77,38 @@ def test_statistics_of_blocks_are_those_of_the_whole() -> None:
 
 
 def whole_statistics(table: np.ndarray, train: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    blocks = [table[start : min(start + 4096, train[1])] for start in range(train[0], train[1], 4096)]
+    blocks = [
+        table[start : min(start + 4096, train[1])] for start in range(train[0], train[1], 4096)
+    ]
     count = sum(np.isfinite(block).sum(axis=(0, 1)) for block in blocks)
-    mean = sum(np.where(np.isfinite(block), block, 0.0).sum(axis=(0, 1)) for block in blocks) / count
-    square = sum((np.where(np.isfinite(block), block - mean, 0.0) ** 2).sum(axis=(0, 1)) for block in blocks)
+    mean = (
+        sum(np.where(np.isfinite(block), block, 0.0).sum(axis=(0, 1)) for block in blocks) / count
+    )
+    square = sum(
+        (np.where(np.isfinite(block), block - mean, 0.0) ** 2).sum(axis=(0, 1)) for block in blocks
+    )
     return mean, np.sqrt(square / count)
 
 
 def test_a_file_holds_what_memory_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events, members, market-wide features, ranks: written in blocks of sixteen bars, and as one array each."""
+    """Events, members, market-wide features, ranks: written in blocks of sixteen bars, and as one
+    array each."""
     table = minute_table(4, 6, missing=0.05)
     (tmp_path / "members.csv").write_text(
         "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2015-01-01,2016-01-06\nCCC,2016-01-06,\nDDD,2015-01-01,\n"
     )
-    (tmp_path / "actions.csv").write_text("symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\nDDD,2016-01-08,3,0.7\n")
+    (tmp_path / "actions.csv").write_text(
+        "symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\nDDD,2016-01-08,3,0.7\n"
+    )
     values = {
         "adjust": {"path": str(tmp_path / "actions.csv")},
         "waive": ["split"],  # the prices show none
         "universe": {"membership": str(tmp_path / "members.csv")},
-        "features": {"names": ["return_1", "beta_30", "gap"], "context": ["turbulence"], "turbulence_days": 5},
+        "features": {
+            "names": ["return_1", "beta_30", "gap"],
+            "context": ["turbulence"],
+            "turbulence_days": 5,
+        },
     }
     path = write_csv(tmp_path, table)
     for across in ("none", "rank"):
@@ -101,7 +127,9 @@ def test_a_column_may_be_written_again(tmp_path: Path) -> None:
     def one(first: int, stop: int, level: float) -> SymbolBars:
         prices = np.full(stop - first, level)
         flags = np.ones(stop - first, dtype=bool)
-        return SymbolBars("A", first, True, prices, prices, prices, prices, prices, flags, flags, {})
+        return SymbolBars(
+            "A", first, True, prices, prices, prices, prices, prices, flags, flags, {}
+        )
 
     with Columns(tmp_path, 10, 2) as columns:
         columns.fill(0, one(0, 9, 5.0), np.ones((9, 2)))
@@ -109,10 +137,14 @@ def test_a_column_may_be_written_again(tmp_path: Path) -> None:
         columns.fill(1, one(0, 10, 1.0), np.zeros((10, 2)))
         columns.slots = [1, 0]
         close = columns.rows("close", 0, 10)
-        np.testing.assert_array_equal(close[:, 1], [np.nan, np.nan, 7, 7, 7, 7, np.nan, np.nan, np.nan, np.nan])
+        np.testing.assert_array_equal(
+            close[:, 1], [np.nan, np.nan, 7, 7, 7, 7, np.nan, np.nan, np.nan, np.nan]
+        )
         np.testing.assert_array_equal(columns.adjusted_close(0)[2:6], [7, 7, 14, 14])
         np.testing.assert_array_equal(columns.adjusted("close")[3:5], [[1, 7], [1, 14]])
-        assert columns.rows("tradable", 0, 10)[:, 1].tolist() == [False] * 2 + [True] * 4 + [False] * 4
+        assert (
+            columns.rows("tradable", 0, 10)[:, 1].tolist() == [False] * 2 + [True] * 4 + [False] * 4
+        )
         columns.put_feature(0, 1, np.arange(10.0))
         assert columns.table()[4:5].tolist() == [[[0.0, 0.0], [3.0, 4.0]]]
         assert list(tmp_path.iterdir()) == []  # the scratch file has no name
@@ -153,7 +185,8 @@ print(json.dumps({"peak_mib": peak(), "file_mib": path.stat().st_size / 2**20}))
 
 @pytest.mark.slow
 def test_more_symbols_take_no_more_memory(tmp_path: Path) -> None:
-    """Ten and a hundred: the second market is larger than what building it takes beyond building the first."""
+    """Ten and a hundred: the second market is larger than what building it takes beyond building
+    the first."""
     peaks = []
     for symbols in (10, 100):
         done = subprocess.run(

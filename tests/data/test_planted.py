@@ -20,11 +20,14 @@ from fintrader.errors import DataError
 
 
 def synthetic(**source: Any) -> DataSettings:
-    return validate(DataSettings, {"bar_minutes": 5, "source": {"kind": "synthetic", **source}}, "test")
+    return validate(
+        DataSettings, {"bar_minutes": 5, "source": {"kind": "synthetic", **source}}, "test"
+    )
 
 
 def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_bars: int) -> float:
-    """The optimum by recursion over every joint state of all stocks and every position, one dollar in one place."""
+    """The optimum by recursion over every joint state of all stocks and every position, one dollar
+    in one place."""
 
     @cache
     def best(states: tuple[int, ...], held: int, left: int) -> float:  # held: -1 is cash
@@ -45,7 +48,9 @@ def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_b
         total = 0.0
         for flips in itertools.product((0, 1), repeat=num_assets):
             weight = np.prod([switch if flip else 1 - switch for flip in flips])
-            total += weight * best(tuple(-s if f else s for s, f in zip(states, flips, strict=True)), held, left)
+            total += weight * best(
+                tuple(-s if f else s for s, f in zip(states, flips, strict=True)), held, left
+            )
         return total
 
     starts = list(itertools.product((-1, 1), repeat=num_assets))
@@ -53,15 +58,20 @@ def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_b
 
 
 @pytest.mark.parametrize(
-    ("drift_bps", "switch", "cost_bps"), [(50.0, 0.1, 20.0), (50.0, 0.3, 100.0), (10.0, 0.05, 0.0), (5.0, 0.4, 50.0)]
+    ("drift_bps", "switch", "cost_bps"),
+    [(50.0, 0.1, 20.0), (50.0, 0.3, 100.0), (10.0, 0.05, 0.0), (5.0, 0.4, 50.0)],
 )
-def test_the_optimum_agrees_with_brute_force(drift_bps: float, switch: float, cost_bps: float) -> None:
+def test_the_optimum_agrees_with_brute_force(
+    drift_bps: float, switch: float, cost_bps: float
+) -> None:
     for num_assets, num_bars in ((1, 6), (2, 6), (3, 5)):
         planted = {"num_assets": num_assets, "drift_bps": drift_bps, "switch": switch}
         expected = brute_force(num_assets, drift_bps * 1e-4, switch, cost_bps * 1e-4, num_bars)
         optimum = planted_optimum(planted, cost_bps, num_bars)
         assert optimum.expected_multiple == pytest.approx(expected, rel=1e-12)
-        assert optimum.growth_per_bar == pytest.approx(np.log(expected) / num_bars, rel=1e-9, abs=1e-15)
+        assert optimum.growth_per_bar == pytest.approx(
+            np.log(expected) / num_bars, rel=1e-9, abs=1e-15
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -98,7 +108,13 @@ def test_without_planting_nothing_tells_the_future() -> None:
 
 
 def eventful(*, num_symbols: int = 12, **events: Any) -> DataSettings:
-    source = {"kind": "synthetic", "num_symbols": num_symbols, "num_sessions": 24, "seed": 4, "events": events}
+    source = {
+        "kind": "synthetic",
+        "num_symbols": num_symbols,
+        "num_sessions": 24,
+        "seed": 4,
+        "events": events,
+    }
     return validate(DataSettings, {"source": source}, "test")
 
 
@@ -106,9 +122,13 @@ def eventful(*, num_symbols: int = 12, **events: Any) -> DataSettings:
 def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
     plain, _ = make_market(eventful())
     market, _ = make_market(eventful(**{event: 3}))
-    returns = [torch.log(one.adjusted_close[1:] / one.adjusted_close[:-1]) for one in (plain, market)]
+    returns = [
+        torch.log(one.adjusted_close[1:] / one.adjusted_close[:-1]) for one in (plain, market)
+    ]
     torch.testing.assert_close(returns[0], returns[1], rtol=0, atol=2e-6)
-    torch.testing.assert_close(market.features, plain.features, rtol=1e-3, atol=0.05)  # volumes count from 1
+    torch.testing.assert_close(
+        market.features, plain.features, rtol=1e-3, atol=0.05
+    )  # volumes count from 1
     changed = (market.close[-1] / plain.close[-1] - 1).abs() > 1e-3
     assert int(changed.sum()) == len(market.events.bar) == 3
 
@@ -118,7 +138,9 @@ def test_listings_and_delistings_are_seen() -> None:
     report = quality_report(settings)
     assert report["kinds"] == {"ended": 2, "late_listing": 3}
     market, built = make_market(settings)
-    assert built["ended"] == sorted(fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended")
+    assert built["ended"] == sorted(
+        fault["symbol"] for fault in report["faults"] if fault["kind"] == "ended"
+    )
     nan = torch.isnan(market.close)
     assert int(nan[0].sum()) == 3
     assert int(nan[-1].sum()) == 2

@@ -21,16 +21,21 @@ WINDOWS = {"fractions": [0.5, 0.25, 0.25], "embargo_sessions": 1}
 @pytest.fixture(scope="module")
 def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight random walks over twelve sessions."""
-    return write_csv(tmp_path_factory.mktemp("bars"), minute_table(symbols=8, sessions=12, missing=0.02))
+    return write_csv(
+        tmp_path_factory.mktemp("bars"), minute_table(symbols=8, sessions=12, missing=0.02)
+    )
 
 
 def planted(path: Path, **source: Any) -> DataSettings:
     values = {"kind": "planted_in", "path": str(path), "ic": 0.1, "horizon": 6, **source}
-    return validate(DataSettings, {**PLAIN, "bar_minutes": 15, "windows": WINDOWS, "source": values}, "test")
+    return validate(
+        DataSettings, {**PLAIN, "bar_minutes": 15, "windows": WINDOWS, "source": values}, "test"
+    )
 
 
 def coefficients(market: MarketTensors, signal: np.ndarray, horizon: int) -> np.ndarray:
-    """At each bar that has one: corr(signal, log return from the next open to that `horizon` bars later)."""
+    """At each bar that has one: corr(signal, log return from the next open to that `horizon` bars
+    later)."""
     opens = market.open.double().numpy()
     return np.array(
         [
@@ -46,7 +51,12 @@ def test_every_window_has_the_coefficient_asked_for(bars: Path, ic: float, horiz
     assert market.feature_names[-1] == "signal"
     assert market.meta["source"]["kind"] == "planted_in"
     meta = market.meta["planted"]
-    assert (meta["kind"], meta["ic"], meta["horizon"], meta["feature"]) == (KIND, ic, horizon, "signal")
+    assert (meta["kind"], meta["ic"], meta["horizon"], meta["feature"]) == (
+        KIND,
+        ic,
+        horizon,
+        "signal",
+    )
     for name, window in zip(("train", "validation", "test"), market.split(), strict=True):
         signal = window.features[:, :, -1].numpy()
         found = coefficients(window, signal, horizon).mean()
@@ -109,10 +119,18 @@ def test_equal_seeds_give_equal_signals(bars: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_planted_is_refused(bars: Path, tmp_path: Path) -> None:
-    for wrong in ({"ic": 1.0}, {"ic": -0.1}, {"horizon": 0}, {"persistence": 1.0}, {"column": "return_1"}):
+    for wrong in (
+        {"ic": 1.0},
+        {"ic": -0.1},
+        {"horizon": 0},
+        {"persistence": 1.0},
+        {"column": "return_1"},
+    ):
         with pytest.raises(ConfigError):
             planted(bars, **wrong)
-    with pytest.raises(DataError, match="200 bars ahead do not fit into the train window of 130 bars"):
+    with pytest.raises(
+        DataError, match="200 bars ahead do not fit into the train window of 130 bars"
+    ):
         make_market(planted(bars, horizon=200))
     two = write_csv(tmp_path, minute_table(symbols=2, sessions=12))
     with pytest.raises(DataError, match="no bar has 3 members"):

@@ -69,7 +69,9 @@ def two_markets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, P
     return early, build_market(file_settings(bars), cache=home / "cache"), bars
 
 
-def test_later_bars_are_scaled_by_an_earlier_markets_statistics(two_markets: tuple[Path, Path, Path]) -> None:
+def test_later_bars_are_scaled_by_an_earlier_markets_statistics(
+    two_markets: tuple[Path, Path, Path],
+) -> None:
     early, late, bars = two_markets
     own, first = MarketTensors.load(late), MarketTensors.load(early)
     assert own.meta["normalisation_hash"] != first.meta["normalisation_hash"]
@@ -88,13 +90,21 @@ def test_later_bars_are_scaled_by_an_earlier_markets_statistics(two_markets: tup
     assert late not in built
 
 
-def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_policy_refuses_rows_scaled_by_other_statistics(
+    two_markets: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
     early, late, bars = two_markets
     first = MarketTensors.load(early)
     env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
     save_policy(tmp_path / "policy", make_agent(PPO(), env.layout, seed=0), market=first)
-    here, there = statistics_hash(MarketTensors.load(late).meta["normalisation"]), first.meta["normalisation_hash"]
-    with pytest.raises(CheckpointError, match=rf"\({there} there, {here} here\).*data.features.normalisation set to"):
+    here, there = (
+        statistics_hash(MarketTensors.load(late).meta["normalisation"]),
+        first.meta["normalisation_hash"],
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=rf"\({there} there, {here} here\).*data.features.normalisation set to",
+    ):
         load_policy(tmp_path / "policy", market=MarketTensors.load(late))
     path = build_market(file_settings(bars), cache=tmp_path / "cache", normalisation=early)
     policy = load_policy(tmp_path / "policy", market=MarketTensors.load(path))
@@ -115,16 +125,29 @@ def test_statistics_of_other_columns_are_refused(
     change: dict[str, Any], said: str, two_markets: tuple[Path, Path, Path]
 ) -> None:
     early, _, bars = two_markets
-    features = {"names": ["return_1"], "context": ["time_of_day"], **change, "normalisation": str(early)}
+    features = {
+        "names": ["return_1"],
+        "context": ["time_of_day"],
+        **change,
+        "normalisation": str(early),
+    }
     with pytest.raises(DataError, match=said):
         make_market(file_settings(bars, features=features))
 
 
-def test_what_says_nothing_of_a_scale_is_refused(tmp_path: Path, two_markets: tuple[Path, Path, Path]) -> None:
+def test_what_says_nothing_of_a_scale_is_refused(
+    tmp_path: Path, two_markets: tuple[Path, Path, Path]
+) -> None:
     stored = read_statistics(str(two_markets[0]))
     file = tmp_path / "statistics.json"
     spread = {**stored, "features": {"return_1": {"mean": 0.0, "std": 0.0}}}
-    for text in ("no JSON", "[]", "{}", json.dumps(spread), json.dumps({**stored, "context": None})):
+    for text in (
+        "no JSON",
+        "[]",
+        "{}",
+        json.dumps(spread),
+        json.dumps({**stored, "context": None}),
+    ):
         file.write_text(text)
         with pytest.raises(DataError, match=r"statistics\.json"):
             read_statistics(str(file))

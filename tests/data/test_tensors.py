@@ -21,7 +21,11 @@ def test_saved_markets_come_back_equal(tmp_path: Path):
     again = MarketTensors.load(tmp_path / "m.safetensors", verify=True)
     assert again.content_hash() == content == market.content_hash()
     assert_same_market(market, again)
-    assert (again.symbols, again.windows, again.meta) == (market.symbols, market.windows, market.meta)
+    assert (again.symbols, again.windows, again.meta) == (
+        market.symbols,
+        market.windows,
+        market.meta,
+    )
     shares = replace(market, shares_outstanding=market.volume + 1)
     assert shares.save(tmp_path / "s.safetensors") != content
     assert_same_market(shares, MarketTensors.load(tmp_path / "s.safetensors", verify=True))
@@ -109,7 +113,9 @@ def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path: Path):
         path.write_bytes(flipped)
         with pytest.raises(MarketError):
             MarketTensors.load(path, verify=True)
-        with contextlib.suppress(MarketError):  # without a look at every byte: the market, or a typed error
+        with contextlib.suppress(
+            MarketError
+        ):  # without a look at every byte: the market, or a typed error
             MarketTensors.load(path)
     path.write_bytes(data.replace(b'"benchmark"', b'"cenchmark"', 1))
     with pytest.raises(MarketError, match="damaged"):

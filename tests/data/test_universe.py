@@ -56,11 +56,17 @@ def test_a_bad_list_is_named(tmp_path: Path) -> None:
 def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     members = index_membership("nasdaq100")
     dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
-    table = member_days(["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {})
+    table = member_days(
+        ["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {}
+    )
     assert table[:, 0].tolist() == [True, False, False]  # bought by AVGO
     assert table[:, 1].all()
     assert not table[:, 2].any()  # joined in July 2020
-    assert table[:, [3, 6]].tolist() == [[True, True], [True, True], [True, False]]  # PCLN became BKNG in 2018
+    assert table[:, [3, 6]].tolist() == [
+        [True, True],
+        [True, True],
+        [True, False],
+    ]  # PCLN became BKNG in 2018
     assert not table[:, 4].any()  # FB became META in 2022
     assert table[:, 5].tolist() == [False, False, True]
     assert table[:, 7].all()
@@ -90,17 +96,23 @@ def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
     assert not whole["survivors_only"]
     assert describe(whole) == ""
     lasting = member & (np.arange(40) < 30)
-    assert whole["bias_per_year"] == pytest.approx(growth(close, lasting) - growth(close, member), rel=1e-9)
+    assert whole["bias_per_year"] == pytest.approx(
+        growth(close, lasting) - growth(close, member), rel=1e-9
+    )
     assert whole["bias_per_year"] > 0.02
     survivors = survivorship([], close[:, :30], member[:, :30])
     assert survivors["survivors_only"]
-    assert survivors["bias_per_year"] is None  # what is not there cannot be measured, and is not nothing
+    assert (
+        survivors["bias_per_year"] is None
+    )  # what is not there cannot be measured, and is not nothing
     assert "unknown" in describe(survivors)
     beside = survivorship([], close[:, :30], member[:, :30], index=index, index_name="TIX")
     expected = growth(close, lasting) - 252 * np.log(index[-1] / index[0]) / 251
     assert beside["bias_per_year"] == pytest.approx(expected, rel=1e-9)
     assert f"{expected:+.1%} a year against TIX" in describe(beside)
-    assert not survivorship([], close[:40, :30], member[:40, :30])["survivors_only"]  # too short to tell
+    assert not survivorship([], close[:40, :30], member[:40, :30])[
+        "survivors_only"
+    ]  # too short to tell
 
 
 def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
@@ -115,14 +127,22 @@ def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
     assert not exits["survivors_only"]
     lasting = np.ones(close.shape, dtype=bool)
     lasting[:, 4] = False
-    assert exits["bias_per_year"] == pytest.approx(growth(close, lasting) - growth(close, member), rel=1e-9)
+    assert exits["bias_per_year"] == pytest.approx(
+        growth(close, lasting) - growth(close, member), rel=1e-9
+    )
     lacking = survivorship([], close, member, missing={"GONE": 0.04, "LOST": 0.03})
     assert lacking["survivors_only"]
     assert lacking["bias_per_year"] is None
     assert "2 members lack bars (7.00% of the member-days: GONE, LOST)" in describe(lacking)
-    few = survivorship([], close[:40, :7], member[:40, :7], missing={f"M{n}": 0.01 for n in range(93)})
-    assert few["survivors_only"]  # few names over a short time say as much when nearly all are missing
-    assert "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)" in describe(few)
+    few = survivorship(
+        [], close[:40, :7], member[:40, :7], missing={f"M{n}": 0.01 for n in range(93)}
+    )
+    assert few[
+        "survivors_only"
+    ]  # few names over a short time say as much when nearly all are missing
+    assert "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)" in describe(
+        few
+    )
     some = survivorship([], close[:40, :7], member[:40, :7], missing={"GONE": 0.004})
     assert not some["survivors_only"]
     assert describe(some) == "1 members lack bars (0.40% of the member-days: GONE)"
@@ -144,13 +164,20 @@ def test_members_without_bars_are_counted_by_company() -> None:
     }
     since = np.arange(10) >= 3
     listed = {"AAA": np.ones(10, dtype=bool), "LATE": since}
-    found = missing_members(["AAA", "NEW", "LATE", "ZZZ"], membership, dates, {"ZZZ": "BBB"}, listed)
+    found = missing_members(
+        ["AAA", "NEW", "LATE", "ZZZ"], membership, dates, {"ZZZ": "BBB"}, listed
+    )
     assert found == {"GONE": pytest.approx(5 / 45), "LATE": pytest.approx(3 / 45)}
     assert missing_members(["AAA"], None, dates, {}) == {}
 
 
-def test_survivors_are_reported_with_the_market(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    values = {"source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12}, "bar_minutes": 30}
+def test_survivors_are_reported_with_the_market(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {
+        "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},
+        "bar_minutes": 30,
+    }
     market, report = make_market(validate(DataSettings, values, "test"))
     assert report["survivorship"]["survivors_only"]
     assert report["survivorship"]["bias_against"] == "synthetic index"

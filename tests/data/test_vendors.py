@@ -76,7 +76,9 @@ def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield fake
 
 
-def feed_of(kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any) -> VendorFeed:
+def feed_of(
+    kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any
+) -> VendorFeed:
     base: dict[str, Any] = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
     how: dict[str, Any] = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
     how["listed"] = values.pop("listed", True)
@@ -92,14 +94,18 @@ def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
     return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
 
 
-def test_bars_come_as_they_are_and_once(kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame) -> None:
+def test_bars_come_as_they_are_and_once(
+    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame
+) -> None:
     feed = feed_of(kind, tmp_path / "store")
     feed.prepare()
     for symbol in ("AAA", "BBB"):
         mine, got = expected(bars, symbol, "2016-01-22"), feed.bars(symbol).sorted()
         for name in ("open", "high", "low", "close", "volume"):
             np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
-        stamps = mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
+        stamps = (
+            mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
+        )
         np.testing.assert_array_equal(got.ts, stamps)
     assert verify_store(Objects(tmp_path / "store")) == []
     asked = len(fake.requests)
@@ -112,7 +118,8 @@ def test_bars_come_as_they_are_and_once(kind: str, fake: Fake, tmp_path: Path, b
     new = fake.requests[asked:]
     assert new
     first = [
-        item.get("start", "")[:10] or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        item.get("start", "")[:10]
+        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
         for item in new
     ]
     assert all(day >= "2016-01-23" for day in first), first
@@ -129,7 +136,10 @@ def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path)
 
 
 def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)"):
+    with pytest.raises(
+        DataError,
+        match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)",
+    ):
         feed_of("yahoo", tmp_path, start="2015-12-01").prepare()
     assert fake_yahoo.requests == []
 
@@ -140,7 +150,9 @@ def test_an_unknown_ticker_is_named(kind: str, tmp_path: Path) -> None:
         feed_of(kind, tmp_path, symbols=("AAA", "NOPE")).prepare()
 
 
-@pytest.mark.parametrize(("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)]
+)
 def test_passing_faults_are_tried_again_and_lasting_ones_told(
     kind: str, fault: int, fake: Fake, tmp_path: Path
 ) -> None:
@@ -179,17 +191,23 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: P
 def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataFrame:
     """The table without what a server that fails would leave out; the ticker itself stays known."""
     stop = pd.Timestamp(last, tz="America/New_York") + pd.Timedelta("1D")
-    gone = (table.ticker == symbol) & (table.ts >= pd.Timestamp(first, tz="America/New_York")) & (table.ts < stop)
+    gone = (
+        (table.ticker == symbol)
+        & (table.ts >= pd.Timestamp(first, tz="America/New_York"))
+        & (table.ts < stop)
+    )
     return table[~gone]
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")]
+    ("first", "last"),
+    [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")],
 )
 def test_an_empty_answer_is_asked_for_again(
     kind: str, fake: Fake, first: str, last: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that gives nothing for a while, at the start, the end or in between: the same call mends it."""
+    """A server that gives nothing for a while, at the start, the end or in between: the same call
+    mends it."""
     whole = fake.table
     fake.table = without(whole, "BBB", first, last)
     with contextlib.suppress(DataError):  # raised when nothing at all came
@@ -209,7 +227,9 @@ def test_an_empty_answer_is_asked_for_again(
     assert len(fake.requests) == asked
 
 
-def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp_path: Path) -> None:
+def test_silence_is_believed_when_another_day_confirms_it(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
     fake_alpaca.table = without(fake_alpaca.table, "BBB", "2016-01-06", "2016-01-08")
 
     def requests_on(day: int) -> int:
@@ -228,14 +248,23 @@ def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca: Fake, tmp
 
 def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:
     feed_of("alpaca", tmp_path, feed="iex", adjustment="split").prepare()
-    assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {("iex", "split")}
+    assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {
+        ("iex", "split")
+    }
     assert len(fake_alpaca.requests) == -(-2 * 14 * 390 // 500)
-    assert len([item for item in fake_alpaca.requests if "page_token" in item]) == len(fake_alpaca.requests) - 1
+    assert (
+        len([item for item in fake_alpaca.requests if "page_token" in item])
+        == len(fake_alpaca.requests) - 1
+    )
     assert set(fake_alpaca.keys) == {(KEY, SECRET)}
 
 
-def test_alpaca_hours_outside_the_session_are_left_out(bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake) -> None:
-    early = bars[bars.ts.dt.strftime("%H") == "10"].assign(ts=lambda rows: rows.ts - pd.Timedelta("3h"))
+def test_alpaca_hours_outside_the_session_are_left_out(
+    bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake
+) -> None:
+    early = bars[bars.ts.dt.strftime("%H") == "10"].assign(
+        ts=lambda rows: rows.ts - pd.Timedelta("3h")
+    )
     fake_alpaca.table = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"])).table
     feed = feed_of("alpaca", tmp_path)
     feed.prepare()
@@ -243,7 +272,10 @@ def test_alpaca_hours_outside_the_session_are_left_out(bars: pd.DataFrame, tmp_p
 
 
 def test_no_key_is_told_or_written_anywhere(
-    fake_alpaca: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake_alpaca: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     messages = []
     for faults in ([401], [403], [422], [404], [500] * 9):
@@ -267,12 +299,25 @@ def test_no_key_is_told_or_written_anywhere(
 
 def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
     days = pd.bdate_range("2016-01-04", "2016-01-15")
-    table = pd.DataFrame({"ts": days, "ticker": "AAA", "open": 1.0, "high": 2.0, "low": 0.5, "close": 1.5, "volume": 9})
+    table = pd.DataFrame(
+        {
+            "ts": days,
+            "ticker": "AAA",
+            "open": 1.0,
+            "high": 2.0,
+            "low": 0.5,
+            "close": 1.5,
+            "volume": 9,
+        }
+    )
     with serve(Fake(table), yahoo):
         feed = feed_of("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
         feed.prepare()
         stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
-    assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == ["2016-01-04T14:30", "2016-01-15T14:30"]
+    assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == [
+        "2016-01-04T14:30",
+        "2016-01-15T14:30",
+    ]
     assert len(stamps) == 10
 
 
@@ -288,7 +333,9 @@ def test_a_vendors_market_is_the_files_market(
     source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(
-        DataSettings, {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features}, "test"
+        DataSettings,
+        {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features},
+        "test",
     )
     path = build_market(settings, cache=tmp_path / "cache")
     asked = len(fake_alpaca.requests)
@@ -301,20 +348,27 @@ def test_a_vendors_market_is_the_files_market(
     assert report["rows"] == 2 * 14 * 390
     assert dry_run(settings, cache=tmp_path / "cache")["requests"] == []
     planned = dry_run(settings, cache=tmp_path / "empty")
-    assert planned["requests"] == [{"symbols": ["AAA", "BBB"], "first": "2016-01-04", "last": "2016-01-22"}]
+    assert planned["requests"] == [
+        {"symbols": ["AAA", "BBB"], "first": "2016-01-04", "last": "2016-01-22"}
+    ]
     assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in describe(planned)
     assert len(fake_alpaca.requests) == asked
     files, _ = make_market(
-        validate(DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test")
+        validate(
+            DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test"
+        )
     )
     assert_same_market(files, built)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True
+)
 def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
     kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the members' bars lie under the tickers of the day, some under later ones, most are not there at all."""
+    """Half of the members' bars lie under the tickers of the day, some under later ones, most are
+    not there at all."""
     real = settings_module.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
@@ -325,31 +379,60 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
     split = fake.table.ticker.map(names)
     other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
     fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
-    source: dict[str, Any] = {"kind": kind, "start": "2016-01-04", "end": "2016-01-22", "retries": 0}
+    source: dict[str, Any] = {
+        "kind": kind,
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "retries": 0,
+    }
     source |= {"endpoint": ENDPOINT} if kind == "alpaca" else {}
     universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
     features = {"names": ["return_1"], "context": []}
-    settings = validate(DataSettings, {"source": source, "universe": universe, "features": features}, "test")
+    settings = validate(
+        DataSettings, {"source": source, "universe": universe, "features": features}, "test"
+    )
     if kind == "yahoo":
-        monkeypatch.setattr(settings_module, "Yahoo", lambda source: Yahoo(source, requests.Session()))
+        monkeypatch.setattr(
+            settings_module, "Yahoo", lambda source: Yahoo(source, requests.Session())
+        )
     market = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
     assert market.symbols == ("AAPL", "META", "PCLN")
     assert market.member.all()
     np.testing.assert_allclose(
-        market.close[:, 1].numpy(), expected(bars, "BBB", "2016-01-22").close.to_numpy(dtype=np.float32)
+        market.close[:, 1].numpy(),
+        expected(bars, "BBB", "2016-01-22").close.to_numpy(dtype=np.float32),
     )
-    asked = {name for item in fake.requests for name in (item.get("ticker") or item.get("symbols", "")).split(",")}
+    asked = {
+        name
+        for item in fake.requests
+        for name in (item.get("ticker") or item.get("symbols", "")).split(",")
+    }
     if kind == "alpaca":  # of a ticker that Yahoo does not know, yfinance asks the zone and no bars
-        assert {"FB", "META", "PCLN", "BKNG", "SYMC", "GEN", "YHOO", "AABA", "FOXA", "TFCFA"} <= asked
+        assert {
+            "FB",
+            "META",
+            "PCLN",
+            "BKNG",
+            "SYMC",
+            "GEN",
+            "YHOO",
+            "AABA",
+            "FOXA",
+            "TFCFA",
+        } <= asked
     report = market.meta["left_out"]
     assert report["FB"] == f"no bars from {kind}"
     assert {"MSFT", "BKNG"} <= set(report)
     assert "MSFT" in market.meta["survivorship"]["members_without_bars"]
     assert not {"META", "BKNG"} & set(market.meta["survivorship"]["members_without_bars"])
-    assert market.meta["survivorship"]["member_days_without_bars"] == pytest.approx(102 / 105, abs=0.001)
+    assert market.meta["survivorship"]["member_days_without_bars"] == pytest.approx(
+        102 / 105, abs=0.001
+    )
 
 
-def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca: Fake, tmp_path: Path) -> None:
+def test_a_ticker_that_is_refused_costs_the_others_nothing(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
     def refusing(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
         if "BAD" in query["symbols"].split(","):
             return 422, {"message": "invalid symbol: BAD"}

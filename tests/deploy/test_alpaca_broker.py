@@ -1,4 +1,5 @@
-"""The real alpaca-py against a server on this machine: what each answer becomes, what is sent again and what never."""
+"""The real alpaca-py against a server on this machine: what each answer becomes, what is sent again
+and what never."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from tests.engines.order_driver import OPENED, trade
 
 pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 STATES = {
-    **dict.fromkeys(("new", "accepted", "pending_new", "accepted_for_bidding", "pending_review", "held"), "accepted"),
+    **dict.fromkeys(
+        ("new", "accepted", "pending_new", "accepted_for_bidding", "pending_review", "held"),
+        "accepted",
+    ),
     **dict.fromkeys(("stopped", "suspended", "calculated", "done_for_day"), "accepted"),
     **dict.fromkeys(("pending_cancel", "pending_replace", "of tomorrow"), "accepted"),
     **dict.fromkeys(("canceled", "replaced"), "cancelled"),
@@ -54,7 +58,9 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[LoopbackAlpaca]:
-    with LoopbackAlpaca(cash=1000.0, prices={"AAA": 10.0, "BRK.B": 7.0}, positions={"BRK.B": 4.0}) as server:
+    with LoopbackAlpaca(
+        cash=1000.0, prices={"AAA": 10.0, "BRK.B": 7.0}, positions={"BRK.B": 4.0}
+    ) as server:
         yield server
 
 
@@ -68,7 +74,9 @@ def broker(server: LoopbackAlpaca, clock: Time) -> AlpacaBroker:
     return AlpacaBroker(server.endpoint, limit_s=2.0, monotonic=clock.monotonic, sleep=clock.sleep)
 
 
-def order(shares: float = 10.0, symbol: str = "AAA", name: str = "ft-0a1b2c3d-20160315T143000Z-AAA") -> Order:
+def order(
+    shares: float = 10.0, symbol: str = "AAA", name: str = "ft-0a1b2c3d-20160315T143000Z-AAA"
+) -> Order:
     return Order(name, symbol, shares, OPENED)
 
 
@@ -89,12 +97,17 @@ def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(
     ]
     sold = broker.submit(order(-3.0, "BRK.B", "sold"))
     assert (sold.shares, sold.symbol) == (-3.0, "BRK.B")
-    assert [(one.id, one.filled) for _ in range(3) for one in broker.orders(0)][-2:] == [(sent.id, 10), ("sold", -3)]
+    assert [(one.id, one.filled) for _ in range(3) for one in broker.orders(0)][-2:] == [
+        (sent.id, 10),
+        ("sold", -3),
+    ]
     account = broker.account()
     assert (account.number, account.blocked) == ("PA1LOOPBACK", "")
     assert account.cash_usd == 1000.0 - 100.0 + 21.0
     assert account.shares == {"AAA": 10.0, "BRK.B": 1.0}
-    assert broker.time() == (1_458_052_200 * 1_000_000 + 123_456) * 1000  # 2016-03-15 10:30 of New York
+    assert (
+        broker.time() == (1_458_052_200 * 1_000_000 + 123_456) * 1000
+    )  # 2016-03-15 10:30 of New York
     assert server.by_client_id()[sent.id]["time_in_force"] == "day"
 
 
@@ -105,7 +118,10 @@ def test_every_status_of_alpaca_has_a_state(server: LoopbackAlpaca, broker: Alpa
     row = server.accept("AAA", -10.0, "one")
     server.tick = lambda: None  # type: ignore[method-assign]
     for status, state in STATES.items():
-        row["status"], row["filled_qty"] = status, {"filled": "10", "partially_filled": "4"}.get(status, "0")
+        row["status"], row["filled_qty"] = (
+            status,
+            {"filled": "10", "partially_filled": "4"}.get(status, "0"),
+        )
         report = broker.order("one")
         assert report is not None
         assert (status, report.state) == (status, state)
@@ -119,7 +135,9 @@ def test_pages_are_followed_to_the_end(server: LoopbackAlpaca, broker: AlpacaBro
     for number in range(1203):
         server.accept("AAA", 1.0, f"o{number}", age_s=1000.0 - number / 2 // 1)["status"] = "filled"
     ages = [server.by_client_id()[name]["submitted_at"] for name in ("o499", "o500")]
-    server.by_client_id()["o499"]["submitted_at"] = ages[1]  # one page would end between two of the same moment
+    server.by_client_id()["o499"]["submitted_at"] = ages[
+        1
+    ]  # one page would end between two of the same moment
     names = [report.id for report in broker.orders(0)]
     assert len(names) == 1203
     assert set(names) == {f"o{number}" for number in range(1203)}
@@ -127,14 +145,18 @@ def test_pages_are_followed_to_the_end(server: LoopbackAlpaca, broker: AlpacaBro
     assert len(server.seen) == 4  # three pages, and those that stand
 
 
-def test_an_order_that_stands_is_told_however_old(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_an_order_that_stands_is_told_however_old(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     server.accept("AAA", 1.0, "old", age_s=5000.0)
     server.accept("AAA", 1.0, "over", age_s=5000.0)["status"] = "filled"
     now = 2_000_000_000 * 1_000_000_000
     assert [report.id for report in broker.orders(now)] == ["old"]
 
 
-def test_refusals_of_an_order_are_rejections_with_their_reason(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_refusals_of_an_order_are_rejections_with_their_reason(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     for asked, reason in (
         (order(101.0), "insufficient buying power"),
         (order(-5.0, "BRK.B"), "insufficient qty available for order"),
@@ -167,7 +189,9 @@ def test_an_order_that_never_was_is_none(server: LoopbackAlpaca, broker: AlpacaB
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])
-def test_refused_keys_are_named_by_their_variables(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_refused_keys_are_named_by_their_variables(
+    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     server.faults, server.echo = {1: fault, 2: fault}, True
     with pytest.raises(BrokerError, match="check APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
         broker.account()
@@ -177,7 +201,9 @@ def test_refused_keys_are_named_by_their_variables(fault: str, server: LoopbackA
 
 
 @pytest.mark.parametrize("fault", [fault for fault in TRANSIENT if fault != "429"])
-def test_an_order_is_sent_once_whatever_comes_back(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_an_order_is_sent_once_whatever_comes_back(
+    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     server.faults = {1: fault}
     with pytest.raises(BrokerUnsureError):
         broker.submit(order())
@@ -188,8 +214,16 @@ def test_an_order_is_sent_once_whatever_comes_back(fault: str, server: LoopbackA
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
-def test_what_only_asks_is_repeated(fault: str, server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
-    unreadable = fault in ("302", "empty", "null", "object", "strange")  # an answer, but not to this question
+def test_what_only_asks_is_repeated(
+    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
+    unreadable = fault in (
+        "302",
+        "empty",
+        "null",
+        "object",
+        "strange",
+    )  # an answer, but not to this question
     server.faults = {1: fault, 2: fault} if not unreadable else {}
     assert broker.account().shares == {"BRK.B": 4.0}
     assert len(server.seen) == (2 if unreadable else 4)
@@ -198,7 +232,9 @@ def test_what_only_asks_is_repeated(fault: str, server: LoopbackAlpaca, broker: 
         broker.account()
 
 
-def test_an_empty_object_is_not_an_empty_account(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_an_empty_object_is_not_an_empty_account(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     server.faults = {2: "object", 3: "object"}
     with pytest.raises(BrokerUnsureError, match="cannot be read"):
         broker.account()
@@ -206,7 +242,9 @@ def test_an_empty_object_is_not_an_empty_account(server: LoopbackAlpaca, broker:
         broker.orders(0)
 
 
-def test_a_server_that_hangs_a_minute_is_left_at_the_limit(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_a_server_that_hangs_a_minute_is_left_at_the_limit(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     server.faults, server.hang_s = {1: "hang_after"}, 60.0
     with pytest.raises(BrokerUnsureError, match="ReadTimeout"):
         broker.submit(order())
@@ -236,7 +274,9 @@ def test_too_many_requests_wait_as_told_and_send_again(
     assert clock.slept[2:] == [0.25]
 
 
-def test_a_long_closure_is_no_wait(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) -> None:
+def test_a_long_closure_is_no_wait(
+    server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
+) -> None:
     server.faults, server.retry_after = {1: "429"}, "30"
     with pytest.raises(BrokerUnsureError, match="30 seconds"):
         broker.submit(order())
@@ -247,8 +287,12 @@ def test_a_long_closure_is_no_wait(server: LoopbackAlpaca, broker: AlpacaBroker,
     assert broker.submit(order()).state == "accepted"
 
 
-def test_no_more_requests_leave_in_a_minute_than_allowed(server: LoopbackAlpaca, clock: Time) -> None:
-    broker = AlpacaBroker(server.endpoint, per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep)
+def test_no_more_requests_leave_in_a_minute_than_allowed(
+    server: LoopbackAlpaca, clock: Time
+) -> None:
+    broker = AlpacaBroker(
+        server.endpoint, per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep
+    )
     left = []
     for _ in range(3):
         broker.time()
@@ -265,7 +309,9 @@ def test_no_more_requests_leave_in_a_minute_than_allowed(server: LoopbackAlpaca,
     assert len(server.seen) == 5
 
 
-def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
     sent = broker.submit(order())
     broker.cancel(sent)
     found = broker.order(sent.id)
@@ -295,7 +341,9 @@ def test_endpoints_that_are_not_allowed(endpoint: str, told: str) -> None:
 
 def test_paper_unless_asked_otherwise() -> None:
     assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
-    assert "https://api.alpaca.markets" in repr(AlpacaBroker("https://api.alpaca.markets/v2/", real_money=True))
+    assert "https://api.alpaca.markets" in repr(
+        AlpacaBroker("https://api.alpaca.markets/v2/", real_money=True)
+    )
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +390,9 @@ def test_no_key_is_written_anywhere(server: LoopbackAlpaca, tmp_path: Path, capl
             except DeployError as error:
                 said += traceback.format_exception(error)
                 said += [repr(one) + str(vars(one)) + str(one.args) for one in chain(error)]
-    server.faults = {number: REFUSALS[number % 5] for number in range(len(server.seen) + 3, 2000, 7)}
+    server.faults = {
+        number: REFUSALS[number % 5] for number in range(len(server.seen) + 3, 2000, 7)
+    }
     for _ in range(20):
         with Journal(tmp_path / "journal.sqlite") as journal:
             trade(journal, broker, turns=50)

@@ -108,16 +108,26 @@ def test_what_cannot_be_live_is_refused(tmp_path: Path, env: dict[str, Any], mat
 def test_a_planted_signal_is_refused(home: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(home / "bundle")
     market = make_market(settings())[0].split().test
-    data = read_settings({"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}})
+    data = read_settings(
+        {"source": {"kind": "planted_in", "path": "bars.parquet", "ic": 0.1, "horizon": 5}}
+    )
     with pytest.raises(DeployError, match="no live bar has"):
         freeze(
-            tmp_path, name="x", policy=home / "policy.safetensors", data=data, env=bundle.env, market=market, about={}
+            tmp_path,
+            name="x",
+            policy=home / "policy.safetensors",
+            data=data,
+            env=bundle.env,
+            market=market,
+            about={},
         )
 
 
 def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path: Path) -> None:
     members = tmp_path / "members.csv"
-    members.write_text("ticker,member_from,member_to\n" + "".join(f"S00{n},2015-01-01,\n" for n in range(5)))
+    members.write_text(
+        "ticker,member_from,member_to\n" + "".join(f"S00{n},2015-01-01,\n" for n in range(5))
+    )
     bundle, _ = frozen(tmp_path, settings(universe={"membership": str(members)}))
     members.unlink()
     kept = Bundle.open(bundle.folder).data.universe.membership
@@ -131,9 +141,14 @@ def test_the_model_for_other_programs_says_what_it_is(home: Path, tmp_path: Path
     onnx = pytest.importorskip("onnx")
     old, market = Bundle.open(home / "bundle"), make_market(settings())[0].split().test
     bundle = freeze(
-        tmp_path, name="x", policy=home / "policy.safetensors", data=settings(), env=old.env, market=market,
+        tmp_path,
+        name="x",
+        policy=home / "policy.safetensors",
+        data=settings(),
+        env=old.env,
+        market=market,
         about={"companies": {}},
-    )  # fmt: skip
+    )
     model = onnx.load(bundle.folder / "policy.onnx")
     told = {entry.key: entry.value for entry in model.metadata_props}
     assert json.loads(told["symbols"]) == list(market.symbols)

@@ -1,5 +1,6 @@
-"""`fintrader paper` and `fintrader live` as a user types them: processes, a terminal, this machine's clock, and both of
-Alpaca's services on the loopback interface, for a market that never closes."""
+"""`fintrader paper` and `fintrader live` as a user types them: processes, a terminal, this
+machine's clock, and both of Alpaca's services on the loopback interface, for a market that never
+closes."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ class Stepping(LiveClock):
 
     def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
         while self._now < moment and not look():
-            stands = any(row["status"] not in ("filled", "canceled") for row in self.server.orders.values())
+            stands = any(
+                row["status"] not in ("filled", "canceled") for row in self.server.orders.values()
+            )
             self._now = min(self._now + MINUTE // 3, moment) if stands else moment
             self.exchange.moment = self._now / 1e9
 
@@ -79,19 +82,37 @@ def trained(server: LoopbackMarket, interval: str, decision_interval: int) -> No
     """A finished run on bars of Alpaca's, 22 days ago and before."""
     first, last = (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days) for days in (50, 22))
     values: dict[str, Any] = {
-        "name": "mine", "seed": 3, "device": "cpu",
+        "name": "mine",
+        "seed": 3,
+        "device": "cpu",
         "data": {
-            "bar_minutes": int(interval[0]), "calendar": "24/7",
+            "bar_minutes": int(interval[0]),
+            "calendar": "24/7",
             "source": {
-                "kind": "alpaca", "interval": interval, "symbols": list(server.bars.symbols), "start": str(first),
-                "end": str(last), "endpoint": server.endpoint,
+                "kind": "alpaca",
+                "interval": interval,
+                "symbols": list(server.bars.symbols),
+                "start": str(first),
+                "end": str(last),
+                "endpoint": server.endpoint,
             },
             "features": {"names": ["return_1", "return_30", "volatility_30"], "context": []},
             "windows": {"fractions": [0.4, 0.2, 0.4], "embargo_sessions": 1},
         },
-        "env": {"num_envs": 16, "episode_bars": 288, "decision_interval": decision_interval, "clock": "none"},
-        "tournament": {"pods": 1, "pool_size": 1, "workers": 1, "budget": {"env_steps": 800}, "ensemble_size": 1},
-    }  # fmt: skip
+        "env": {
+            "num_envs": 16,
+            "episode_bars": 288,
+            "decision_interval": decision_interval,
+            "clock": "none",
+        },
+        "tournament": {
+            "pods": 1,
+            "pool_size": 1,
+            "workers": 1,
+            "budget": {"env_steps": 800},
+            "ensemble_size": 1,
+        },
+    }
     fintrader.run(validate(RunConfig, values, "mine"))
 
 
@@ -138,7 +159,9 @@ def nothing_leaked(folder: Path, *said: str) -> None:
     assert not any(KEY in text or SECRET in text for text in said)
 
 
-def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market: LoopbackMarket, tmp_path: Path) -> None:
+def test_a_shadow_and_a_paper_account_trade_on_side_by_side(
+    market: LoopbackMarket, tmp_path: Path
+) -> None:
     trained(market, "1m", 1)
     homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
     words = ["paper", "runs/mine", "--feed", "alpaca"]
@@ -171,7 +194,9 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market: LoopbackMark
         with Journal(home / JOURNAL, reading=True) as journal:
             assert len(journal.entries("start")) == 1
             known = set(journal.orders())
-    assert {order["client_order_id"] for order in market.orders.values()} == known  # the paper account's, none twice
+    assert {
+        order["client_order_id"] for order in market.orders.values()
+    } == known  # the paper account's, none twice
     assert market.least_cash >= 0
     nothing_leaked(tmp_path, first, *said)
 
@@ -187,7 +212,15 @@ def twenty_days_on_paper(server: LoopbackMarket) -> Path:
     broker = AlpacaBroker(server.endpoint, monotonic=exchange, sleep=lambda seconds: None)
     with Journal(home / JOURNAL, durable=False) as journal:
         Runner(
-            home, bundle, settings, clock=clock, feed=feed, broker=broker, journal=journal, window=None, until=until
+            home,
+            bundle,
+            settings,
+            clock=clock,
+            feed=feed,
+            broker=broker,
+            journal=journal,
+            window=None,
+            until=until,
         ).run()
     exchange.moment = None
     return home
@@ -199,7 +232,11 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "fintrader", *words], {**os.environ, **LIVE_KEYS})
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "fintrader", *words],
+                {**os.environ, **LIVE_KEYS},
+            )
         self.said = ""
 
     def read(self, text: str, seconds: float = 60) -> None:
@@ -225,7 +262,9 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_real_money_after_twenty_sessions_and_a_typed_consent(market: LoopbackMarket, tmp_path: Path) -> None:
+def test_real_money_after_twenty_sessions_and_a_typed_consent(
+    market: LoopbackMarket, tmp_path: Path
+) -> None:
     trained(market, "5m", 12)
     home = twenty_days_on_paper(market)
     place = home.with_name(f"{home.name}-live")
@@ -265,6 +304,8 @@ def test_real_money_after_twenty_sessions_and_a_typed_consent(market: LoopbackMa
     assert "worst day" in person.said
 
     again = Terminal(*words)  # the consent stands, so nobody is asked
-    wait_for(lambda: status.read(place).beat is not None and status.read(place).state == "halted", 60)
+    wait_for(
+        lambda: status.read(place).beat is not None and status.read(place).state == "halted", 60
+    )
     again.interrupt()
     assert "Type the" not in again.said

@@ -20,7 +20,10 @@ from fintrader.files import dump_json
 from fintrader.report.drift import heading, render_drift
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 
-DATA = settings(features={"names": ["return_1", "volatility_26", "sma_26"]}, windows={"fractions": [0.6, 0.25, 0.15]})
+DATA = settings(
+    features={"names": ["return_1", "volatility_26", "sma_26"]},
+    windows={"fractions": [0.6, 0.25, 0.15]},
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,9 @@ def test_a_replay_does_not_drift(made: tuple[Path, Bundle, MarketTensors]) -> No
     assert render_drift(report) == page
 
 
-def test_the_recorded_market_is_the_one_that_was_built(made: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_the_recorded_market_is_the_one_that_was_built(
+    made: tuple[Path, Bundle, MarketTensors],
+) -> None:
     home, bundle, market = made
     with Journal(home / JOURNAL, reading=True) as journal:
         recorded = Recorder(bundle, journal).recorded()
@@ -68,11 +73,24 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
     decided = int(market.minutes[bar]) + 15 * MINUTE
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write(
-            "decision", at=decided, bar=int(market.minutes[bar]), equity=1e6, orders={"S000": 100.0},
-            prices={"S000": price}, clipped=[], why="", rounded={"S000": 0.4},
-        )  # fmt: skip
+            "decision",
+            at=decided,
+            bar=int(market.minutes[bar]),
+            equity=1e6,
+            orders={"S000": 100.0},
+            prices={"S000": price},
+            clipped=[],
+            why="",
+            rounded={"S000": 0.4},
+        )
         report = OrderReport(
-            order_id(bundle.id, decided, "S000"), "S000", "cancelled", 100.0, 80.0, opened + 0.05, cost_usd=3.0
+            order_id(bundle.id, decided, "S000"),
+            "S000",
+            "cancelled",
+            100.0,
+            80.0,
+            opened + 0.05,
+            cost_usd=3.0,
         )
         journal.write_order(report, at=decided)
         found = drift.shortfall(journal, market, bundle)
@@ -88,9 +106,15 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
 def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not() -> None:
     rng = np.random.default_rng(0)
     expected = rng.normal(0.002, 0.01, 250)
-    false = sum(drift._surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM for _ in range(200))
+    false = sum(
+        drift._surprise(rng.choice(expected, 63), expected)["largest"] > drift.ALARM
+        for _ in range(200)
+    )
     assert false <= 0.05 * 200  # a quarter of sessions, no drift
-    found = sum(drift._surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM for _ in range(50))
+    found = sum(
+        drift._surprise(rng.normal(-0.004, 0.01, 126), expected)["largest"] > drift.ALARM
+        for _ in range(50)
+    )
     assert found >= 40
 
 

@@ -1,4 +1,5 @@
-"""Alpaca's bars as they are made, through alpaca-py and a server in the network's place; and who is ever asked."""
+"""Alpaca's bars as they are made, through alpaca-py and a server in the network's place; and who is
+ever asked."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 @pytest.fixture
 def feed() -> AlpacaFeed:
-    return AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://alpaca.test"), ["AAA", "BBB"], "XNAS")
+    return AlpacaFeed(
+        AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://alpaca.test"),
+        ["AAA", "BBB"],
+        "XNAS",
+    )
 
 
 def moment(text: str) -> int:
@@ -48,7 +53,10 @@ def test_a_poll_gives_closed_bars_and_no_other(fake: Fake, feed: AlpacaFeed) -> 
     assert bars.symbols == ("AAA", "BBB")
     minutes = np.unique(bars.ts)
     assert (minutes + MINUTE <= now).all()
-    assert (int(minutes[0]), int(minutes[-1])) == (moment("2016-01-05 09:50"), moment("2016-01-05 09:59"))
+    assert (int(minutes[0]), int(minutes[-1])) == (
+        moment("2016-01-05 09:50"),
+        moment("2016-01-05 09:59"),
+    )
     mine = fake.table[fake.table.ticker == "AAA"].set_index("ts").close
     row = np.flatnonzero((bars.ts == minutes[3]) & (bars.symbol == 0))[0]
     assert bars.close[row] == mine[pd.Timestamp(minutes[3], tz="UTC")]
@@ -87,7 +95,8 @@ def test_daily_bars_are_no_live_feed() -> None:
 def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the level of sockets: a replay reaches nobody, the feed Alpaca's data host, the broker its paper host."""
+    """On the level of sockets: a replay reaches nobody, the feed Alpaca's data host, the broker its
+    paper host."""
     from fintrader.deploy.alpaca import AlpacaBroker
 
     asked: list[str] = []
@@ -121,7 +130,12 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
 
 
 def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path: Path) -> None:
-    source = {"kind": "alpaca", "start": "2016-01-04", "endpoint": "https://alpaca.test", "symbols": ["AAA", "BBB"]}
+    source = {
+        "kind": "alpaca",
+        "start": "2016-01-04",
+        "endpoint": "https://alpaca.test",
+        "symbols": ["AAA", "BBB"],
+    }
     data = read_settings({"source": source, "features": {"names": ["return_1"], "context": []}})
     last = dt.date(2016, 1, 8)
     first = ReplayFeed(data, ["AAA", "BBB"], cache=tmp_path, until=last)
@@ -129,7 +143,11 @@ def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path
     again = ReplayFeed(data, ["AAA", "BBB"], cache=tmp_path, until=last)
     assert len(fake.requests) == asked > 0  # nothing newer, and nothing twice
     now = moment("2016-01-05 10:00:05")
-    assert len(again.poll(moment("2016-01-05 09:50"), now)) == len(first.poll(moment("2016-01-05 09:50"), now)) == 20
+    assert (
+        len(again.poll(moment("2016-01-05 09:50"), now))
+        == len(first.poll(moment("2016-01-05 09:50"), now))
+        == 20
+    )
 
 
 def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +155,14 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now) as server:
-        settings = AlpacaSettings(start=dt.date(2016, 1, 4), interval="5m", endpoint=server.endpoint)
+        settings = AlpacaSettings(
+            start=dt.date(2016, 1, 4), interval="5m", endpoint=server.endpoint
+        )
         feed = AlpacaFeed(settings, ["AAA"], "24/7")
         bars = feed.poll(int((now - 1200) * 1e9), int(now * 1e9))
-        minutes = sorted(pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist())
+        minutes = sorted(
+            pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist()
+        )
         assert minutes == ["14:15", "14:20", "14:25"]  # the bar of 14:30 is on its way
         there = server.bars.rows("AAA", now - 300, now, 5)
         assert [row["t"][11:16] for row in there] == ["14:30"]
@@ -151,11 +173,15 @@ def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:05", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now, faults={1: "hang"}, hang_s=3000) as server:
-        settings = AlpacaSettings(start=dt.date(2016, 1, 4), endpoint=server.endpoint, timeout_seconds=0.5)
+        settings = AlpacaSettings(
+            start=dt.date(2016, 1, 4), endpoint=server.endpoint, timeout_seconds=0.5
+        )
         feed = AlpacaFeed(settings, ["AAA"], "24/7")
         since, at = int((now - 605) * 1e9), int(now * 1e9)
         assert not len(feed.poll(since, at))  # given up, and asked again with the next bar
         assert server.fired == ["hang"]
         assert len(feed.poll(since, at)) == 10
-    slow = AlpacaFeed(AlpacaSettings(start=dt.date(2016, 1, 4), timeout_seconds=99.0), ["AAA"], "24/7")
+    slow = AlpacaFeed(
+        AlpacaSettings(start=dt.date(2016, 1, 4), timeout_seconds=99.0), ["AAA"], "24/7"
+    )
     assert slow._vendor.settings.timeout_seconds == LIMIT_SECONDS

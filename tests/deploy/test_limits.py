@@ -12,17 +12,30 @@ from tests.factories import examples
 
 N = 4
 prices = st.lists(st.floats(0.5, 500.0), min_size=N, max_size=N).map(np.array)
-shares = st.lists(st.integers(0, 20_000), min_size=N, max_size=N).map(lambda x: np.array(x, dtype=np.float64))
+shares = st.lists(st.integers(0, 20_000), min_size=N, max_size=N).map(
+    lambda x: np.array(x, dtype=np.float64)
+)
 shares_of_equity = st.floats(0.01, 1.0)
 
 
 @settings(max_examples=examples(200))
 @given(
-    want=shares, held=shares, price=prices, cash=st.floats(0, 5e6), weight=shares_of_equity, order=shares_of_equity,
+    want=shares,
+    held=shares,
+    price=prices,
+    cash=st.floats(0, 5e6),
+    weight=shares_of_equity,
+    order=shares_of_equity,
     turnover=st.floats(0.05, 3.0),
-)  # fmt: skip
+)
 def test_no_order_breaks_a_limit(
-    want: np.ndarray, held: np.ndarray, price: np.ndarray, cash: float, weight: float, order: float, turnover: float
+    want: np.ndarray,
+    held: np.ndarray,
+    price: np.ndarray,
+    cash: float,
+    weight: float,
+    order: float,
+    turnover: float,
 ) -> None:
     chosen = LimitSettings(weight=weight, order=order, turnover=turnover)
     limits, equity = Limits(chosen), cash + float(held @ price)
@@ -58,7 +71,9 @@ def test_what_limits_allow_is_left_as_it_is() -> None:
 def test_sales_of_what_grew_beyond_its_weight_pass() -> None:
     limits = Limits(LimitSettings(weight=0.1))
     limits.watch(0, 1e6)
-    clipped = limits.clip(np.array([4000.0]), np.array([5000.0]), np.array([100.0]), 1e6, np.zeros(1))
+    clipped = limits.clip(
+        np.array([4000.0]), np.array([5000.0]), np.array([100.0]), 1e6, np.zeros(1)
+    )
     assert clipped.shares[0] == 4000.0
     assert clipped.by == ()
 

@@ -1,4 +1,5 @@
-"""The live loop over bars with every fault that bars can have, with a clock that passes by itself."""
+"""The live loop over bars with every fault that bars can have, with a clock that passes by
+itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,16 @@ from fintrader.deploy.runner import JOURNAL
 from fintrader.errors import DeployError
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import Objects
-from tests.engines.deployments import MINUTE, LiveClock, OddFeed, alerts, equities, frozen, run_live, settings
+from tests.engines.deployments import (
+    MINUTE,
+    LiveClock,
+    OddFeed,
+    alerts,
+    equities,
+    frozen,
+    run_live,
+    settings,
+)
 
 Change = Callable[[OddFeed, LiveClock], None]
 
@@ -35,7 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MarketTensors]
 
 
 @pytest.fixture
-def deployed(made: tuple[Path, MarketTensors], tmp_path: Path) -> tuple[Path, Bundle, MarketTensors]:
+def deployed(
+    made: tuple[Path, MarketTensors], tmp_path: Path
+) -> tuple[Path, Bundle, MarketTensors]:
     """A deployment that has not begun."""
     shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
     return tmp_path, Bundle.open(tmp_path / "bundle"), made[1]
@@ -75,7 +87,9 @@ def test_bars_that_come_twice_or_in_no_order_change_nothing(
     assert not alerts(journal)
 
 
-def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_bar_that_is_late_is_kept_and_not_acted_on(
+    deployed: tuple[Path, Bundle, MarketTensors],
+) -> None:
     home, bundle, market = deployed
     bar = int(market.minutes[20])
 
@@ -91,7 +105,9 @@ def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed: tuple[Path, Bundl
     assert (bar, market.symbols[0]) in stored  # and it came into the books, for whoever looks back
 
 
-def test_a_correction_is_journalled_and_changes_no_row(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_correction_is_journalled_and_changes_no_row(
+    deployed: tuple[Path, Bundle, MarketTensors],
+) -> None:
     home, bundle, market = deployed
     bar = int(market.minutes[12])
 
@@ -112,12 +128,17 @@ def test_a_symbol_without_bars_is_carried(deployed: tuple[Path, Bundle, MarketTe
 
     journal = run_live(home, bundle, market, change=silent)
     assert len(equities(journal)) == 17
-    held = {e.body["bar"]: e.body["shares"].get(market.symbols[2], 0.0) for e in journal.entries("decision")}
+    held = {
+        e.body["bar"]: e.body["shares"].get(market.symbols[2], 0.0)
+        for e in journal.entries("decision")
+    }
     during = {held[bar] for bar in held if int(market.minutes[32]) < bar <= int(market.minutes[59])}
     assert len(during) == 1  # what has no bars is neither bought nor sold
 
 
-def test_no_bars_at_all_and_nothing_is_ordered(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_no_bars_at_all_and_nothing_is_ordered(
+    deployed: tuple[Path, Bundle, MarketTensors],
+) -> None:
     home, bundle, market = deployed
 
     def dark(feed: OddFeed, clock: LiveClock) -> None:
@@ -131,7 +152,9 @@ def test_no_bars_at_all_and_nothing_is_ordered(deployed: tuple[Path, Bundle, Mar
     assert "held" in alerts(journal)
 
 
-def test_two_hours_asleep_and_what_was_missed_is_skipped(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_two_hours_asleep_and_what_was_missed_is_skipped(
+    deployed: tuple[Path, Bundle, MarketTensors],
+) -> None:
     home, bundle, market = deployed
 
     def asleep(feed: OddFeed, clock: LiveClock) -> None:
@@ -162,14 +185,29 @@ def test_requests_act_and_outlive_the_process(deployed: tuple[Path, Bundle, Mark
     journal.close()
     control.ask(home, "resume")
     journal = run_live(home, bundle, market, bars=80)
-    assert any(e.body["orders"] for e in journal.entries("decision") if e.body["bar"] > int(market.minutes[50]))
-    assert [entry.kind for entry in journal.entries() if entry.kind in ("halt", "resume")] == ["halt", "resume"]
+    assert any(
+        e.body["orders"]
+        for e in journal.entries("decision")
+        if e.body["bar"] > int(market.minutes[50])
+    )
+    assert [entry.kind for entry in journal.entries() if entry.kind in ("halt", "resume")] == [
+        "halt",
+        "resume",
+    ]
 
 
 def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
-    source = {"kind": "synthetic", "seed": 3, "num_symbols": 5, "num_sessions": 60, "volatility_bps": 300.0}
+    source = {
+        "kind": "synthetic",
+        "seed": 3,
+        "num_symbols": 5,
+        "num_sessions": 60,
+        "volatility_bps": 300.0,
+    }
     bundle, market = frozen(tmp_path, settings(source=source), trade_rate=1.0)
-    journal = run_live(tmp_path, bundle, market, limits=LimitSettings(day_loss=0.004, drawdown=0.005))
+    journal = run_live(
+        tmp_path, bundle, market, limits=LimitSettings(day_loss=0.004, drawdown=0.005)
+    )
     halted = journal.last("halt")
     assert halted is not None
     assert "limit is" in halted.body["why"]
@@ -182,7 +220,9 @@ def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
     ("start", "what"),
     [
         (dt.date(2019, 10, 14), "the end of daylight saving time, and a half day"),
-        pytest.param(dt.date(2020, 1, 6), "the beginning of daylight saving time", marks=pytest.mark.slow),
+        pytest.param(
+            dt.date(2020, 1, 6), "the beginning of daylight saving time", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) -> None:
@@ -190,16 +230,29 @@ def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) 
     bundle, market = frozen(tmp_path, settings(source=source), decision_interval=7)
     lengths = set(np.bincount(market.session.numpy()).tolist())
     hours = {
-        int(ts // (60 * MINUTE)) % 24 for ts in market.minutes[np.flatnonzero(np.diff(market.session, prepend=-1))]
+        int(ts // (60 * MINUTE)) % 24
+        for ts in market.minutes[np.flatnonzero(np.diff(market.session, prepend=-1))]
     }
     assert len(lengths) > 1 or len(hours) > 1, what  # the window holds what this is about
     journal = run_live(tmp_path, bundle, market, bars=market.num_bars - 2)
-    assert backtested(bundle, market, journal) == len(equities(journal)) == -(-(market.num_bars - 1) // 7)
+    assert (
+        backtested(bundle, market, journal)
+        == len(equities(journal))
+        == -(-(market.num_bars - 1) // 7)
+    )
 
 
 def test_a_split_over_night(tmp_path: Path) -> None:
-    source = {"kind": "synthetic", "seed": 8, "num_symbols": 6, "num_sessions": 60, "events": {"splits": 6}}
-    bundle, market = frozen(tmp_path, settings(source=source, windows={"fractions": [0.3, 0.2, 0.5]}))
+    source = {
+        "kind": "synthetic",
+        "seed": 8,
+        "num_symbols": 6,
+        "num_sessions": 60,
+        "events": {"splits": 6},
+    }
+    bundle, market = frozen(
+        tmp_path, settings(source=source, windows={"fractions": [0.3, 0.2, 0.5]})
+    )
     inside = market.events.bar[(market.events.bar > 5) & (market.events.bar < market.num_bars - 5)]
     assert len(inside)
     journal = run_live(tmp_path, bundle, market, bars=market.num_bars - 2)
@@ -209,12 +262,14 @@ def test_a_split_over_night(tmp_path: Path) -> None:
 def test_only_one_may_run_it(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
     home, _, _ = deployed
     code = (
-        "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects import Objects\n"
-        "from fintrader.errors import RunError\n"
-        "try:\n    hold(Objects(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
+        "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects"
+        " import Objects\nfrom fintrader.errors import RunError\ntry:\n   "
+        " hold(Objects(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
     )
     with hold(Objects(home)):
-        second = subprocess.run([sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True)
+        second = subprocess.run(
+            [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True
+        )
     assert "in use by process" in second.stdout
 
 

@@ -1,4 +1,5 @@
-"""Kills at any moment and faults of any kind leave no order lost, doubled or unwritten, and the same positions."""
+"""Kills at any moment and faults of any kind leave no order lost, doubled or unwritten, and the
+same positions."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ from tests.engines.order_driver import (
 
 pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 UNDISTURBED = {"AAA": 40.0, "BBB": 50.0, "CCC": 854.0, "DDD": 492.0, "HALF": 40.0}
-"""Of 100 HALF half was bought, of 20 half sold. The second decision wants purchases of 10,930 USD; 2,800 USD are left
-and 4,000 come from sales, of which 99 % buy 554 CCC instead of 900, 492 DDD instead of 800."""
+"""Of 100 HALF half was bought, of 20 half sold. The second decision wants purchases of 10,930 USD;
+2,800 USD are left and 4,000 come from sales, of which 99 % buy 554 CCC instead of 900, 492 DDD
+instead of 800."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,9 @@ def check_killed(driver: Driver, folder: Path, **kill: Any) -> int:
         assert server.positions == UNDISTURBED, kill
         assert problems(server, folder) == [], kill
         assert witness.unwritten == [], kill
-        assert sum(method == "POST" for method, _ in server.seen) <= sum(map(len, DECISIONS)) + 1, kill
+        assert sum(method == "POST" for method, _ in server.seen) <= sum(map(len, DECISIONS)) + 1, (
+            kill
+        )
         assert first == ENDED or len(server.seen) > before
     return first
 
@@ -107,7 +111,8 @@ def test_a_kill_at_300_times_changes_nothing(driver: Driver, tmp_path: Path) -> 
 
 
 def lives(server: LoopbackAlpaca, folder: Path, draw: random.Random, crash: int) -> list[int]:
-    """Statuses of one deployment's lives until it ends, each with a crash within so many boundaries (0: none)."""
+    """Statuses of one deployment's lives until it ends, each with a crash within so many boundaries
+    (0: none)."""
     codes: list[int] = []
     for _ in range(200):
         with Journal(folder / "journal.sqlite") as journal:
@@ -153,6 +158,8 @@ def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kinds", "crash"), [(TRANSIENT, 0), (TRANSIENT, 400), (TRANSIENT + REFUSALS, 400)])
+@pytest.mark.parametrize(
+    ("kinds", "crash"), [(TRANSIENT, 0), (TRANSIENT, 400), (TRANSIENT + REFUSALS, 400)]
+)
 def test_2000_faults_lose_nothing(kinds: tuple[str, ...], crash: int, tmp_path: Path) -> None:
     assert set(check_faults(tmp_path, 700, kinds, crash=crash)) == set(kinds)

@@ -1,4 +1,5 @@
-"""Orders, fills, cancels, faults, crashes and restarts in any order that hypothesis can think of."""
+"""Orders, fills, cancels, faults, crashes and restarts in any order that hypothesis can think
+of."""
 
 from __future__ import annotations
 
@@ -27,24 +28,34 @@ WANTED = st.dictionaries(st.sampled_from(sorted(PRICES)), st.integers(-40, 80), 
 
 
 class Deployment(RuleBasedStateMachine):
-    """The server lives through everything; of the deployment only what stands on the disk lives on."""
+    """The server lives through everything; of the deployment only what stands on the disk lives
+    on."""
 
     @initialize(cash=st.integers(0, 2000))
     def open(self, cash: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.witness = Witness(self.folder)
         self.server = LoopbackAlpaca(
-            cash=float(cash), prices=PRICES, pace=PACE, races=["RACE"], margin=True, witness=self.witness
+            cash=float(cash),
+            prices=PRICES,
+            pace=PACE,
+            races=["RACE"],
+            margin=True,
+            witness=self.witness,
         ).__enter__()
         self.now, self.execution = OPENED, None  # type: int, Execution | None
         self.journal: Journal | None = None
         self.restart()
 
     def restart(self) -> None:
-        """As a process that begins: everything but the journal is new, and a difference stops it."""
+        """As a process that begins: everything but the journal is new, and a difference stops
+        it."""
         if self.journal is not None:
             self.journal.close()
-        self.journal, self.broker = Journal(self.folder / "journal.sqlite"), connect(self.server.endpoint)
+        self.journal, self.broker = (
+            Journal(self.folder / "journal.sqlite"),
+            connect(self.server.endpoint),
+        )
         self.boundaries = Boundaries(by_signal=False)
         self.boundaries.watch(self.journal, self.broker)
         self.execution = None
@@ -58,7 +69,9 @@ class Deployment(RuleBasedStateMachine):
     def look(self, *, start: bool = False) -> None:
         assert self.journal is not None
         how = {"bundle": BUNDLE, "at": self.now, "start": start, "pause": lambda _: None}
-        assert reconcile(self.journal, self.broker, tolerance_usd=1e-6, tolerance_bps=0.0, **how) == ()
+        assert (
+            reconcile(self.journal, self.broker, tolerance_usd=1e-6, tolerance_bps=0.0, **how) == ()
+        )
 
     def live(self, work: object) -> None:
         """Do it; who crashes in it begins anew."""
@@ -120,7 +133,9 @@ class Deployment(RuleBasedStateMachine):
         for row in self.server.orders.values():
             sign = 1.0 if row["side"] == "buy" else -1.0
             filled[row["symbol"]] = filled.get(row["symbol"], 0.0) + sign * float(row["filled_qty"])
-        assert {symbol: shares for symbol, shares in filled.items() if shares} == self.server.positions
+        assert {
+            symbol: shares for symbol, shares in filled.items() if shares
+        } == self.server.positions
         assert self.witness.unwritten == []
 
     def teardown(self) -> None:

@@ -1,4 +1,5 @@
-"""The orders of a decision: in which order they leave, how large, until when, and what the journal says of each."""
+"""The orders of a decision: in which order they leave, how large, until when, and what the journal
+says of each."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def server() -> Iterator[LoopbackAlpaca]:
     pace = {"STUCK": (0.0,), "RACE": (0.0,), "HALF": (0.0, 0.5)}
     held = {"AAA": 50.0, "STUCK": 100.0}
     with LoopbackAlpaca(
-        cash=1000.0, prices=PRICES, positions=held, pace=pace, races=["RACE"], margin=True, hang_s=1.3
+        cash=1000.0,
+        prices=PRICES,
+        positions=held,
+        pace=pace,
+        races=["RACE"],
+        margin=True,
+        hang_s=1.3,
     ) as server:
         yield server
 
@@ -60,7 +67,9 @@ def finish(execution: Execution, now: int) -> int:
 
 
 def states(journal: Journal, symbol: str, at: int = OPENED) -> list[str]:
-    return [entry.body["state"] for entry in journal.entries("order", key=order_id(BUNDLE, at, symbol))]
+    return [
+        entry.body["state"] for entry in journal.entries("order", key=order_id(BUNDLE, at, symbol))
+    ]
 
 
 def posted(server: LoopbackAlpaca) -> list[str]:
@@ -68,7 +77,10 @@ def posted(server: LoopbackAlpaca) -> list[str]:
 
 
 def test_an_id_names_bundle_decision_and_symbol() -> None:
-    assert order_id("0a1b2c3d", 1_458_052_200_000_000_000, "BRK.B") == "ft-0a1b2c3d-20160315T143000Z-BRK.B"
+    assert (
+        order_id("0a1b2c3d", 1_458_052_200_000_000_000, "BRK.B")
+        == "ft-0a1b2c3d-20160315T143000Z-BRK.B"
+    )
 
 
 def test_purchases_leave_once_sales_are_over_and_share_the_cash(
@@ -86,31 +98,48 @@ def test_purchases_leave_once_sales_are_over_and_share_the_cash(
     # 1,000 USD and 500 from the sale buy 1,500 of 2,400 USD: five eighths of 60 (37.5) and of 240
     assert server.positions == {"STUCK": 100.0, "BBB": 37.0, "CCC": 150.0}
     assert states(journal, "AAA") == ["intended", "sent", "accepted", "partial", "filled"]
-    assert states(journal, "BBB") == ["intended", "intended", "sent", "accepted", "partial", "filled"]
+    assert states(journal, "BBB") == [
+        "intended",
+        "intended",
+        "sent",
+        "accepted",
+        "partial",
+        "filled",
+    ]
     fitted = journal.last("purchases")
     assert fitted is not None
     assert fitted.body == {"factor": 0.625, "cash_usd": 1500.0}
 
 
-def test_fees_and_cushion_are_left_over(server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal) -> None:
-    execution = Execution(broker, journal, bundle=BUNDLE, cushion=0.1, fee_rate=0.002, fractional=True)
+def test_fees_and_cushion_are_left_over(
+    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
+) -> None:
+    execution = Execution(
+        broker, journal, bundle=BUNDLE, cushion=0.1, fee_rate=0.002, fractional=True
+    )
     begin(execution, {"AAA": 100.0})
     broker._fractional = True
     execution.step(OPENED)
     assert next(iter(execution.reports.values())).shares == 89.820359  # 900 USD / 1.002 / 10 USD
 
 
-def test_sales_that_stand_are_waited_for_twenty_seconds(server: LoopbackAlpaca, execution: Execution) -> None:
+def test_sales_that_stand_are_waited_for_twenty_seconds(
+    server: LoopbackAlpaca, execution: Execution
+) -> None:
     begin(execution, {"STUCK": -100.0, "BBB": 60.0})
     for second in range(20):
         execution.step(OPENED + second * SECOND)
         assert posted(server) == ["STUCK"]
     execution.step(OPENED + 20 * SECOND)
     assert posted(server) == ["STUCK", "BBB"]
-    assert server.by_client_id()[order_id(BUNDLE, OPENED, "BBB")]["qty"] == "50"  # no cash of the sale
+    assert (
+        server.by_client_id()[order_id(BUNDLE, OPENED, "BBB")]["qty"] == "50"
+    )  # no cash of the sale
 
 
-def test_no_cash_leaves_a_purchase_unsent(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_no_cash_leaves_a_purchase_unsent(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     server.cash = 4.0
     begin(execution, {"AAA": 5.0})
     assert execution.step(OPENED)
@@ -118,7 +147,9 @@ def test_no_cash_leaves_a_purchase_unsent(server: LoopbackAlpaca, execution: Exe
     assert server.orders == {}
 
 
-def test_what_stands_at_the_end_is_cancelled(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_what_stands_at_the_end_is_cancelled(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     begin(execution, {"HALF": 100.0, "RACE": 100.0, "CCC": 20.0})
     for second in range(60):
         assert not execution.step(OPENED + second * SECOND)
@@ -126,7 +157,13 @@ def test_what_stands_at_the_end_is_cancelled(server: LoopbackAlpaca, execution: 
     finish(execution, OPENED + MINUTE)
     assert states(journal, "HALF")[-3:] == ["accepted", "partial", "cancelled"]
     assert states(journal, "RACE")[-1] == "filled"  # its fill came before the cancellation
-    assert server.positions == {"AAA": 50.0, "STUCK": 100.0, "HALF": 50.0, "RACE": 100.0, "CCC": 20.0}
+    assert server.positions == {
+        "AAA": 50.0,
+        "STUCK": 100.0,
+        "HALF": 50.0,
+        "RACE": 100.0,
+        "CCC": 20.0,
+    }
     assert {entry.key for entry in journal.entries("cancel")} == {
         order_id(BUNDLE, OPENED, name) for name in ("HALF", "RACE")
     }
@@ -152,7 +189,9 @@ def test_what_was_not_sent_in_time_never_is(
     assert states(journal, "AAA") == states(journal, "CCC") == ["intended", "expired"]
 
 
-@pytest.mark.parametrize("fault", ["reset", "reset_after", "504", "504_after", "hang", "hang_after", "truncated_after"])
+@pytest.mark.parametrize(
+    "fault", ["reset", "reset_after", "504", "504_after", "hang", "hang_after", "truncated_after"]
+)
 def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(
     fault: str, server: LoopbackAlpaca, execution: Execution, journal: Journal
 ) -> None:
@@ -165,11 +204,15 @@ def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(
     assert execution.trouble == ""
     assert len(server.orders) == 1
     assert server.positions["AAA"] == 40.0
-    assert [method for method, _ in server.seen].count("POST") == (1 if fault.endswith("_after") else 2)
+    assert [method for method, _ in server.seen].count("POST") == (
+        1 if fault.endswith("_after") else 2
+    )
     assert states(journal, "AAA")[3:4] == (["accepted"] if fault.endswith("_after") else ["sent"])
 
 
-def test_an_unknown_order_is_asked_before_it_is_sent_again(server: LoopbackAlpaca, execution: Execution) -> None:
+def test_an_unknown_order_is_asked_before_it_is_sent_again(
+    server: LoopbackAlpaca, execution: Execution
+) -> None:
     server.faults = {1: "reset"} | dict.fromkeys(range(2, 9), "503")
     begin(execution, {"AAA": -10.0})
     for turn in range(6):
@@ -192,7 +235,9 @@ def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
     assert [method for method, _ in server.seen].count("POST") == 1
 
 
-def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server: LoopbackAlpaca, execution: Execution) -> None:
+def test_an_order_that_arrives_when_it_was_sent_again_stands_once(
+    server: LoopbackAlpaca, execution: Execution
+) -> None:
     server.faults = {1: "reset_late"}
     begin(execution, {"AAA": -10.0})
     finish(execution, OPENED)
@@ -203,7 +248,9 @@ def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server: Loopba
     assert server.positions["AAA"] == 40.0
 
 
-def test_an_order_that_arrives_after_its_time_is_waited_for(server: LoopbackAlpaca, execution: Execution) -> None:
+def test_an_order_that_arrives_after_its_time_is_waited_for(
+    server: LoopbackAlpaca, execution: Execution
+) -> None:
     server.faults = {1: "reset_late"}
     until = OPENED + SECOND
     begin(execution, {"STUCK": -10.0}, until=until)
@@ -242,7 +289,9 @@ def test_brokers_that_fit_baskets_themselves_get_all_at_once(
     assert server.by_client_id()[order_id(BUNDLE, OPENED, "CCC")]["qty"] == "500"
 
 
-def test_a_decision_is_begun_once(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_a_decision_is_begun_once(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     begin(execution, {"AAA": -10.0})
     written = len(journal.entries())
     begin(execution, {"AAA": -20.0, "CCC": 4.0})
@@ -260,7 +309,9 @@ def test_a_purchase_without_a_price_is_refused(execution: Execution, journal: Jo
     assert journal.entries() == []
 
 
-def test_stop_ends_everything(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_stop_ends_everything(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     begin(execution, {"STUCK": -10.0, "CCC": 4.0})
     execution.step(OPENED)
     execution.stop(OPENED + SECOND, "halted")
@@ -273,10 +324,19 @@ def test_stop_ends_everything(server: LoopbackAlpaca, execution: Execution, jour
 def test_an_interruption_holds_back_what_has_not_left(
     server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
 ) -> None:
-    execution = Execution(broker, journal, bundle=BUNDLE, interrupted=lambda: len(server.orders) >= 10)
+    execution = Execution(
+        broker, journal, bundle=BUNDLE, interrupted=lambda: len(server.orders) >= 10
+    )
     orders = {f"S{number:02}": 1.0 for number in range(30)}
     server.prices |= dict.fromkeys(orders, 1.0)
-    execution.begin(decision=OPENED, orders=orders, prices=server.prices, at=OPENED, not_before=0, until=OPENED + 1)
+    execution.begin(
+        decision=OPENED,
+        orders=orders,
+        prices=server.prices,
+        at=OPENED,
+        not_before=0,
+        until=OPENED + 1,
+    )
     execution.step(OPENED)
     assert len(server.orders) == 10
 
@@ -286,7 +346,9 @@ def test_purchases_are_fitted_once_also_by_who_resumes(
 ) -> None:
     names = [f"S{number:02}" for number in range(20)]
     server.prices |= dict.fromkeys(names, 1.0)
-    first = Execution(broker, journal, bundle=BUNDLE, cushion=0.0, interrupted=lambda: len(server.orders) >= 10)
+    first = Execution(
+        broker, journal, bundle=BUNDLE, cushion=0.0, interrupted=lambda: len(server.orders) >= 10
+    )
     terms = {"prices": server.prices, "at": OPENED, "not_before": OPENED, "until": OPENED + MINUTE}
     first.begin(decision=OPENED, orders=dict.fromkeys(names, 100.0), **terms)
     first.step(OPENED)
@@ -297,7 +359,9 @@ def test_purchases_are_fitted_once_also_by_who_resumes(
     assert len(journal.entries("purchases")) == 1
 
 
-def test_an_older_answer_takes_nothing_back(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_an_older_answer_takes_nothing_back(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     begin(execution, {"HALF": 100.0})
     for second in range(4):
         execution.step(OPENED + second * SECOND)
@@ -323,7 +387,9 @@ def test_the_broker_is_asked_more_seldom_while_nothing_happens(
     assert execution.step(until + SECOND)  # and soon once it was told to cancel
 
 
-def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_a_rejected_sale_holds_nothing_up(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     begin(execution, {"AAA": -60.0, "BBB": 40.0})
     finish(execution, OPENED)
     assert states(journal, "AAA") == ["intended", "sent", "rejected"]
@@ -331,7 +397,9 @@ def test_a_rejected_sale_holds_nothing_up(server: LoopbackAlpaca, execution: Exe
     assert server.positions["BBB"] == 40.0
 
 
-def test_refused_keys_end_the_step(server: LoopbackAlpaca, execution: Execution, journal: Journal) -> None:
+def test_refused_keys_end_the_step(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
     server.faults = {1: "401"}
     begin(execution, {"AAA": -10.0})
     with pytest.raises(BrokerError, match="APCA_API_KEY_ID"):
@@ -348,14 +416,20 @@ def test_purchases_of_an_earlier_decision_bind_their_cash(
     later = OPENED + 4 * SECOND
     begin(execution, {"BBB": 60.0}, at=later, until=later + MINUTE)
     finish(execution, later)
-    assert server.by_client_id()[order_id(BUNDLE, later, "BBB")]["qty"] == "10"  # 1,000 - 400 - 400 USD
+    assert (
+        server.by_client_id()[order_id(BUNDLE, later, "BBB")]["qty"] == "10"
+    )  # 1,000 - 400 - 400 USD
     assert states(journal, "HALF")[-1] == "cancelled"
 
 
 def test_resume_ends_orders_that_no_decision_explains(
     server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
 ) -> None:
-    for name in (f"ft-{BUNDLE}-20160314T150000Z-STUCK", "ft-ffffffff-20160314T150000Z-STUCK", "by hand"):
+    for name in (
+        f"ft-{BUNDLE}-20160314T150000Z-STUCK",
+        "ft-ffffffff-20160314T150000Z-STUCK",
+        "by hand",
+    ):
         server.accept("STUCK", -5.0, name)
     for report in broker.orders(0):
         journal.write_order(report, at=OPENED, adopted=True)

@@ -1,4 +1,5 @@
-"""The whole loop against a paper account: alpaca-py, a server on this machine, bars that come bar by bar."""
+"""The whole loop against a paper account: alpaca-py, a server on this machine, bars that come bar
+by bar."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ class Timeless(AlpacaBroker):
 
 
 def trade(
-    home: Path, bundle: Bundle, market: MarketTensors, server: LoopbackAlpaca, bars: int, **chosen: Any
+    home: Path,
+    bundle: Bundle,
+    market: MarketTensors,
+    server: LoopbackAlpaca,
+    bars: int,
+    **chosen: Any,
 ) -> Journal:
     """Run the deployment over the window's first bars."""
     journal = Journal(home / JOURNAL, durable=False)
@@ -49,9 +55,17 @@ def trade(
     feed = ReplayFeed(bundle.data, bundle.symbols)
     broker = Timeless(server.endpoint, fractional=bundle.env.fractional)
     runner = Runner(
-        home, bundle, PaperSettings(**chosen), clock=clock, feed=feed, broker=broker, journal=journal, window=None,
-        level=feed.level, until=int(market.minutes[bars]) + feed.bar_ns,
-    )  # fmt: skip
+        home,
+        bundle,
+        PaperSettings(**chosen),
+        clock=clock,
+        feed=feed,
+        broker=broker,
+        journal=journal,
+        window=None,
+        level=feed.level,
+        until=int(market.minutes[bars]) + feed.bar_ns,
+    )
     runner.run()
     return journal
 
@@ -82,7 +96,9 @@ def test_a_deployment_trades_a_paper_account(tmp_path: Path) -> None:
         assert server.least_cash >= 0
         known = journal.orders()
         assert {order["client_order_id"] for order in server.orders.values()} <= set(known)
-        largest = max(abs(shares) * prices[name] for e in decided for name, shares in e.body["orders"].items())
+        largest = max(
+            abs(shares) * prices[name] for e in decided for name, shares in e.body["orders"].items()
+        )
         assert largest <= 0.1 * 1e6 * 1.1  # the limits stand between
         journal.close()
 

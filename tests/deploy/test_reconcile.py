@@ -1,4 +1,5 @@
-"""The account against the journal: what is taken up, what stops a start, what is a mismatch, what is left alone."""
+"""The account against the journal: what is taken up, what stops a start, what is a mismatch, what
+is left alone."""
 
 from __future__ import annotations
 
@@ -38,13 +39,17 @@ def broker(server: LoopbackAlpaca) -> AlpacaBroker:
     return connect(server.endpoint)
 
 
-def look(journal: Journal, broker: AlpacaBroker, at: int = OPENED, **how: Any) -> tuple[Finding, ...]:
+def look(
+    journal: Journal, broker: AlpacaBroker, at: int = OPENED, **how: Any
+) -> tuple[Finding, ...]:
     return reconcile(journal, broker, bundle=BUNDLE, at=at, pause=lambda _: None, **how)
 
 
 def traded(journal: Journal, broker: AlpacaBroker, orders: dict[str, float], at: int) -> None:
     execution = Execution.resume(broker, journal, at=at, bundle=BUNDLE)
-    execution.begin(decision=at, orders=orders, prices=PRICES, at=at, not_before=at, until=at + 40 * SECOND)
+    execution.begin(
+        decision=at, orders=orders, prices=PRICES, at=at, not_before=at, until=at + 40 * SECOND
+    )
     for now in range(at, at + 90 * SECOND, SECOND):
         if execution.step(now):
             return
@@ -55,7 +60,9 @@ def asked_only(server: LoopbackAlpaca) -> bool:
     return {method for method, _ in server.seen} <= {"GET"}
 
 
-def test_the_first_start_begins_with_the_cash_that_is_there(journal: Journal, broker: AlpacaBroker) -> None:
+def test_the_first_start_begins_with_the_cash_that_is_there(
+    journal: Journal, broker: AlpacaBroker
+) -> None:
     assert expected(journal).cash_usd is None
     assert look(journal, broker, start=True) == ()
     assert expected(journal).cash_usd == 1000.0
@@ -68,7 +75,10 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(
     server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
 ) -> None:
     server.positions = {"AAA": 7.0}
-    with pytest.raises(DeployError, match=r"7 shares of AAA are held, 0 expected\); see to it, or start with --adopt"):
+    with pytest.raises(
+        DeployError,
+        match=r"7 shares of AAA are held, 0 expected\); see to it, or start with --adopt",
+    ):
         look(journal, broker, start=True)
     assert look(journal, broker, start=True, adopt=True) == ()
     assert expected(journal).shares == {"AAA": 7.0}
@@ -102,10 +112,15 @@ def test_own_orders_that_the_journal_does_not_know_are_taken_up(
     server.accept("STUCK", 5.0, order_id(BUNDLE, OPENED, "STUCK"))
     with Journal(tmp_path / "another.sqlite") as another:  # the first one is lost
         assert look(another, broker, start=True) == ()
-        assert {report.symbol: report.filled for report in another.orders().values()} == {"AAA": 30.0, "STUCK": 0.0}
+        assert {report.symbol: report.filled for report in another.orders().values()} == {
+            "AAA": 30.0,
+            "STUCK": 0.0,
+        }
         assert expected(another).shares == {"AAA": 30.0}
         look(another, broker)
-    assert server.by_client_id()[order_id(BUNDLE, OPENED, "STUCK")]["status"] == "canceled"  # no decision has it
+    assert (
+        server.by_client_id()[order_id(BUNDLE, OPENED, "STUCK")]["status"] == "canceled"
+    )  # no decision has it
 
 
 def test_fills_count_once_however_often_they_are_told(
@@ -114,7 +129,14 @@ def test_fills_count_once_however_often_they_are_told(
     look(journal, broker, start=True)
     execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
     until = OPENED + 100 * SECOND
-    execution.begin(decision=OPENED, orders={"AAA": 10.0}, prices=PRICES, at=OPENED, not_before=OPENED, until=until)
+    execution.begin(
+        decision=OPENED,
+        orders={"AAA": 10.0},
+        prices=PRICES,
+        at=OPENED,
+        not_before=OPENED,
+        until=until,
+    )
     execution.step(OPENED)
     server.pace["AAA"] = (0.0, 0.1, 0.1, 0.3, 0.3, 0.3, 0.6, 0.6, 0.6, 0.6, 1.0)
     seen = []
@@ -149,7 +171,9 @@ def test_a_fill_between_two_questions_is_no_mismatch(
     assert expected(journal).shares == {"AAA": 10.0}
 
 
-def test_what_nobody_explains_is_a_mismatch(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+def test_what_nobody_explains_is_a_mismatch(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0, "BBB": 10.0}, OPENED)
     assert look(journal, broker) == ()
@@ -174,7 +198,9 @@ def test_what_nobody_explains_is_a_mismatch(server: LoopbackAlpaca, journal: Jou
     assert look(journal, broker, OPENED + 5 * SECOND) == ()
 
 
-def test_cash_may_be_off_by_fees_and_no_more(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+def test_cash_may_be_off_by_fees_and_no_more(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
     look(journal, broker, start=True)
     server.cash -= 4.5
     assert look(journal, broker) == ()
@@ -224,14 +250,20 @@ def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
     assert expected(journal).shares == server.positions == {}
 
 
-def test_another_account_and_a_blocked_one(server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker) -> None:
+def test_another_account_and_a_blocked_one(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
     look(journal, broker, start=True)
     server.blocked = True
-    assert [one.text for one in look(journal, broker)] == ["the account takes no orders: trading_blocked"]
+    assert [one.text for one in look(journal, broker)] == [
+        "the account takes no orders: trading_blocked"
+    ]
     with pytest.raises(DeployError, match="ask the broker why"):
         look(journal, broker, start=True, adopt=True)
     server.blocked, server.number = False, "PA2"
-    assert [one.text for one in look(journal, broker)] == ["the keys are of account PA2, the journal of PA1LOOPBACK"]
+    assert [one.text for one in look(journal, broker)] == [
+        "the keys are of account PA2, the journal of PA1LOOPBACK"
+    ]
 
 
 def test_a_broker_that_does_not_answer_is_no_agreement(

@@ -32,10 +32,15 @@ def same(journal: Journal, market: MarketTensors, equity: np.ndarray) -> int:
 SHORT = {"windows": {"fractions": [0.6, 0.3, 0.1]}}
 EVENTFUL = {
     "source": {
-        "kind": "synthetic", "seed": 5, "num_symbols": 9, "num_sessions": 60, "volatility_bps": 40.0, "missing": 0.1,
+        "kind": "synthetic",
+        "seed": 5,
+        "num_symbols": 9,
+        "num_sessions": 60,
+        "volatility_bps": 40.0,
+        "missing": 0.1,
         "events": {"splits": 3, "dividends": 4, "halts": 4},
     }
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -44,18 +49,39 @@ EVENTFUL = {
         ({}, {}),
         (
             SHORT,
-            {"decision_interval": 1, "cost_bps": 5, "half_spread_bps": 2, "impact_bps": 50, "min_commission_usd": 1},
+            {
+                "decision_interval": 1,
+                "cost_bps": 5,
+                "half_spread_bps": 2,
+                "impact_bps": 50,
+                "min_commission_usd": 1,
+            },
         ),
         (EVENTFUL, {"decision_interval": 3}),
-        ({"features": {"cross_sectional": "zscore"}}, {"benchmark": "equal_weight", "fractional": True}),
-        ({"features": {"context": ["time_of_day", "turbulence", "index_return_5"], "turbulence_days": 8}}, {}),
+        (
+            {"features": {"cross_sectional": "zscore"}},
+            {"benchmark": "equal_weight", "fractional": True},
+        ),
+        (
+            {
+                "features": {
+                    "context": ["time_of_day", "turbulence", "index_return_5"],
+                    "turbulence_days": 8,
+                }
+            },
+            {},
+        ),
     ],
 )
-def test_a_replay_is_the_backtest(tmp_path: Path, data: dict[str, Any], env: dict[str, Any]) -> None:
+def test_a_replay_is_the_backtest(
+    tmp_path: Path, data: dict[str, Any], env: dict[str, Any]
+) -> None:
     bundle, market = frozen(tmp_path, settings(**data), **env)
     journal = replayed(tmp_path, bundle, market)
     expected = simulate(bundle.policy, market, bundle.env)
-    assert same(journal, market, expected.equity) == -(-(market.num_bars - 1) // bundle.env.decision_interval)
+    assert same(journal, market, expected.equity) == -(
+        -(market.num_bars - 1) // bundle.env.decision_interval
+    )
     assert np.ptp(expected.equity) > 100  # it traded
     filled = sum(report.filled != 0 for report in journal.orders().values())
     assert filled == (expected.trades["kind"] == "order").sum()
@@ -108,4 +134,6 @@ def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> 
     journal = replayed(tmp_path, bundle, market)
     assert lives > 2
     assert same(journal, market, expected) == -(-(market.num_bars - 1) // 9)
-    assert len({entry.body["bar"] for entry in journal.entries("decision")}) == len(journal.entries("decision"))
+    assert len({entry.body["bar"] for entry in journal.entries("decision")}) == len(
+        journal.entries("decision")
+    )

@@ -1,4 +1,5 @@
-"""What a deployment says of itself: read from its folder, damaged or not, without torch, and over HTTP."""
+"""What a deployment says of itself: read from its folder, damaged or not, without torch, and over
+HTTP."""
 
 from __future__ import annotations
 
@@ -76,7 +77,10 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="cannot be read as a journal"):
         status.read(tmp_path / "x")
     (tmp_path / "x" / "journal.sqlite").unlink()
-    for name, text in (("heartbeat.json", '{"time": 1, "next_decision": "soon"}'), ("drift.json", "123")):
+    for name, text in (
+        ("heartbeat.json", '{"time": 1, "next_decision": "soon"}'),
+        ("drift.json", "123"),
+    ):
         (tmp_path / "x" / name).write_text(text)
         with pytest.raises(DeployError, match="damaged"):
             status.read(tmp_path / "x")
@@ -125,7 +129,9 @@ def test_gauges_are_served_on_this_machine_only() -> None:
     pytest.importorskip("prometheus_client")
     gauges = Gauges("mine", 0, lambda: {"equity_usd": 5.0, "halted": 1.0, "orders:filled": 7})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{gauges.port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{gauges.port}/metrics", timeout=20
+        ) as answer:
             text = answer.read().decode()
         assert 'fintrader_deployment_equity_usd{deployment="mine"} 5.0' in text
         assert 'fintrader_deployment_orders{deployment="mine",state="filled"} 7.0' in text

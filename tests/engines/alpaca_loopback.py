@@ -1,8 +1,9 @@
-"""A server on this machine that answers as Alpaca's trading service does: accounts, orders, a matching engine, faults.
+"""A server on this machine that answers as Alpaca's trading service does: accounts, orders, a
+matching engine, faults.
 
-It runs in a thread of its own and keeps its state in memory; clients in other processes may die as they please. An
-order moves one tick at each request for orders, so what becomes of it hangs on no clock. Faults are planned by the
-number of a request (1, 2, 3 …), and `seen` says what came in.
+It runs in a thread of its own and keeps its state in memory; clients in other processes may die as
+they please. An order moves one tick at each request for orders, so what becomes of it hangs on no
+clock. Faults are planned by the number of a request (1, 2, 3 …), and `seen` says what came in.
 """
 
 from __future__ import annotations
@@ -26,11 +27,20 @@ KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
 TRANSIENT = (
     *("302", "408", "429", "500", "502_html", "503", "504"),
     *("200_html", "truncated", "empty", "null", "object", "strange"),
-    *("hang", "reset", "500_after", "504_after", "html_after", "truncated_after", "hang_after", "reset_after"),
+    *(
+        "hang",
+        "reset",
+        "500_after",
+        "504_after",
+        "html_after",
+        "truncated_after",
+        "hang_after",
+        "reset_after",
+    ),
     "reset_late",
 )
-"""Faults that pass; with `_after` the request has been carried out all the same, with `_late` an order arrives when
-LATE more requests have."""
+"""Faults that pass; with `_after` the request has been carried out all the same, with `_late` an
+order arrives when LATE more requests have."""
 LATE = 4
 REFUSALS = ("400", "401", "403", "404", "422")
 """Faults by which the server refuses for good, as far as the client can know."""
@@ -47,9 +57,10 @@ class Refusal(Exception):
 class LoopbackAlpaca:
     """`with LoopbackAlpaca(cash=…, prices={…}) as server: AlpacaBroker(server.endpoint)`.
 
-    `pace` gives the share of an order of a symbol that is filled after each tick, (0, 0.4, 1) where it gives none; an
-    order whose pace ends below 1 stands there until it is cancelled. Symbols of `races` fill whole when they are
-    cancelled. With `margin` nobody minds whether the cash suffices. `witness` sees each order before it is taken.
+    `pace` gives the share of an order of a symbol that is filled after each tick, (0, 0.4, 1) where
+    it gives none; an order whose pace ends below 1 stands there until it is cancelled. Symbols of
+    `races` fill whole when they are cancelled. With `margin` nobody minds whether the cash
+    suffices. `witness` sees each order before it is taken.
     """
 
     def __init__(
@@ -85,7 +96,9 @@ class LoopbackAlpaca:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), daemon=True
+        )
         self._thread.start()
         return self
 
@@ -97,15 +110,39 @@ class LoopbackAlpaca:
     def by_client_id(self) -> dict[str, dict[str, Any]]:
         return {row["client_order_id"]: row for row in self.orders.values()}
 
-    def accept(self, symbol: str, shares: float, client_id: str, *, age_s: float = 0.0) -> dict[str, Any]:
+    def accept(
+        self, symbol: str, shares: float, client_id: str, *, age_s: float = 0.0
+    ) -> dict[str, Any]:
         """An order as if it had been sent, `age_s` ago."""
         sent = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
         stamp = sent.isoformat().replace("+00:00", "123Z")
-        row: dict[str, Any] = dict.fromkeys(("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by"))
-        row |= {"id": str(uuid.uuid4()), "client_order_id": client_id, "symbol": symbol, "status": "accepted"}
-        row |= {"created_at": stamp, "updated_at": stamp, "submitted_at": stamp, "asset_class": "us_equity"}
-        row |= {"qty": f"{abs(shares):.12g}", "filled_qty": "0", "filled_avg_price": None, "notional": None}
-        row |= {"side": "buy" if shares > 0 else "sell", "type": "market", "order_type": "market", "order_class": ""}
+        row: dict[str, Any] = dict.fromkeys(
+            ("filled_at", "expired_at", "canceled_at", "failed_at", "replaced_by")
+        )
+        row |= {
+            "id": str(uuid.uuid4()),
+            "client_order_id": client_id,
+            "symbol": symbol,
+            "status": "accepted",
+        }
+        row |= {
+            "created_at": stamp,
+            "updated_at": stamp,
+            "submitted_at": stamp,
+            "asset_class": "us_equity",
+        }
+        row |= {
+            "qty": f"{abs(shares):.12g}",
+            "filled_qty": "0",
+            "filled_avg_price": None,
+            "notional": None,
+        }
+        row |= {
+            "side": "buy" if shares > 0 else "sell",
+            "type": "market",
+            "order_type": "market",
+            "order_class": "",
+        }
         row |= {"time_in_force": "day", "extended_hours": False, "legs": None}
         self.orders[row["id"]] = row
         return row
@@ -145,10 +182,15 @@ class LoopbackAlpaca:
         held = self.positions.pop(symbol, 0.0) + sign * (filled - before)
         if held:
             self.positions[symbol] = held
-        row["filled_qty"], row["filled_avg_price"] = f"{filled:.12g}", f"{price:.12g}" if filled else None
+        row["filled_qty"], row["filled_avg_price"] = (
+            f"{filled:.12g}",
+            f"{price:.12g}" if filled else None,
+        )
         row["status"] = "filled" if filled == asked else "partially_filled" if filled else "new"
 
-    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+    def answer(
+        self, method: str, path: str, query: Mapping[str, str], body: Any
+    ) -> tuple[int, Any]:
         """What is done and said; Refusal for what is refused."""
         parts = path.removeprefix("/v2/").split("/")
         if method == "POST" and parts == ["orders"]:
@@ -156,8 +198,17 @@ class LoopbackAlpaca:
         if method == "DELETE" and parts[0] == "orders" and len(parts) == 2:
             return self._cancel(parts[1])
         if method == "GET" and parts == ["account"]:
-            told = {"id": str(uuid.uuid4()), "account_number": self.number, "status": "ACTIVE", "currency": "USD"}
-            told |= {"cash": f"{self.cash:.4f}", "trading_blocked": self.blocked, "account_blocked": False}
+            told = {
+                "id": str(uuid.uuid4()),
+                "account_number": self.number,
+                "status": "ACTIVE",
+                "currency": "USD",
+            }
+            told |= {
+                "cash": f"{self.cash:.4f}",
+                "trading_blocked": self.blocked,
+                "account_blocked": False,
+            }
             return 200, told
         if method == "GET" and parts == ["positions"]:
             return 200, [
@@ -184,15 +235,26 @@ class LoopbackAlpaca:
             raise Refusal(422, NOT_UNIQUE)
         if symbol not in self.prices:
             raise Refusal(422, {"code": 42210000, "message": f'asset "{symbol}" not found'})
-        standing = [row for row in self.orders.values() if row["status"] in OPEN and row["side"] == body["side"]]
+        standing = [
+            row
+            for row in self.orders.values()
+            if row["status"] in OPEN and row["side"] == body["side"]
+        ]
         if body["side"] == "buy":
-            bound = sum((float(r["qty"]) - float(r["filled_qty"])) * self.prices[r["symbol"]] for r in standing)
+            bound = sum(
+                (float(r["qty"]) - float(r["filled_qty"])) * self.prices[r["symbol"]]
+                for r in standing
+            )
             if not self.margin and shares * self.prices[symbol] > self.cash - bound + 1e-9:
                 raise Refusal(403, {"code": 40310000, "message": "insufficient buying power"})
         else:
-            bound = sum(float(r["qty"]) - float(r["filled_qty"]) for r in standing if r["symbol"] == symbol)
+            bound = sum(
+                float(r["qty"]) - float(r["filled_qty"]) for r in standing if r["symbol"] == symbol
+            )
             if shares > self.positions.get(symbol, 0.0) - bound:
-                raise Refusal(403, {"code": 40310000, "message": "insufficient qty available for order"})
+                raise Refusal(
+                    403, {"code": 40310000, "message": "insufficient qty available for order"}
+                )
         if self.witness:
             self.witness(body)
         return self.accept(symbol, shares if body["side"] == "buy" else -shares, name)
@@ -202,16 +264,24 @@ class LoopbackAlpaca:
         if row is None:
             raise Refusal(404, {"code": 40410000, "message": "order not found"})
         if row["status"] not in OPEN:
-            raise Refusal(422, {"code": 42210000, "message": f'order is already in "{row["status"]}" state'})
+            raise Refusal(
+                422, {"code": 42210000, "message": f'order is already in "{row["status"]}" state'}
+            )
         row["status"] = "pending_cancel"
         return 204, None
 
     def _listed(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
         after = dt.datetime.fromisoformat(query.get("after", "1970-01-01T00:00:00+00:00"))
-        rows = [row for row in self.orders.values() if dt.datetime.fromisoformat(row["submitted_at"]) > after]
+        rows = [
+            row
+            for row in self.orders.values()
+            if dt.datetime.fromisoformat(row["submitted_at"]) > after
+        ]
         if query.get("status", "open") == "open":
             rows = [row for row in rows if row["status"] in OPEN]
-        rows.sort(key=lambda row: row["submitted_at"], reverse=query.get("direction", "desc") == "desc")
+        rows.sort(
+            key=lambda row: row["submitted_at"], reverse=query.get("direction", "desc") == "desc"
+        )
         return rows[: min(int(query.get("limit", 50)), 500)]
 
 
@@ -278,14 +348,26 @@ class _Handler(BaseHTTPRequestHandler):
             whole = json.dumps(body or {"id": str(uuid.uuid4()), "status": "accepted"}).encode()
             self._say(200, whole[: len(whole) // 2])
         elif fault in ("empty", "null", "object", "strange"):
-            self._say(200, {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}[fault])
+            self._say(
+                200,
+                {"empty": b"", "null": b"null", "object": b"{}", "strange": b'{"a": [1]}'}[fault],
+            )
         else:
             told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
             if self.alpaca.echo:
-                told["message"] += f" for {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
-            self._say(int(fault), json.dumps(told).encode(), wait=self.alpaca.retry_after if fault == "429" else None)
+                told["message"] += (
+                    " for"
+                    f" {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
+                )
+            self._say(
+                int(fault),
+                json.dumps(told).encode(),
+                wait=self.alpaca.retry_after if fault == "429" else None,
+            )
 
-    def _say(self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None) -> None:
+    def _say(
+        self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if wait is not None:

@@ -1,7 +1,8 @@
-"""Alpaca's two services on this machine: the bars of a made-up market that never closes, as they are made, and trading
-at their prices.
+"""Alpaca's two services on this machine: the bars of a made-up market that never closes, as they
+are made, and trading at their prices.
 
-As a program it serves until it is ended: `python -m tests.engines.alpaca_market [SECONDS]` prints its address.
+As a program it serves until it is ended: `python -m tests.engines.alpaca_market [SECONDS]` prints
+its address.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ PAGE = 10_000
 
 
 class MadeUpBars:
-    """A random walk for each symbol over the minutes from `days` days before now to two days after."""
+    """A random walk for each symbol over the minutes from `days` days before now to two days
+    after."""
 
-    def __init__(self, symbols: Sequence[str], *, now: Callable[[], float], days: int = 60, seed: int = 18) -> None:
+    def __init__(
+        self, symbols: Sequence[str], *, now: Callable[[], float], days: int = 60, seed: int = 18
+    ) -> None:
         today = int(now()) // 86_400 * 86_400
         self.symbols, self.now = tuple(symbols), now
         self.minutes = np.arange(today - days * 86_400, today + 2 * 86_400, MINUTE_S)
@@ -33,7 +37,8 @@ class MadeUpBars:
         self.volume = draws.integers(20_000, 60_000, self.close.shape).astype(float)
 
     def rows(self, symbol: str, start: float, end: float, minutes: int) -> Iterator[dict[str, Any]]:
-        """Bars of so many minutes that begin in `[start, end]`; the newest as far as it has come, as Alpaca does."""
+        """Bars of so many minutes that begin in `[start, end]`; the newest as far as it has come,
+        as Alpaca does."""
         number, step = self.symbols.index(symbol), minutes * MINUTE_S
         begins = self.minutes[::minutes]
         known = int(np.searchsorted(self.minutes, self.now() - MINUTE_S, side="right"))
@@ -44,10 +49,18 @@ class MadeUpBars:
                 return
             volume = float(self.volume[number, first : min(first + step // MINUTE_S, known)].sum())
             stamp = dt.datetime.fromtimestamp(int(moment), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            row = {"t": stamp, "o": closes[0], "h": closes.max(), "l": closes.min(), "c": closes[-1]}
+            row = {
+                "t": stamp,
+                "o": closes[0],
+                "h": closes.max(),
+                "l": closes.min(),
+                "c": closes[-1],
+            }
             yield {name: value if name == "t" else float(value) for name, value in row.items()} | {
-                "v": volume, "n": 1, "vw": float(closes[-1])
-            }  # fmt: skip
+                "v": volume,
+                "n": 1,
+                "vw": float(closes[-1]),
+            }
 
     def price(self, symbol: str) -> float:
         newest = int(np.searchsorted(self.minutes, self.now() - MINUTE_S, side="right")) - 1
@@ -87,7 +100,9 @@ class LoopbackMarket(LoopbackAlpaca):
         self.bars = MadeUpBars(symbols, now=now)
         self.prices = Prices(self.bars)  # type: ignore[assignment]
 
-    def answer(self, method: str, path: str, query: Mapping[str, str], body: Any) -> tuple[int, Any]:
+    def answer(
+        self, method: str, path: str, query: Mapping[str, str], body: Any
+    ) -> tuple[int, Any]:
         if path == "/v2/stocks/bars":
             return 200, self._page(query)
         if path == "/v1/corporate-actions":
@@ -103,12 +118,19 @@ class LoopbackMarket(LoopbackAlpaca):
         names = query["symbols"].split(",")
         if unknown := set(names) - set(self.bars.symbols):
             raise Refusal(400, {"code": 40010001, "message": f"invalid symbol: {min(unknown)}"})
-        rows = [(name, row) for name in sorted(names) for row in self.bars.rows(name, start, end, length)]
+        rows = [
+            (name, row)
+            for name in sorted(names)
+            for row in self.bars.rows(name, start, end, length)
+        ]
         first = int(query.get("page_token") or 0)
         told: dict[str, list[dict[str, Any]]] = {}
         for name, row in rows[first : first + PAGE]:
             told.setdefault(name, []).append(row)
-        return {"bars": told, "next_page_token": str(first + PAGE) if first + PAGE < len(rows) else None}
+        return {
+            "bars": told,
+            "next_page_token": str(first + PAGE) if first + PAGE < len(rows) else None,
+        }
 
 
 def _seconds(stamp: str) -> float:

@@ -1,8 +1,9 @@
 """Kills, torn writes and full disks at every file and database operation of a tournament.
 
-`install` wraps the operations themselves (`os.open`, `os.write`, `os.fsync`, `os.replace`, `os.link`, `os.unlink`,
-`os.ftruncate`, and SQLite's statements and commits), so nothing in the engine has to know about it, and an operation
-that is added later is covered without being listed. `benchmarks/chaos.py` runs it at full length, the tests briefly.
+`install` wraps the operations themselves (`os.open`, `os.write`, `os.fsync`, `os.replace`,
+`os.link`, `os.unlink`, `os.ftruncate`, and SQLite's statements and commits), so nothing in the
+engine has to know about it, and an operation that is added later is covered without being listed.
+`benchmarks/chaos.py` runs it at full length, the tests briefly.
 """
 
 from __future__ import annotations
@@ -102,12 +103,14 @@ def install(faults: Faults) -> None:
 
 
 body = stubs.body
-if "CHAOS_POD" in os.environ:  # whoever takes the body from here strikes itself: the launcher passes its environment on
+if (
+    "CHAOS_POD" in os.environ
+):  # whoever takes the body from here strikes itself: the launcher passes its environment on
     _plan = json.loads(os.environ["CHAOS_POD"])
     install(Faults(_plan["mode"], _plan["at"], Path(_plan["mark"])))
 
 
-# --- scenarios -------------------------------------------------------------------------------------------------
+# --- scenarios ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -124,16 +127,24 @@ class Outcome:
 
 
 def race(
-    run: RunFolder, pods: int, *, processes: bool = False, launching: Callable[[], Any] | None = None, **how: Any
+    run: RunFolder,
+    pods: int,
+    *,
+    processes: bool = False,
+    launching: Callable[[], Any] | None = None,
+    **how: Any,
 ) -> Any:
-    """One tournament of stub pods: in threads, in processes, or by the launcher that `launching` makes beforehand."""
+    """One tournament of stub pods: in threads, in processes, or by the launcher that `launching`
+    makes beforehand."""
     from tests.engines.races import settings, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
     threads = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
     launcher = launching() if launching else threads
     wanted = settings(pods=pods, workers=2, order="submission", retries=50, fresh=0.2)
-    return stub_race(run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how)
+    return stub_race(
+        run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how
+    )
 
 
 def stub_race_of(run: RunFolder, wanted: Any) -> Any:
@@ -214,9 +225,15 @@ def check(run: RunFolder, before: dict[str, bytes], expected: Any) -> list[str]:
     """What is wrong after recovery: nothing, one hopes."""
     problems = []
     after = acknowledged(run)
-    problems += [f"result of {pod} lost or changed" for pod, data in before.items() if after.get(pod) != data]
+    problems += [
+        f"result of {pod} lost or changed" for pod, data in before.items() if after.get(pod) != data
+    ]
     applied = [event["pod"] for event in events_of(run, "applied")]
-    problems += [f"{pod} applied {applied.count(pod)} times" for pod in set(applied) if applied.count(pod) != 1]
+    problems += [
+        f"{pod} applied {applied.count(pod)} times"
+        for pod in set(applied)
+        if applied.count(pod) != 1
+    ]
     if set(applied) != set(after):
         problems.append(f"applied {sorted(applied)}, stored {sorted(after)}")
     if expected is not None and everything(run) != expected:
@@ -236,7 +253,13 @@ class Tally:
     recovery: list[float] = field(default_factory=list)
 
     def strike_and_recover(
-        self, folder: Path, name: str, pods: int, expected: Any, strike: Callable[[RunFolder], Outcome], **how: Any
+        self,
+        folder: Path,
+        name: str,
+        pods: int,
+        expected: Any,
+        strike: Callable[[RunFolder], Outcome],
+        **how: Any,
     ) -> None:
         """Disturb one run, complete it by the same call, and compare."""
         run = RunFolder(folder / name)
@@ -268,7 +291,8 @@ def count_points(folder: Path, pods: int) -> int:
 
 
 def kill_at_work(run: RunFolder, pods: int) -> Outcome:
-    """Start a tournament of spawned pods and SIGKILL the orchestrator while pod 2 is in the middle."""
+    """Start a tournament of spawned pods and SIGKILL the orchestrator while pod 2 is in the
+    middle."""
     gate = run.root.parent / f"{run.root.name}-gate" / "p0002"
     gate.parent.mkdir()
     gate.touch()
@@ -281,11 +305,14 @@ def kill_at_work(run: RunFolder, pods: int) -> Outcome:
 
 
 def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:
-    """What a tournament came to that was killed, or one of whose pods was; orphans must follow it."""
+    """What a tournament came to that was killed, or one of whose pods was; orphans must follow
+    it."""
     _, code = os.waitpid(pid, 0)
     status = os.waitstatus_to_exitcode(code)
     if target == "pod":
-        return Outcome(status, hits=sum(event["reason"] == "killed" for event in events_of(run, "lost")))
+        return Outcome(
+            status, hits=sum(event["reason"] == "killed" for event in events_of(run, "lost"))
+        )
     until(lambda: all(gone(child.pid) for child in children), "orphans to follow it")
     return Outcome(status, hits=int(status == -signal.SIGKILL))
 

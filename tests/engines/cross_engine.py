@@ -1,4 +1,5 @@
-"""A fintrader backtest's orders, through other engines (`foreign.py`), and how far their accounts end up apart."""
+"""A fintrader backtest's orders, through other engines (`foreign.py`), and how far their accounts
+end up apart."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class CannotInstallError(Exception):
 def environment() -> Path:
     """The interpreter of `.venv-engines`, which is made and filled first where it is not there yet.
 
-    The engines need an environment of their own: zipline wants a pandas below 3. Raises CannotInstallError.
+    The engines need an environment of their own: zipline wants a pandas below 3. Raises
+    CannotInstallError.
     """
     folder = ROOT / ".venv-engines"
     python, ready, wanted = folder / "bin" / "python", folder / "pins.txt", "\n".join(PINS)
@@ -50,41 +52,67 @@ def environment() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
         if not ready.exists() or ready.read_text() != wanted:
-            install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PINS]
+            install = [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *PINS,
+            ]
             for step in ([sys.executable, "-m", "venv", str(folder)], install):
                 done = subprocess.run(step, capture_output=True, text=True)
                 if done.returncode != 0:
-                    raise CannotInstallError((done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1])
+                    raise CannotInstallError(
+                        (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+                    )
             ready.write_text(wanted)
     return python
 
 
 def synthetic_market(sessions: int = 504, assets: int = 8, seed: int = 0) -> MarketTensors:
-    """Daily bars of random walks on NYSE's own sessions from 2018 on, opens apart from the closes before them."""
+    """Daily bars of random walks on NYSE's own sessions from 2018 on, opens apart from the closes
+    before them."""
     rng = np.random.default_rng(seed)
-    close = np.linspace(15, 400, assets) * np.exp(np.cumsum(rng.normal(3e-4, 0.02, (sessions, assets)), axis=0))
+    close = np.linspace(15, 400, assets) * np.exp(
+        np.cumsum(rng.normal(3e-4, 0.02, (sessions, assets)), axis=0)
+    )
     open_ = np.vstack([close[:1], close[:-1]]) * np.exp(rng.normal(0, 0.008, close.shape))
     calendar = exchange_calendars.get_calendar("XNYS", start="2018-01-01")
     dates = calendar.sessions_window(calendar.first_session, sessions)
-    return daily_market(dates, open_, close, np.full(close.shape, 1e9), tuple(f"S{n}" for n in range(assets)))
+    return daily_market(
+        dates, open_, close, np.full(close.shape, 1e9), tuple(f"S{n}" for n in range(assets))
+    )
 
 
 def real_market() -> tuple[MarketTensors, dict[str, np.ndarray]]:
-    """The real daily bars (adjusted for splits), and their opens and closes `[T, N]` in float64, as quoted."""
+    """The real daily bars (adjusted for splits), and their opens and closes `[T, N]` in float64, as
+    quoted."""
     table = pd.read_parquet(REAL_DAILY)
     table["ticker"] = table["ticker"].astype(str)
     wide = table[table["ticker"].isin(REAL_SYMBOLS)].pivot(index="date", columns="ticker")
     if wide[["open", "close"]].isna().to_numpy().any():
         raise ValueError(
-            f"{REAL_DAILY.name} lacks bars of {REAL_SYMBOLS}; this comparison wants symbols with all of them"
+            f"{REAL_DAILY.name} lacks bars of {REAL_SYMBOLS}; this comparison wants symbols with"
+            " all of them"
         )
     quoted = {name: wide[name].to_numpy(np.float64).round(4) for name in ("open", "close")}
     volume = wide["volume"].to_numpy(np.float64)
-    return daily_market(pd.DatetimeIndex(wide.index), *quoted.values(), volume, tuple(wide["close"].columns)), quoted
+    return (
+        daily_market(
+            pd.DatetimeIndex(wide.index), *quoted.values(), volume, tuple(wide["close"].columns)
+        ),
+        quoted,
+    )
 
 
 def daily_market(
-    dates: pd.DatetimeIndex, open_: np.ndarray, close: np.ndarray, volume: np.ndarray, symbols: tuple[str, ...]
+    dates: pd.DatetimeIndex,
+    open_: np.ndarray,
+    close: np.ndarray,
+    volume: np.ndarray,
+    symbols: tuple[str, ...],
 ) -> MarketTensors:
     """A market of one bar a session, without features."""
     bars, assets = close.shape
@@ -109,7 +137,8 @@ def daily_market(
 
 
 def momentum(account: BacktestAccount) -> torch.Tensor | None:
-    """`[1, N]`: weights in proportion to what each symbol gained over five bars, nothing in those that lost."""
+    """`[1, N]`: weights in proportion to what each symbol gained over five bars, nothing in those
+    that lost."""
     close = account.market.close.double()
     if account.bar < LOOKBACK:
         return None
@@ -133,10 +162,12 @@ def play(
     cents: bool = False,
     prices: dict[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """`version`, `equity` `[T]`, `fills` (bar, asset, shares, price) and `commission_usd` of the engine's account.
+    """`version`, `equity` `[T]`, `fills` (bar, asset, shares, price) and `commission_usd` of the
+    engine's account.
 
-    It gets the orders as fintrader filled them, at the bar at whose close they were decided. Whoever gives `fill`,
-    `cents` (every commission is rounded to it) or `prices` lets the engine do otherwise than fintrader did.
+    It gets the orders as fintrader filled them, at the bar at whose close they were decided.
+    Whoever gives `fill`, `cents` (every commission is rounded to it) or `prices` lets the engine do
+    otherwise than fintrader did.
     """
     trades = result.trades
     assets = trades["symbol"].map({name: n for n, name in enumerate(market.symbols)})
@@ -150,7 +181,9 @@ def play(
         },
         "orders": [
             [int(bar), int(asset), int(shares)]
-            for bar, asset, shares in zip(trades["decision_bar"], assets, trades["shares"], strict=True)
+            for bar, asset, shares in zip(
+                trades["decision_bar"], assets, trades["shares"], strict=True
+            )
         ],
         "fee": settings.fee_rate,
         "cash": settings.initial_cash_usd,
@@ -161,7 +194,9 @@ def play(
     with tempfile.TemporaryDirectory() as folder:
         job_file, result_file = Path(folder) / "job.json", Path(folder) / "result.json"
         job_file.write_text(json.dumps(job))
-        variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        variables = {
+            key: value for key, value in os.environ.items() if not key.startswith("PYTHON")
+        }
         command = [
             str(python),
             "-W",
@@ -182,11 +217,15 @@ def fills_of(market: MarketTensors, result: BacktestResult) -> list[list[float]]
     trades = result.trades
     assets = trades["symbol"].map({name: n for n, name in enumerate(market.symbols)})
     columns = (trades["fill_bar"], assets, trades["shares"], trades["price_usd"])
-    return sorted([int(bar), int(n), float(q), float(price)] for bar, n, q, price in zip(*columns, strict=True))
+    return sorted(
+        [int(bar), int(n), float(q), float(price)]
+        for bar, n, q, price in zip(*columns, strict=True)
+    )
 
 
 def apart(result: BacktestResult, found: dict[str, Any]) -> dict[str, Any]:
-    """What an engine's account differs in, its figures less fintrader's: USD, and bps of fintrader's equity."""
+    """What an engine's account differs in, its figures less fintrader's: USD, and bps of
+    fintrader's equity."""
     gaps = np.array(found["equity"]) - result.equity
     return {
         "fills": len(found["fills"]),

@@ -1,4 +1,5 @@
-"""Small deployments: a frozen policy that nobody trained, bars with faults, and a clock that needs no waiting."""
+"""Small deployments: a frozen policy that nobody trained, bars with faults, and a clock that needs
+no waiting."""
 
 from __future__ import annotations
 
@@ -32,11 +33,21 @@ FREE = LimitSettings(enforced=False)
 
 
 def settings(**changes: Any) -> DataSettings:
-    """Made-up bars of a quarter of an hour, 26 a session, with features that look back a few sessions."""
+    """Made-up bars of a quarter of an hour, 26 a session, with features that look back a few
+    sessions."""
     values: dict[str, Any] = {
         "bar_minutes": 15,
-        "source": {"kind": "synthetic", "seed": 3, "num_symbols": 5, "num_sessions": 60, "volatility_bps": 40.0},
-        "features": {"names": ["return_1", "return_30", "volatility_26", "rsi_2", "gap", "sma_26"], "context": []},
+        "source": {
+            "kind": "synthetic",
+            "seed": 3,
+            "num_symbols": 5,
+            "num_sessions": 60,
+            "volatility_bps": 40.0,
+        },
+        "features": {
+            "names": ["return_1", "return_30", "volatility_26", "rsi_2", "gap", "sma_26"],
+            "context": [],
+        },
         "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 1},
     }
     for key, value in changes.items():
@@ -53,14 +64,19 @@ def frozen(
     daily_returns: Sequence[float] = (),
     **env: Any,
 ) -> tuple[Bundle, MarketTensors]:
-    """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it trades."""
+    """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it
+    trades."""
     data = data or settings()
     whole, _ = make_market(data)
     market = whole.split().test
     chosen = EnvSettings(**{"num_envs": 1, "decision_interval": 5, "trade_rate": 0.5, **env})
-    layout = ObservationLayout.of(market, chosen.lookback, benchmark=shows_benchmark(market, chosen))
+    layout = ObservationLayout.of(
+        market, chosen.lookback, benchmark=shows_benchmark(market, chosen)
+    )
     torch.manual_seed(seed)
-    policy = ActorPolicy(layout, NetworkSettings(account=account), ActionHeadSettings(cash_logit=-3.0))
+    policy = ActorPolicy(
+        layout, NetworkSettings(account=account), ActionHeadSettings(cash_logit=-3.0)
+    )
     for weights in policy.parameters():
         torch.nn.init.normal_(weights, 0.0, 0.25)
     path = folder / "policy.safetensors"
@@ -87,7 +103,8 @@ def frozen(
 
 
 class LiveClock(ReplayClock):
-    """A clock whose moments pass by themselves, as a machine's do, without anybody waiting for them."""
+    """A clock whose moments pass by themselves, as a machine's do, without anybody waiting for
+    them."""
 
     live = True
 
@@ -128,10 +145,11 @@ class OddFeed:
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
         keys = list(zip(names, bars.ts.tolist(), strict=True))
         there = [
-            key not in self.dropped and key[1] + self.length + self.delay.get(key, 0) <= now
+            key not in self.dropped
+            and key[1] + self.length + self.delay.get(key, 0) <= now
             and (key[1] >= since or key in self.delay or key in self.corrected)
             for key in keys
-        ]  # fmt: skip
+        ]
         wrong = [self.corrected.get(key, (now + 1, 1.0)) for key in keys]
         factor = np.array([by if moment <= now else 1.0 for moment, by in wrong])
         prices = {name: getattr(bars, name) * factor for name in ("open", "high", "low", "close")}
@@ -148,7 +166,11 @@ class OddFeed:
 
 
 def replayed(
-    home: Path, bundle: Bundle, market: MarketTensors, limits: LimitSettings = FREE, journal: Journal | None = None
+    home: Path,
+    bundle: Bundle,
+    market: MarketTensors,
+    limits: LimitSettings = FREE,
+    journal: Journal | None = None,
 ) -> Journal:
     """Replay the window to its end, from wherever the journal is."""
     journal = journal or Journal(home / JOURNAL, durable=False)
@@ -156,10 +178,16 @@ def replayed(
     clock = ReplayClock(last.time if last else int(market.minutes[0]))
     feed = ReplayFeed(bundle.data, bundle.symbols)
     runner = Runner(
-        home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
-        broker=SimulatedBroker(market, bundle.env, clock.now), journal=journal,
-        window=(int(market.minutes[0]), int(market.minutes[-1])), level=feed.level,
-    )  # fmt: skip
+        home,
+        bundle,
+        PaperSettings(limits=limits),
+        clock=clock,
+        feed=feed,
+        broker=SimulatedBroker(market, bundle.env, clock.now),
+        journal=journal,
+        window=(int(market.minutes[0]), int(market.minutes[-1])),
+        level=feed.level,
+    )
     runner.run()
     return journal
 
@@ -175,7 +203,8 @@ def run_live(
     journal: Journal | None = None,
     daily: Callable[[], object] = lambda: None,
 ) -> Journal:
-    """The live loop over so many bars from the window's first, with a clock that passes by itself."""
+    """The live loop over so many bars from the window's first, with a clock that passes by
+    itself."""
     journal = journal or Journal(home / JOURNAL, durable=False)
     last = journal.last("decision")
     clock = LiveClock(last.time if last else int(market.minutes[0]))
@@ -183,17 +212,27 @@ def run_live(
     feed = OddFeed(inner)
     change(feed, clock)
     runner = Runner(
-        home, bundle, PaperSettings(limits=limits), clock=clock, feed=feed,
-        broker=SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True), journal=journal,
-        window=None, level=inner.level, daily=daily, until=int(market.minutes[bars]) + inner.bar_ns,
-    )  # fmt: skip
+        home,
+        bundle,
+        PaperSettings(limits=limits),
+        clock=clock,
+        feed=feed,
+        broker=SimulatedBroker(market.window(90, 120), bundle.env, clock.now, grows=True),
+        journal=journal,
+        window=None,
+        level=inner.level,
+        daily=daily,
+        until=int(market.minutes[bars]) + inner.bar_ns,
+    )
     runner.run()
     return journal
 
 
 def equities(journal: Journal) -> dict[int, float]:
     """Start of the bar -> equity that was decided with."""
-    return {int(entry.body["bar"]): float(entry.body["equity"]) for entry in journal.entries("decision")}
+    return {
+        int(entry.body["bar"]): float(entry.body["equity"]) for entry in journal.entries("decision")
+    }
 
 
 def alerts(journal: Journal) -> Sequence[str]:

@@ -1,4 +1,5 @@
-"""A tournament whose run lies in a store: strike its head, empty its disk, and see whether anything is missing."""
+"""A tournament whose run lies in a store: strike its head, empty its disk, and see whether anything
+is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.engines.chaos import DONE, everything
 def results_in(url: str) -> dict[str, bytes]:
     """Results that are in the store at this moment, by object."""
     store = Objects(url)
-    return {name: store.get(name) or b"" for name in store.names("pods") if name.endswith("result.json")}
+    return {
+        name: store.get(name) or b"" for name in store.names("pods") if name.endswith("result.json")
+    }
 
 
 def shown(run: RunFolder) -> set[str]:
@@ -38,7 +41,9 @@ def lost_before(run: RunFolder, url: str) -> list[str]:
     return [f"{pod} was shown before it was stored" for pod in sorted(shown(run) - there)]
 
 
-def check(run: RunFolder, url: str, before: dict[str, bytes], expected: Any, pods: int) -> list[str]:
+def check(
+    run: RunFolder, url: str, before: dict[str, bytes], expected: Any, pods: int
+) -> list[str]:
     """What is wrong after the run was taken up on an empty disk: nothing, one hopes."""
     problems = []
     after = results_in(url)
@@ -63,7 +68,9 @@ def check(run: RunFolder, url: str, before: dict[str, bytes], expected: Any, pod
     return problems
 
 
-def strike_and_empty(run: RunFolder, url: str, pods: int, expected: Any, strike: Any, **how: Any) -> tuple[bool, list]:
+def strike_and_empty(
+    run: RunFolder, url: str, pods: int, expected: Any, strike: Any, **how: Any
+) -> tuple[bool, list]:
     """Strike once, empty the disk, run again; whether it was struck at all, and what is wrong."""
     attach(run.root, url)
     outcome = strike(run)

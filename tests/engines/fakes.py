@@ -1,4 +1,5 @@
-"""Run folders for tests, made by the very writers that make real ones, so that formats cannot drift apart."""
+"""Run folders for tests, made by the very writers that make real ones, so that formats cannot drift
+apart."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def make_run(
 ) -> RunFolder:
     """A run as it looks when `stage` has been reached: `started`, `racing`, `raced` or `finished`.
 
-    `checked`: with everything that tells skill from luck, which is left out where a run did not ask for it.
+    `checked`: with everything that tells skill from luck, which is left out where a run did not ask
+    for it.
     """
     folder = RunFolder.named(name, runs)
     config = f"name: {name}\nseed: {seed}\n"
@@ -83,32 +85,59 @@ def make_run(
         return folder
     with manifest.stage("backtest"):
         window = MarketTensors.load(market).split().test
-        make_backtest(folder, window, seed=seed, trials=pods - 1, policies=policies, checked=checked)
+        make_backtest(
+            folder, window, seed=seed, trials=pods - 1, policies=policies, checked=checked
+        )
     manifest.finish()
     return folder
 
 
 def make_backtest(
-    folder: RunFolder, market: MarketTensors, *, seed: int, trials: int, policies: int = 2, checked: bool = False
+    folder: RunFolder,
+    market: MarketTensors,
+    *,
+    seed: int,
+    trials: int,
+    policies: int = 2,
+    checked: bool = False,
 ) -> None:
-    """Random but fixed policies and all baselines over `market`, at 2 bps, written as a real backtest."""
+    """Random but fixed policies and all baselines over `market`, at 2 bps, written as a real
+    backtest."""
     settings = EnvSettings(cost_bps=2.0, initial_cash_usd=1e6)
     results = {}
     for k, name in enumerate(("ensemble", "best")[:policies]):
-        weights = torch.randn(market.num_assets, generator=torch.Generator().manual_seed(seed * 2 + k))
-        results[name] = simulate(lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name)
+        weights = torch.randn(
+            market.num_assets, generator=torch.Generator().manual_seed(seed * 2 + k)
+        )
+        results[name] = simulate(
+            lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name
+        )
     results = yardsticks(market, settings).beside(results)
-    context = {"run": folder.root.name, "window": "test", "trials": trials, "seed": seed, "command": "fintrader run"}
+    context = {
+        "run": folder.root.name,
+        "window": "test",
+        "trials": trials,
+        "seed": seed,
+        "command": "fintrader run",
+    }
     context |= {"looks": 2, "cost_bps": settings.cost_bps}
     checks: dict[str, Any] = {}
     if checked:
         rng = np.random.default_rng(seed)
-        free = {name: value / 2 for name, value in results["best"].metrics.items() if isinstance(value, float)}
+        free = {
+            name: value / 2
+            for name, value in results["best"].metrics.items()
+            if isinstance(value, float)
+        }
         checks = {
             "market": market,
             "settings": settings,
             "trial_returns": rng.normal(0, 0.01, (16, trials)),
-            "null_model": {"metrics": free, "best_selection_score": 0.1, "real_best_selection_score": 0.7},
+            "null_model": {
+                "metrics": free,
+                "best_selection_score": 0.1,
+                "real_best_selection_score": 0.7,
+            },
             "sensitivity": sensitivity(
                 lambda obs: torch.full((len(obs), market.num_assets), 0.3),
                 market,
@@ -117,7 +146,9 @@ def make_backtest(
                 stocks=False,
             ),
         }
-        write_json(folder.root / "lookahead.json", {"leaks": [], "cuts": [100], "modes": ["scrambled"]})
+        write_json(
+            folder.root / "lookahead.json", {"leaks": [], "cuts": [100], "modes": ["scrambled"]}
+        )
     moved = explanation_of(market, np.random.default_rng(seed))
     write_backtest(folder.backtest, results, context=context, explanation=moved, **checks)
 
@@ -127,7 +158,9 @@ def explanation_of(market: MarketTensors, rng: np.random.Generator) -> dict[str,
     inputs, symbols = [*market.feature_names, OWN], list(market.symbols[:3])
     looks = [
         {
-            "time": f"{np.datetime_as_string(market.minutes[bar].numpy().astype('M8[ns]'), unit='s')}Z",
+            "time": (
+                f"{np.datetime_as_string(market.minutes[bar].numpy().astype('M8[ns]'), unit='s')}Z"
+            ),
             "moved": rng.random(len(inputs)).round(6).tolist(),
             "symbols": symbols,
             "weights": rng.random(len(symbols)).round(6).tolist(),
@@ -135,34 +168,60 @@ def explanation_of(market: MarketTensors, rng: np.random.Generator) -> dict[str,
         }
         for bar in range(0, market.num_bars - 1, 40)
     ]
-    return {"strategy": "ensemble", "inputs": inputs, "decisions": market.num_bars - 1, "looks": looks}
+    return {
+        "strategy": "ensemble",
+        "inputs": inputs,
+        "decisions": market.num_bars - 1,
+        "looks": looks,
+    }
 
 
-def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False) -> None:
-    """Specs, results, learning curves, events and leaderboard of `pods` pods; the fourth one dies of NaN.
+def make_tournament(
+    folder: RunFolder, *, pods: int, seed: int, data_hash: str = "", racing: bool = False
+) -> None:
+    """Specs, results, learning curves, events and leaderboard of `pods` pods; the fourth one dies
+    of NaN.
 
     While `racing`, the last two pods have not ended: one is at work, one waits.
     """
     rng = np.random.default_rng(seed)
-    store, log, board = RunStore(folder), EventLog(folder.events), LeaderboardIndex(folder.leaderboard)
+    store, log, board = (
+        RunStore(folder),
+        EventLog(folder.events),
+        LeaderboardIndex(folder.leaderboard),
+    )
     log.append({"event": "started", "token": 1, "seed": seed})
     entries: list[Entry] = []
     specs: list[PodSpec] = []
     for index in range(pods):
         parents = [entry for entry in entries if entry.result.score is not None]
-        parent = parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
+        parent = (
+            parents[int(rng.integers(len(parents)))] if len(parents) > 2 and index % 4 else None
+        )
         inherited = {"snapshot": parent.result.snapshot} if parent else {}
         rate = float(10 ** rng.uniform(-4, -3))
-        spec = _spec(index, rate, parent and parent.spec, seen=len(entries), data_hash=data_hash, **inherited)
+        spec = _spec(
+            index, rate, parent and parent.spec, seen=len(entries), data_hash=data_hash, **inherited
+        )
         store.write_spec(spec)
         specs.append(spec)
         pod = {"pod": spec.pod}
-        log.append({"event": "proposed", **pod, "origin": spec.origin, "parent": spec.parent, "seen": spec.seen})
+        log.append(
+            {
+                "event": "proposed",
+                **pod,
+                "origin": spec.origin,
+                "parent": spec.parent,
+                "seen": spec.seen,
+            }
+        )
         if racing and index == pods - 1:
             continue
         running, failed = racing and index == pods - 2, index == 3
         begin = START + 12.0 * (index // 2)
-        log.append({"event": "launched", **pod, "attempt": 1, **({} if running else {"time": begin})})
+        log.append(
+            {"event": "launched", **pod, "attempt": 1, **({} if running else {"time": begin})}
+        )
         for update in range(5 if running else 20):
             record = {
                 "update": update + 1,
@@ -180,7 +239,13 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
         outcome: dict[str, Any] = {"returns": tuple(rng.normal(0, 0.01, 12).tolist())}
         if failed:
             outcome["detail"] = "loss is not finite"
-            lost = {"event": "lost", **pod, "attempt": 1, "reason": "nan", "detail": outcome["detail"]}
+            lost = {
+                "event": "lost",
+                **pod,
+                "attempt": 1,
+                "reason": "nan",
+                "detail": outcome["detail"],
+            }
             log.append({**lost, "time": begin + 10.0})
         else:
             outcome |= {
@@ -197,7 +262,9 @@ def make_tournament(folder: RunFolder, *, pods: int, seed: int, data_hash: str =
     board.rebuild(16, specs, entries)
     if racing:
         with board.connection as connection:
-            connection.execute("UPDATE pods SET state = 'running', device = 'cpu' WHERE idx = ?", (pods - 2,))
+            connection.execute(
+                "UPDATE pods SET state = 'running', device = 'cpu' WHERE idx = ?", (pods - 2,)
+            )
     board.close()
 
 
@@ -235,7 +302,11 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
         folder.backtest.mkdir(parents=True)
         manifest = Manifest.load(template.manifest)
         manifest.path = folder.manifest
-        manifest.update(name=folder.root.name, seed=k, created=f"2026-01-01T{k // 60 % 24:02d}:{k % 60:02d}:00+00:00")
+        manifest.update(
+            name=folder.root.name,
+            seed=k,
+            created=f"2026-01-01T{k // 60 % 24:02d}:{k % 60:02d}:00+00:00",
+        )
         for path in template.backtest.iterdir():
             if path.is_file():
                 os.link(path, folder.backtest / path.name)
@@ -244,11 +315,14 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
 
 
 def long_backtest(folder: RunFolder, *, bars: int) -> int:
-    """Put a backtest of two strategies over `bars` minute bars in the place of the run's; returns its rows."""
+    """Put a backtest of two strategies over `bars` minute bars in the place of the run's; returns
+    its rows."""
     settings, results = EnvSettings(), {}
     for seed, name in enumerate(("ensemble", "benchmark")):
         market = make_market(bars, 1, seed=seed, gaps=False, session_bars=390, volatility=1e-4)
-        results[name] = replace(benchmark(market, settings), name=name, has_positions=name != "benchmark")
+        results[name] = replace(
+            benchmark(market, settings), name=name, has_positions=name != "benchmark"
+        )
     return len(write_backtest(folder.backtest, results, context={"trials": 7}).equity)
 
 
@@ -259,7 +333,11 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
         path.unlink()
     specs, entries = [], []
     for index in range(pods):
-        parent = specs[int(rng.integers(max(0, index - 200), index))] if index > 20 and index % 4 else None
+        parent = (
+            specs[int(rng.integers(max(0, index - 200), index))]
+            if index > 20 and index % 4
+            else None
+        )
         spec = _spec(index, float(10 ** rng.uniform(-4, -3)), parent, seen=index, data_hash="")
         score = None if index % 17 == 3 else float(rng.normal())
         specs.append(spec)

@@ -1,4 +1,5 @@
-"""Faults of a disk and of a hand, in any file of a run: bytes, lines, whole files, and the database from inside."""
+"""Faults of a disk and of a hand, in any file of a run: bytes, lines, whole files, and the database
+from inside."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def strike(root: Path, seed: int) -> str:
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.name not in LEFT_OUT)
     if choose.random() < 0.1:
         statement = choose.choice(SQL)
-        with closing(sqlite3.connect(root / "leaderboard.sqlite")) as connection, suppress(sqlite3.DatabaseError):
+        with (
+            closing(sqlite3.connect(root / "leaderboard.sqlite")) as connection,
+            suppress(sqlite3.DatabaseError),
+        ):
             connection.executescript(statement)
         return statement
     if choose.random() < 0.05:
@@ -57,7 +61,8 @@ PLACED = ("folder", "file", "nowhere", "loop")
 
 
 def misplace(path: Path, what: str) -> str:
-    """Have a folder, a file, a link to nowhere or one to itself where something of a run lies; what it was."""
+    """Have a folder, a file, a link to nowhere or one to itself where something of a run lies; what
+    it was."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -76,7 +81,9 @@ def misplace(path: Path, what: str) -> str:
 
 def _flip(data: bytes, choose: random.Random, _: list[Path]) -> bytes:
     at = choose.randrange(max(1, len(data)))
-    return data[:at] + bytes([(data[at] if data else 0) ^ (1 << choose.randrange(8))]) + data[at + 1 :]
+    return (
+        data[:at] + bytes([(data[at] if data else 0) ^ (1 << choose.randrange(8))]) + data[at + 1 :]
+    )
 
 
 def _cut(data: bytes, choose: random.Random, _: list[Path]) -> bytes:
@@ -96,7 +103,9 @@ def _line(data: bytes, choose: random.Random, _: list[Path]) -> bytes:
         lambda: lines.__setitem__(at, b""),
         lambda: lines.insert(to, lines[at]),
         lambda: lines.insert(to, lines.pop(at)),
-        lambda: lines.__setitem__(at, choose.choice([b"123\n", b"[]\n", b"{}\n", b"null\n", b'"\xff"\n', b"\n"])),
+        lambda: lines.__setitem__(
+            at, choose.choice([b"123\n", b"[]\n", b"{}\n", b"null\n", b'"\xff"\n', b"\n"])
+        ),
         lambda: lines.__setitem__(at, lines[at].replace(b"1", b"2")),
     ]
     choose.choice(what)()

@@ -1,10 +1,13 @@
-"""Plays a list of orders through backtesting.py and zipline-reloaded: `python foreign.py JOB.json RESULT.json`.
+"""Plays a list of orders through backtesting.py and zipline-reloaded: `python foreign.py JOB.json
+RESULT.json`.
 
-It runs in an environment of its own, where fintrader is not: zipline wants an older pandas than it. The job holds daily
-bars `open`, `close` `[T][N]`, `orders` (the bar at whose close each was given, asset, signed shares), `fee` and `cash`,
-and `fill` as in `EnvSettings`; `cents` rounds every commission (zipline alone). `engine` names the engine.
+It runs in an environment of its own, where fintrader is not: zipline wants an older pandas than it.
+The job holds daily bars `open`, `close` `[T][N]`, `orders` (the bar at whose close each was given,
+asset, signed shares), `fee` and `cash`, and `fill` as in `EnvSettings`; `cents` rounds every
+commission (zipline alone). `engine` names the engine.
 
-Both engines keep their own books: cash, positions, commissions and equity are theirs, and so is the moment of a fill.
+Both engines keep their own books: cash, positions, commissions and equity are theirs, and so is the
+moment of a fill.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import pandas as pd
 IDLE = 1
 """Bars put before the first for backtesting.py, which asks a strategy from the second bar on."""
 AMPLE = 100.0
-"""backtesting.py trades one symbol at a time: each has an account of its own, with so many times the job's cash, so
-that no order of one waits for the proceeds of another. What is added up is what the accounts gained."""
+"""backtesting.py trades one symbol at a time: each has an account of its own, with so many times
+the job's cash, so that no order of one waits for the proceeds of another. What is added up is what
+the accounts gained."""
 
 
 def with_backtesting(job: dict[str, Any]) -> dict[str, Any]:
@@ -47,18 +51,26 @@ def with_backtesting(job: dict[str, Any]) -> dict[str, Any]:
                 if shares:
                     (self.buy if shares > 0 else self.sell)(size=abs(shares))
 
-        prices = pd.DataFrame({word.title(): [row[asset] for row in job[word]] for word in ("open", "close")})
+        prices = pd.DataFrame(
+            {word.title(): [row[asset] for row in job[word]] for word in ("open", "close")}
+        )
         prices = pd.concat([prices.iloc[[0] * IDLE], prices], ignore_index=True)
         prices["High"], prices["Low"] = prices.max(axis=1), prices.min(axis=1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an order that the broker cancels is a warning
-            warnings.filterwarnings("ignore", message=".*(finalize_trades|Data index is not datetime|remain open).*")
+            warnings.filterwarnings(
+                "ignore", message=".*(finalize_trades|Data index is not datetime|remain open).*"
+            )
             at_close = job["fill"] == "close"
-            found = Backtest(prices, Plan, cash=cash, commission=(0.0, fee), trade_on_close=at_close).run()
+            found = Backtest(
+                prices, Plan, cash=cash, commission=(0.0, fee), trade_on_close=at_close
+            ).run()
         equity += found["_equity_curve"]["Equity"].to_numpy()[IDLE:] - cash
         traded: dict[int, list[float]] = {}
         closed, still = found["_trades"], found["_strategy"].trades
-        paid += closed["Commission"].sum() + sum(fee * trade.size * trade.entry_price for trade in still)
+        paid += closed["Commission"].sum() + sum(
+            fee * trade.size * trade.entry_price for trade in still
+        )
         rows = [(t.EntryBar, t.EntryPrice, t.Size) for t in closed.itertuples()]
         rows += [(t.ExitBar, t.ExitPrice, -t.Size) for t in closed.itertuples()]
         rows += [(t.entry_bar, t.entry_price, t.size) for t in still]
@@ -68,7 +80,12 @@ def with_backtesting(job: dict[str, Any]) -> dict[str, Any]:
             if held[1] != price:
                 raise SystemExit(f"{name} was traded at two prices in bar {bar - IDLE}")
         fills += [[bar, asset, size, price] for bar, (size, price) in traded.items()]
-    return {"version": __version__, "equity": equity.tolist(), "fills": sorted(fills), "commission_usd": float(paid)}
+    return {
+        "version": __version__,
+        "equity": equity.tolist(),
+        "fills": sorted(fills),
+        "commission_usd": float(paid),
+    }
 
 
 def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +103,9 @@ def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
     calendar, dates = get_calendar("XNYS"), pd.DatetimeIndex(job["dates"])
     place = {date: bar for bar, date in enumerate(dates)}
     columns = range(len(job["symbols"]))
-    frames = {word: pd.DataFrame(job[word], index=dates, columns=columns) for word in ("open", "close")}
+    frames = {
+        word: pd.DataFrame(job[word], index=dates, columns=columns) for word in ("open", "close")
+    }
     frames["high"], frames["low"] = (
         getattr(np, word)(frames["open"], frames["close"]) for word in ("maximum", "minimum")
     )
@@ -104,7 +123,8 @@ def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
             return dt
 
     class NextOpen(slippage.SlippageModel):  # type: ignore[misc]
-        """zipline's slippage models fill a market order at the next session's close; this one at its open."""
+        """zipline's slippage models fill a market order at the next session's close; this one at
+        its open."""
 
         def process_order(self, data: Any, order: Any) -> tuple[float, int]:
             return data.current(order.asset, "open"), order.open_amount
@@ -114,7 +134,12 @@ def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
             return round(job["fee"] * abs(transaction.amount) * transaction.price, 2)
 
     database = create_engine("sqlite://")
-    listed = {"symbol": job["symbols"], "start_date": dates[0], "end_date": dates[-1], "exchange": "NYSE"}
+    listed = {
+        "symbol": job["symbols"],
+        "start_date": dates[0],
+        "end_date": dates[-1],
+        "exchange": "NYSE",
+    }
     AssetDBWriter(database).write(
         equities=pd.DataFrame(listed, index=columns),
         exchanges=pd.DataFrame({"exchange": ["NYSE"], "country_code": ["US"]}),
@@ -138,7 +163,9 @@ def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
             order(sid(asset), shares)
 
     found = TradingAlgorithm(
-        sim_params=SimulationParameters(dates[0], dates[-1], calendar, job["cash"], "daily", "daily"),
+        sim_params=SimulationParameters(
+            dates[0], dates[-1], calendar, job["cash"], "daily", "daily"
+        ),
         data_portal=portal,
         initialize=initialize,
         handle_data=handle_data,

@@ -1,4 +1,5 @@
-"""Kills at moments that no machine's speed moves: of a process before a chosen file, and inside the process itself."""
+"""Kills at moments that no machine's speed moves: of a process before a chosen file, and inside the
+process itself."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from fintrader.files import read_jsonl
 
 # A fresh process for every kill, which does not import everything again.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fintrader.cli", "fintrader.pipeline", "exchange_calendars", "pyarrow.parquet"])
+SERVER.set_forkserver_preload(
+    ["fintrader.cli", "fintrader.pipeline", "exchange_calendars", "pyarrow.parquet"]
+)
 
 
 def _counted(work: Callable[[], Any], kill_at: int | None, writes: Any) -> None:
@@ -37,7 +40,8 @@ def _counted(work: Callable[[], Any], kill_at: int | None, writes: Any) -> None:
 
 
 def writes_of(work: Callable[[], Any]) -> int:
-    """Do `work` (which must be picklable) in a process of its own; how many files it put in their places."""
+    """Do `work` (which must be picklable) in a process of its own; how many files it put in their
+    places."""
     writes = SERVER.Value("i", 0)
     assert _exit_code(work, None, writes) == 0
     return int(writes.value)
@@ -84,7 +88,8 @@ def killed_after(updates: int) -> Callable[[TrainProgress], None]:
 
 
 def assert_same_training(one: Path, other: Path) -> None:
-    """Both folders hold the same state to the last bit, and the same log but for the clock's and memory's figures."""
+    """Both folders hold the same state to the last bit, and the same log but for the clock's and
+    memory's figures."""
     mine, header = read_tensors(one / "state.safetensors", "fintrader-training-1")
     theirs, other_header = read_tensors(other / "state.safetensors", "fintrader-training-1")
     assert header["updates"] == other_header["updates"]

@@ -1,8 +1,8 @@
 """What `kubectl kustomize` makes of a folder, and what the manifests then say.
 
-Rendered are the parts of kustomize that configs/kubernetes uses: resources, JSON patches (RFC 6902) with a target,
-images and namespace. Anything else is an error, so that no manifest quietly means something that no test has seen.
-Where kubectl is at hand a test compares the two.
+Rendered are the parts of kustomize that configs/kubernetes uses: resources, JSON patches (RFC 6902)
+with a target, images and namespace. Anything else is an error, so that no manifest quietly means
+something that no test has seen. Where kubectl is at hand a test compares the two.
 """
 
 from __future__ import annotations
@@ -48,14 +48,18 @@ def render(folder: Path) -> list[Manifest]:
 
 
 def _meant(one: Manifest, target: dict[str, str]) -> bool:
-    return one["kind"] == target["kind"] and one["metadata"]["name"] == target.get("name", one["metadata"]["name"])
+    return one["kind"] == target["kind"] and one["metadata"]["name"] == target.get(
+        "name", one["metadata"]["name"]
+    )
 
 
 def _rename(node: Any, name: str, new: str) -> None:
     """Images of all containers at any depth; the tag stays."""
     if isinstance(node, dict) and isinstance(image := node.get("image"), str):
         node["image"] = re.sub(rf"^{re.escape(name)}(?=:|$)", new, image)
-    for below in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    for below in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
         _rename(below, name, new)
 
 

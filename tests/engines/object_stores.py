@@ -1,4 +1,5 @@
-"""Object stores on loopback, S3's and Google's, and the environment that points everything at them."""
+"""Object stores on loopback, S3's and Google's, and the environment that points everything at
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ BUCKET = "bucket"
 
 @contextmanager
 def place(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of an empty place in a store of that kind: `file` (below `folder`), `memory`, `s3` or `gs`."""
+    """The URL of an empty place in a store of that kind: `file` (below `folder`), `memory`, `s3` or
+    `gs`."""
     local = {"file": f"file://{folder}/place", "memory": f"memory://{uuid4().hex}/place"}
     with {"s3": s3, "gs": gcs}.get(kind, nullcontext)(patch):
         yield local.get(kind, f"{kind}://{BUCKET}/place")
@@ -58,11 +60,14 @@ def s3(patch: pytest.MonkeyPatch) -> Iterator[Any]:
 def gcs(patch: pytest.MonkeyPatch) -> Iterator[str]:
     """An emulator of Google's storage that holds one empty bucket; its address.
 
-    The emulator does not know `ifGenerationMatch=0`, by which an object is created only where none stands. That is
-    added here: 412 where one does, as https://cloud.google.com/storage/docs/request-preconditions says.
+    The emulator does not know `ifGenerationMatch=0`, by which an object is created only where none
+    stands. That is added here: 412 where one does, as
+    https://cloud.google.com/storage/docs/request-preconditions says.
     """
     pytest.importorskip("gcsfs", reason="gcsfs is missing: make test-gcs")
-    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="the emulator is missing: make test-gcs")
+    emulator = pytest.importorskip(
+        "gcp_storage_emulator.server", reason="the emulator is missing: make test-gcs"
+    )
 
     class Preconditions(emulator.RequestHandler):  # type: ignore[misc, name-defined]
         """One request after another, so that looking and writing are one step."""

@@ -1,9 +1,10 @@
-"""A small deployment of journal, reconciliation, execution and the Alpaca broker, which can be killed anywhere.
+"""A small deployment of journal, reconciliation, execution and the Alpaca broker, which can be
+killed anywhere.
 
-`trade` is the deployment. `Driver` runs it in processes forked from one that has everything imported, killed (SIGKILL)
-at a chosen boundary, or after a chosen time: boundaries lie before and after each statement that SQLite is given and
-each request that leaves. Its clock goes on by `STEP` at each turn of the loop and stands in the journal, so nothing
-hangs on the machine's speed.
+`trade` is the deployment. `Driver` runs it in processes forked from one that has everything
+imported, killed (SIGKILL) at a chosen boundary, or after a chosen time: boundaries lie before and
+after each statement that SQLite is given and each request that leaves. Its clock goes on by `STEP`
+at each turn of the loop and stands in the journal, so nothing hangs on the machine's speed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ PACE = {"HALF": (0.0, 0.5), "STUCK": (0.0,)}
 CASH = 10_000.0
 DECISIONS: tuple[Mapping[str, float], ...] = (
     {"AAA": 300.0, "BBB": 100.0, "CCC": 400.0, "HALF": 100.0},
-    {"AAA": -300.0, "BBB": -50.0, "CCC": 900.0, "DDD": 800.0, "STUCK": 10.0},  # more than the cash suffices for
+    {
+        "AAA": -300.0,
+        "BBB": -50.0,
+        "CCC": 900.0,
+        "DDD": 800.0,
+        "STUCK": 10.0,
+    },  # more than the cash suffices for
     {"CCC": -100.0, "HALF": -20.0, "AAA": 40.0},
 )
 ENDED, HALTED, REFUSED, LOST = 0, 3, 4, 5
@@ -63,7 +70,9 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int =
     def agree(start: bool) -> int | None:
         for _ in left:
             try:
-                found = reconcile(journal, broker, bundle=BUNDLE, at=now, start=start, pause=lambda _: None)
+                found = reconcile(
+                    journal, broker, bundle=BUNDLE, at=now, start=start, pause=lambda _: None
+                )
             except BrokerUnsureError:
                 continue
             return HALTED if found else None
@@ -72,7 +81,9 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int =
     try:
         if (code := agree(True)) is not None:
             return code
-        execution = Execution.resume(broker, journal, at=now, bundle=BUNDLE, sales_wait_s=36.0 * times, poll_s=0.0)
+        execution = Execution.resume(
+            broker, journal, at=now, bundle=BUNDLE, sales_wait_s=36.0 * times, poll_s=0.0
+        )
         for number, orders in enumerate(DECISIONS):
             decision = OPENED + number * 3600 * SECOND
             if journal.last("done", str(number)):
@@ -129,7 +140,8 @@ class Boundaries:
 
 
 class _Statements:
-    """A connection to SQLite whose every statement is a boundary; one that is dead writes nothing more."""
+    """A connection to SQLite whose every statement is a boundary; one that is dead writes nothing
+    more."""
 
     def __init__(self, base: Any, boundaries: Boundaries) -> None:
         self._base, self._boundaries = base, boundaries
@@ -162,7 +174,10 @@ def problems(server: LoopbackAlpaca, folder: Path) -> list[str]:
             if not report.is_over:
                 found.append(f"{name} is not over: {report.state}")
             if (float(row["filled_qty"]) if row else 0.0) != abs(report.filled):
-                found.append(f"{name} has filled {row and row['filled_qty']} and {report.filled} by the journal")
+                found.append(
+                    f"{name} has filled {row and row['filled_qty']} and {report.filled} by the"
+                    " journal"
+                )
             if row is None and report.state not in ("expired", "rejected"):
                 found.append(f"{name} is lost: {report.state}")
         if expected(journal).shares != dict(sorted(server.positions.items())):
@@ -181,8 +196,13 @@ class Witness:
 
     def __call__(self, body: Mapping[str, Any]) -> None:
         with Journal(self._path, reading=True) as journal:
-            written = [entry.body for entry in journal.entries("order", key=body["client_order_id"])]
-        if not any(line["state"] == "sent" and abs(line["shares"]) == float(body["qty"]) for line in written):
+            written = [
+                entry.body for entry in journal.entries("order", key=body["client_order_id"])
+            ]
+        if not any(
+            line["state"] == "sent" and abs(line["shares"]) == float(body["qty"])
+            for line in written
+        ):
             self.unwritten.append(body["client_order_id"])
 
 
@@ -202,10 +222,16 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def run(self, folder: Path, endpoint: str, *, kill_at: int = 0, kill_after_s: float = 0.0) -> int:
+    def run(
+        self, folder: Path, endpoint: str, *, kill_at: int = 0, kill_after_s: float = 0.0
+    ) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps([str(folder), endpoint, kill_at, kill_after_s]), file=self._process.stdin, flush=True)
+        print(
+            json.dumps([str(folder), endpoint, kill_at, kill_after_s]),
+            file=self._process.stdin,
+            flush=True,
+        )
         return int(self._process.stdout.readline())
 
 

@@ -1,4 +1,5 @@
-"""A stub pod that tells who trains it, for pods whose orchestrator is killed. Light on imports: workers load it."""
+"""A stub pod that tells who trains it, for pods whose orchestrator is killed. Light on imports:
+workers load it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.engines import stubs
 
 
 def body(spec: PodSpec, context: PodContext) -> PodResult:
-    """A stub pod that notes who trains it, and may break down once it goes on (`breaks`) or count (`counts`)."""
+    """A stub pod that notes who trains it, and may break down once it goes on (`breaks`) or count
+    (`counts`)."""
     with (context.run.root / "trainings").open("a") as file:
         file.write(f"{spec.pod} {os.getpid()}\n")
     if spec.hyper.get("counts"):

@@ -1,4 +1,5 @@
-"""A store that does not answer while a file is there: for this process, and for pods that take their body from here."""
+"""A store that does not answer while a file is there: for this process, and for pods that take
+their body from here."""
 
 from __future__ import annotations
 

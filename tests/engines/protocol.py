@@ -1,15 +1,18 @@
-"""The protocol of a tournament in a store, explored: every interleaving of heads, pods and store calls within bounds.
+"""The protocol of a tournament in a store, explored: every interleaving of heads, pods and store
+calls within bounds.
 
-Modelled are the calls that change or read the store, one a step, in the order in which `fintrader.storage.lease`,
-`tournament.mirrored_store`, `tournament.orchestrator` and `tournament.pod` make them (`test_protocol.py` holds the real
-code to the same invariants). The model is harsher than any clock: a head may be superseded at any moment, goes on
-without noticing for as long as it likes, and may be killed at any step, its last request landing whenever it likes or
-never. A request that is repeated is one that lands twice. The pods of a head that is killed live on, or end at any
-moment; each head has a machine of its own, on which it is started again, and where one process at a time has a pod's
-lock.
+Modelled are the calls that change or read the store, one a step, in the order in which
+`fintrader.storage.lease`, `tournament.mirrored_store`, `tournament.orchestrator` and
+`tournament.pod` make them (`test_protocol.py` holds the real code to the same invariants). The
+model is harsher than any clock: a head may be superseded at any moment, goes on without noticing
+for as long as it likes, and may be killed at any step, its last request landing whenever it likes
+or never. A request that is repeated is one that lands twice. The pods of a head that is killed live
+on, or end at any moment; each head has a machine of its own, on which it is started again, and
+where one process at a time has a pod's lock.
 
-A state is a plain tuple, and states are visited once; how many schedules lead through them is counted (they grow with
-the product of the choices), so that all of millions of schedules are checked without being walked one by one.
+A state is a plain tuple, and states are visited once; how many schedules lead through them is
+counted (they grow with the product of the choices), so that all of millions of schedules are
+checked without being walked one by one.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ class Violation(AssertionError):
 
 
 class Pod(NamedTuple):
-    """A pod's process: it waits for the pod's lock, looks for a result, asks whether the run has left its machine, and
-    publishes."""
+    """A pod's process: it waits for the pod's lock, looks for a result, asks whether the run has
+    left its machine, and publishes."""
 
     number: int
     spec: Spec
@@ -103,10 +106,13 @@ def begin(rules: Rules) -> State:
 
 
 def explore(rules: Rules) -> tuple[int, int]:
-    """All schedules within the bounds: how many there are, and how many states. Raises Violation."""
+    """All schedules within the bounds: how many there are, and how many states. Raises
+    Violation."""
     counted: dict[State, int] = {}
     first = begin(rules)
-    stack: list[tuple[State, str, Iterator[tuple[str, State]], int]] = [(first, "", moves(first, rules), 0)]
+    stack: list[tuple[State, str, Iterator[tuple[str, State]], int]] = [
+        (first, "", moves(first, rules), 0)
+    ]
     try:
         while True:
             state, said, nexts, paths = stack.pop()
@@ -152,7 +158,10 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
     token = head.token
     if head.at == "out":
         if state.newest < rules.takes:
-            yield "looks who holds the run", _with(state, number, head._replace(at="take", token=state.newest))
+            yield (
+                "looks who holds the run",
+                _with(state, number, head._replace(at="take", token=state.newest)),
+            )
     elif head.at == "take":
         if state.newest == token:
             held = Head(at="log", token=token + 1)
@@ -162,10 +171,15 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
             yield "was too slow", _with(state, number, Head())
     elif head.at == "log":
         applied = _visible(state.logs, rules)
-        yield "reads the log", _with(state, number, head._replace(at="list", applied=applied, logged=len(applied)))
+        yield (
+            "reads the log",
+            _with(state, number, head._replace(at="list", applied=applied, logged=len(applied))),
+        )
     elif head.at == "list":
         seen = (*head.seen, (state.specs[head.step], state.results[head.step]))
-        listed = head._replace(seen=seen, step=head.step + 1, at="list" if head.step + 1 < rules.pods else "recover")
+        listed = head._replace(
+            seen=seen, step=head.step + 1, at="list" if head.step + 1 < rules.pods else "recover"
+        )
         yield f"lists pod {head.step}", _with(state, number, listed)
     elif head.at == "recover":
         yield "recovers", _with(state, number, _recovered(state, head))
@@ -177,7 +191,10 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
         if head.logged < len(head.applied):
             logs = (*state.logs[:token], head.applied, *state.logs[token + 1 :])
             logged = _acknowledged(state._replace(logs=logs), head, rules)
-            yield "appends to the log", _with(logged, number, head._replace(logged=len(head.applied)))
+            yield (
+                "appends to the log",
+                _with(logged, number, head._replace(logged=len(head.applied))),
+            )
         elif len(head.applied) == rules.pods:
             yield "ends", _with(state, number, head._replace(at="done"))
         for pod in head.ended:
@@ -191,11 +208,15 @@ def _head_moves(state: State, number: int, head: Head, rules: Rules) -> Iterator
         elif room > 0 and len(head.specs) < rules.pods:
             count = min(room, rules.pods - len(head.specs))
             making = ((token, head.applied),) * count
-            yield f"is about to make {count} specs", _with(state, number, head._replace(at="make", making=making))
+            yield (
+                f"is about to make {count} specs",
+                _with(state, number, head._replace(at="make", making=making)),
+            )
 
 
 def _recovered(state: State, head: Head) -> Head:
-    """What a head derives from the store: specs up to the first that is missing, which it asks for by name."""
+    """What a head derives from the store: specs up to the first that is missing, which it asks for
+    by name."""
     specs: list[Spec] = []
     for listed, _ in head.seen:
         found = listed or state.specs[len(specs)]
@@ -207,13 +228,17 @@ def _recovered(state: State, head: Head) -> Head:
         raise Violation("a pod has a result and one before it no spec")
     for pod in results:
         if head.seen[pod][1] != specs[pod]:
-            raise Violation(f"the result of pod {pod} belongs to another spec and would be discarded")
+            raise Violation(
+                f"the result of pod {pod} belongs to another spec and would be discarded"
+            )
     logged = [pod for pod in head.applied if pod in results]
     if len(logged) < len(head.applied):
         raise Violation("the log tells of a result that is nowhere")
     applied = (*head.applied, *[pod for pod in results if pod not in head.applied])
     waiting = tuple(pod for pod in range(len(specs)) if pod not in applied)
-    return head._replace(at="turn", seen=(), step=0, specs=tuple(specs), applied=applied, waiting=waiting, logged=-1)
+    return head._replace(
+        at="turn", seen=(), step=0, specs=tuple(specs), applied=applied, waiting=waiting, logged=-1
+    )
 
 
 def _make(state: State, number: int, head: Head, rules: Rules) -> Iterator[tuple[str, State]]:
@@ -231,7 +256,9 @@ def _make(state: State, number: int, head: Head, rules: Rules) -> Iterator[tuple
     after = _land(state, ("spec", pod, mine), rules)
     adopted = after.specs[pod]
     assert adopted is not None
-    made = head._replace(specs=(*head.specs, adopted), making=head.making[1:], waiting=(*head.waiting, pod))
+    made = head._replace(
+        specs=(*head.specs, adopted), making=head.making[1:], waiting=(*head.waiting, pod)
+    )
     yield f"stores spec {pod}", _with(after, number, made)
 
 
@@ -266,7 +293,11 @@ def _pod_moves(state: State, number: int, pod: Pod, rules: Rules) -> Iterator[tu
             yield "has the lock", at("look")
     elif pod.at == "look":
         found = state.results[pod.number] is not None
-        yield ("finds a result", _told(state._replace(pods=rest), pod)) if found else ("has trained", at("ask"))
+        yield (
+            ("finds a result", _told(state._replace(pods=rest), pod))
+            if found
+            else ("has trained", at("ask"))
+        )
     elif pod.at == "ask":
         if state.newest == pod.token or state.homes[state.newest - 1] == pod.home:
             yield "may publish", at("publish")
@@ -276,7 +307,10 @@ def _pod_moves(state: State, number: int, pod: Pod, rules: Rules) -> Iterator[tu
         published = _land(state._replace(pods=rest), ("result", pod.number, pod.spec), rules)
         yield "publishes", _told(published, pod)
         if pod.token != state.newest:  # it dies, and its request lands later or never
-            yield "is gone", state._replace(pods=rest, late=(*state.late, ("result", pod.number, pod.spec)))
+            yield (
+                "is gone",
+                state._replace(pods=rest, late=(*state.late, ("result", pod.number, pod.spec))),
+            )
 
 
 def _told(state: State, pod: Pod) -> State:
@@ -340,8 +374,13 @@ def _acknowledged(state: State, head: Head, rules: Rules) -> State:
 
 
 def _check_end(state: State, rules: Rules) -> None:
-    """Nobody has a step left: the last to take the run over has brought it to its end, unless it was killed."""
-    lawful = [head for head in state.heads if head.token == state.newest and head.at not in ("out", "take")]
+    """Nobody has a step left: the last to take the run over has brought it to its end, unless it
+    was killed."""
+    lawful = [
+        head
+        for head in state.heads
+        if head.token == state.newest and head.at not in ("out", "take")
+    ]
     if lawful and lawful[0].at != "done":
         raise Violation(f"the lawful head is stuck ({lawful[0].at})")
     if lawful and (None in state.results or state.results != state.specs):

@@ -19,12 +19,21 @@ from tests.engines import stubs
 from tests.factories import make_market
 
 ORDER = TournamentSettings().order
-SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True), "width": Range(choices=(4, 8, 16), structural=True)}
+SEARCH = {
+    "learning_rate": Range(low=1e-5, high=1e-1, log=True),
+    "width": Range(choices=(4, 8, 16), structural=True),
+}
 
 
 def settings(**changes: Any) -> TournamentSettings:
     """Small, and the same on every run; tests of the default order ask for it (`order=ORDER`)."""
-    values: dict[str, Any] = {"pods": 8, "search": SEARCH, "devices": ("cpu",), "founders": 2, "order": "submission"}
+    values: dict[str, Any] = {
+        "pods": 8,
+        "search": SEARCH,
+        "devices": ("cpu",),
+        "founders": 2,
+        "order": "submission",
+    }
     values["fresh"] = 0.25
     values["orphan_seconds"] = 0.0  # no test leaves pods at work, but those about them
     return TournamentSettings(**{**values, **changes})
@@ -32,12 +41,17 @@ def settings(**changes: Any) -> TournamentSettings:
 
 def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> TournamentResult:
     """A tournament of stub pods; their market lies beside the run."""
-    usual = {"mirror": mirror_of(run.root), "agent": stubs.StubAgent(), "seed": 5, "ensemble": stubs.ensemble}
+    usual = {
+        "mirror": mirror_of(run.root),
+        "agent": stubs.StubAgent(),
+        "seed": 5,
+        "ensemble": stubs.ensemble,
+    }
     market = stubs.market(how.pop("beside", run.root.parent))
     return run_tournament(wanted, folder=run, market=market, **{**usual, **how})
 
 
-# --- real pods -------------------------------------------------------------------------------------------------
+# --- real pods ------------------------------------------------------------------------------------
 
 AGENT = PPO(network=NetworkSettings(), num_steps=8, update_epochs=1, num_minibatches=1)
 ENV = EnvSettings(num_envs=4)
@@ -64,16 +78,23 @@ def market_file(folder: Path) -> Path:
     return path
 
 
-def real_race(run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any) -> TournamentResult:
-    """A tournament of real pods, in spawned processes unless `how` says otherwise; their market lies beside the run."""
+def real_race(
+    run: RunFolder, wanted: TournamentSettings = SETTINGS, **how: Any
+) -> TournamentResult:
+    """A tournament of real pods, in spawned processes unless `how` says otherwise; their market
+    lies beside the run."""
     usual = {"mirror": mirror_of(run.root), "env": ENV, "agent": AGENT, "seed": 3}
-    return run_tournament(wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how})
+    return run_tournament(
+        wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how}
+    )
 
 
 def first_spec(agent: Any = AGENT, **changes: Any) -> PodSpec:
     """The first pod of a tournament of real pods with other settings."""
     wanted = SETTINGS.model_copy(update=changes)
-    return Generator(wanted, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(0, Leaderboard(4))
+    return Generator(wanted, (agent,), ENV.model_dump(mode="json"), seed=5, data_hash="").fresh(
+        0, Leaderboard(4)
+    )
 
 
 def train_pod(folder: Path, spec: PodSpec, **how: Any) -> tuple[PodResult, PodContext]:

@@ -1,7 +1,9 @@
-"""A Ray cluster of several nodes on loopback, in a process of its own: `python -m tests.engines.ray_cluster`.
+"""A Ray cluster of several nodes on loopback, in a process of its own: `python -m
+tests.engines.ray_cluster`.
 
-It reads commands as JSON lines and answers each with one, so that nothing of Ray stays in the process that asks. When
-its standard input closes, or it dies, everything it started goes too. `Nodes` is the asking half.
+It reads commands as JSON lines and answers each with one, so that nothing of Ray stays in the
+process that asks. When its standard input closes, or it dies, everything it started goes too.
+`Nodes` is the asking half.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ QUICK = {
 """How soon the head notices that a node is silent."""
 
 
-def start_module(*words: str, env: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
-    """`python -m WORDS`, which sees what is importable here, and of Ray's variables those of `env` alone."""
+def start_module(
+    *words: str, env: dict[str, str] | None = None, **how: Any
+) -> subprocess.Popen[str]:
+    """`python -m WORDS`, which sees what is importable here, and of Ray's variables those of `env`
+    alone."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     own |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), **(env or {})}
     return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=own, text=True, **how)
@@ -107,7 +112,7 @@ class Nodes:
         self.process.stdout.close()
 
 
-# --- the process -----------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def _tree(node: Any) -> list[psutil.Process]:
@@ -136,7 +141,9 @@ def _drain(address: str, node: str, seconds: float) -> None:
     from ray.core.generated import autoscaler_pb2
 
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    accepted, why = GcsClient(address=address).drain_node(node, reason, "test", int((time.time() + seconds) * 1000))
+    accepted, why = GcsClient(address=address).drain_node(
+        node, reason, "test", int((time.time() + seconds) * 1000)
+    )
     assert accepted, why
 
 
@@ -145,14 +152,20 @@ def main() -> None:
     os.dup2(2, 1)
     from ray.cluster_utils import Cluster
 
-    plain = {"include_dashboard": False, "object_store_memory": MEMORY, "node_ip_address": "127.0.0.1"}
+    plain = {
+        "include_dashboard": False,
+        "object_store_memory": MEMORY,
+        "node_ip_address": "127.0.0.1",
+    }
     cluster = Cluster()
     nodes: dict[str, Any] = {}
 
     def act(task: dict[str, Any]) -> dict[str, Any]:
         match task["command"]:
             case "start":
-                cluster.add_node(num_cpus=0, _system_config=QUICK if "quick" in sys.argv else {}, **plain)
+                cluster.add_node(
+                    num_cpus=0, _system_config=QUICK if "quick" in sys.argv else {}, **plain
+                )
                 return {"address": cluster.address}
             case "add":
                 node = cluster.add_node(num_cpus=task["cpus"], num_gpus=task["gpus"], **plain)

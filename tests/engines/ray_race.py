@@ -1,7 +1,9 @@
-"""One tournament on a Ray cluster, in a process of its own: `python -m tests.engines.ray_race PLAN`.
+"""One tournament on a Ray cluster, in a process of its own: `python -m tests.engines.ray_race
+PLAN`.
 
-PLAN is JSON: `run`, `address`, `kind` (`stub` or `real`), and changes to the settings of both tournament and Ray. At
-every reconcile it notes what it does in `<run>.note`, for those who disturb it.
+PLAN is JSON: `run`, `address`, `kind` (`stub` or `real`), and changes to the settings of both
+tournament and Ray. At every reconcile it notes what it does in `<run>.note`, for those who disturb
+it.
 """
 
 from __future__ import annotations
@@ -29,10 +31,20 @@ ORPHAN_SECONDS = 30.0
 """Long enough to be taken over, and no cluster is left with pods of an earlier test for long."""
 
 
-def generational(run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any) -> Any:
-    """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or `real` PPO pods."""
+def generational(
+    run: RunFolder, launcher: Launcher | LauncherFactory | None, kind: str, **changes: Any
+) -> Any:
+    """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or
+    `real` PPO pods."""
     how = {"launcher": launcher, "watch": changes.pop("watch", None)}
-    small = {"scheduler": "generational", "population": 4, "survivors": 2, "retries": 50, "workers": None, **changes}
+    small = {
+        "scheduler": "generational",
+        "population": 4,
+        "survivors": 2,
+        "retries": 50,
+        "workers": None,
+        **changes,
+    }
     if kind == "real":
         return races.real_race(run, races.SETTINGS.model_copy(update=small), **how)
     return races.stub_race(run, races.settings(**small), data_hash="data", **how)
@@ -59,7 +71,13 @@ class Racer:
         self.run = run
         note_of(run).unlink(missing_ok=True)
         changes = {"orphan_seconds": ORPHAN_SECONDS, **changes}
-        plan = {"run": str(run.root), "address": address, "kind": kind, "ray": ray or {}, "changes": changes}
+        plan = {
+            "run": str(run.root),
+            "address": address,
+            "kind": kind,
+            "ray": ray or {},
+            "changes": changes,
+        }
         if store:
             attach(run.root, store)
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}

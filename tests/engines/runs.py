@@ -72,9 +72,11 @@ class Struck(BaseException):
 
 @contextlib.contextmanager
 def struck_when(appears: str) -> Iterator[None]:
-    """Raise `Struck` in the main thread as soon as a file whose path matches the pattern has got its name.
+    """Raise `Struck` in the main thread as soon as a file whose path matches the pattern has got
+    its name.
 
-    Every durable file is written beside its place and then linked or renamed to it; the strike comes right after.
+    Every durable file is written beside its place and then linked or renamed to it; the strike
+    comes right after.
     """
     due = threading.Event()
 

@@ -1,4 +1,5 @@
-"""Schedules of seeds: several heads in the simulated world, what happens to them, and what must hold at the end."""
+"""Schedules of seeds: several heads in the simulated world, what happens to them, and what must
+hold at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.engines.races import settings
 from tests.engines.simulation import Killed, World, head, simulated
 
 
-def run_schedule(home: Path, seed: int, *, pods: int = 4, heads: int = 3, faults: float = 0.1) -> World:
+def run_schedule(
+    home: Path, seed: int, *, pods: int = 4, heads: int = 3, faults: float = 0.1
+) -> World:
     """One schedule to its end; `problems` is what is wrong with it (nothing, one hopes)."""
     world = World(seed, faults=faults)
     wanted = settings(pods=pods, order="arrival", founders=1, fresh=0.2)
@@ -24,15 +27,17 @@ def run_schedule(home: Path, seed: int, *, pods: int = 4, heads: int = 3, faults
         world.faults = 0.0
         while world.late:
             world.late.pop()()
-        world.start("machine99", head(world, home, 99, wanted, 2))  # whoever comes last finds it all
+        world.start(
+            "machine99", head(world, home, 99, wanted, 2)
+        )  # whoever comes last finds it all
         world.run()
     world.problems += _wrong(world, RunFolder(home / "machine99"), pods)
     return world
 
 
 def _again(world: World, home: Path, number: int, wanted: TournamentSettings) -> Callable[[], None]:
-    """A head that may be killed at any of its steps: with all its pods, or alone, and then it is started again on its
-    machine. One that gives up is started again on an empty disk."""
+    """A head that may be killed at any of its steps: with all its pods, or alone, and then it is
+    started again on its machine. One that gives up is started again on an empty disk."""
 
     def work() -> None:
         machine = 10 * number
@@ -41,7 +46,10 @@ def _again(world: World, home: Path, number: int, wanted: TournamentSettings) ->
                 world.pause(world.random.random() * 60)
             if world.random.random() < 0.5:
                 victim, alone = f"machine{machine}", world.random.random() < 0.6
-                world.start(f"killer{machine}-{attempt}", lambda who=victim, how=alone: _kill_later(world, who, how))
+                world.start(
+                    f"killer{machine}-{attempt}",
+                    lambda who=victim, how=alone: _kill_later(world, who, how),
+                )
             try:
                 head(world, home, machine, wanted, 1 + number % 2)()
             except FintraderError as error:
@@ -71,7 +79,14 @@ def _wrong(world: World, run: RunFolder, pods: int) -> list[str]:
     if "machine99: done" not in world.outcomes:
         return [f"the last head did not finish: {world.outcomes}"]
     for outcome in world.outcomes:
-        typed = ("done", "killed", "taken", "does not answer", "in use by process", "another orchestrator")
+        typed = (
+            "done",
+            "killed",
+            "taken",
+            "does not answer",
+            "in use by process",
+            "another orchestrator",
+        )
         if not any(word in outcome for word in typed):
             problems.append(outcome)
     kinds = [event["event"] for event in read_jsonl(run.events)]
@@ -89,6 +104,8 @@ def _wrong(world: World, run: RunFolder, pods: int) -> list[str]:
             unseal(store[f"pods/p{number:04d}/{name}.json"], AssertionError(name))["text"]
             for name in ("spec", "result")
         ]
-        if [(run.pod(f"p{number:04d}") / f"{name}.json").read_text() for name in ("spec", "result")] != text:
+        if [
+            (run.pod(f"p{number:04d}") / f"{name}.json").read_text() for name in ("spec", "result")
+        ] != text:
             problems.append(f"p{number:04d} here is not what is stored")
     return problems

@@ -1,4 +1,5 @@
-"""Fake Yahoo and fake Alpaca, which answer in the place of the network with the table of a test and can misbehave."""
+"""Fake Yahoo and fake Alpaca, which answer in the place of the network with the table of a test and
+can misbehave."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ class Fake:
     """Minute bars of a table by ticker, the requests that came, and faults to answer with."""
 
     def __init__(self, table: pd.DataFrame) -> None:
-        self.table = table.assign(ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC"))
+        self.table = table.assign(
+            ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC")
+        )
         self.requests: list[dict[str, str]] = []
         self.faults: list[int] = []
         """HTTP states to answer the next requests for bars with."""
@@ -63,7 +66,9 @@ def serve(fake: Fake, answer: Any) -> Iterator[Fake]:
         return status, {}, body if isinstance(body, str) else json.dumps(body)
 
     with responses.RequestsMock(assert_all_requests_are_fired=False) as network:
-        network.add_callback(responses.GET, re.compile("https?://"), reply, content_type="application/json")
+        network.add_callback(
+            responses.GET, re.compile("https?://"), reply, content_type="application/json"
+        )
         yield fake
 
 
@@ -71,9 +76,14 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
     """The chart endpoint of Yahoo, as yfinance calls it."""
     if path.endswith("getcrumb"):
         return 200, "crumb"
-    if re.match(r"/v\d+/finance/(quote|quoteSummary)", path):  # asked of a ticker that the charts do not know
+    if re.match(
+        r"/v\d+/finance/(quote|quoteSummary)", path
+    ):  # asked of a ticker that the charts do not know
         error = {"code": "Not Found", "description": "Quote not found for symbol"}
-        return 404, {"quoteSummary": {"result": None, "error": error}, "quoteResponse": {"result": [], "error": error}}
+        return 404, {
+            "quoteSummary": {"result": None, "error": error},
+            "quoteResponse": {"result": [], "error": error},
+        }
     if "/chart/" not in path:
         return 200, ""
     ticker = path.rsplit("/", 1)[-1]
@@ -90,10 +100,17 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
         return 404, {"chart": {"result": None, "error": error}}
     start, stop = int(query.get("period1", 0)), int(query.get("period2", 2**33))
     if query.get("interval") == "1m" and stop - start > 7 * 86_400 + 3_600:
-        error = {"code": "Unprocessable Entity", "description": "Only 7 days worth of 1m granularity data are allowed"}
+        error = {
+            "code": "Unprocessable Entity",
+            "description": "Only 7 days worth of 1m granularity data are allowed",
+        }
         return 422, {"chart": {"result": None, "error": error}}
-    rows = fake.rows(ticker, pd.Timestamp(start, unit="s", tz="UTC"), pd.Timestamp(stop, unit="s", tz="UTC"))
-    rows = fake.adjusted(rows.groupby(rows.ts.dt.normalize(), as_index=False).last() if events else rows)
+    rows = fake.rows(
+        ticker, pd.Timestamp(start, unit="s", tz="UTC"), pd.Timestamp(stop, unit="s", tz="UTC")
+    )
+    rows = fake.adjusted(
+        rows.groupby(rows.ts.dt.normalize(), as_index=False).last() if events else rows
+    )
     quote = {name: rows[name].tolist() for name in ("open", "high", "low", "close", "volume")}
     meta: dict[str, Any] = {
         "currency": "USD",
@@ -110,7 +127,14 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
         days = sorted(set(rows.ts.dt.tz_convert("America/New_York").dt.normalize()))
         hours = [(day + pd.Timedelta("9h30min"), day + pd.Timedelta("16h")) for day in days]
         meta["tradingPeriods"] = [
-            [{"timezone": "EST", "start": int(a.timestamp()), "end": int(b.timestamp()), "gmtoffset": -18_000}]
+            [
+                {
+                    "timezone": "EST",
+                    "start": int(a.timestamp()),
+                    "end": int(b.timestamp()),
+                    "gmtoffset": -18_000,
+                }
+            ]
             for a, b in hours
         ]
     result: dict[str, Any] = {
@@ -144,13 +168,25 @@ def yahoo_events(fake: Fake, ticker: str) -> dict[str, Any]:
 
 
 def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
-    """The bars endpoint of Alpaca, pages of PAGE bars over all tickers, and that of corporate actions."""
+    """The bars endpoint of Alpaca, pages of PAGE bars over all tickers, and that of corporate
+    actions."""
     if path.endswith("/v1/corporate-actions"):
         fake.asked_for_actions.append(query["symbols"])
-        wanted = [one for one in fake.actions if one[0] in query["symbols"].split(",") and one[1] <= query["end"]]
-        splits = [{"symbol": a, "ex_date": b, "new_rate": c, "old_rate": 1} for a, b, c, _ in wanted if c != 1]
+        wanted = [
+            one
+            for one in fake.actions
+            if one[0] in query["symbols"].split(",") and one[1] <= query["end"]
+        ]
+        splits = [
+            {"symbol": a, "ex_date": b, "new_rate": c, "old_rate": 1}
+            for a, b, c, _ in wanted
+            if c != 1
+        ]
         paid = [{"symbol": a, "ex_date": b, "rate": d} for a, b, _, d in wanted if d]
-        return 200, {"corporate_actions": {"forward_splits": splits, "cash_dividends": paid}, "next_page_token": None}
+        return 200, {
+            "corporate_actions": {"forward_splits": splits, "cash_dividends": paid},
+            "next_page_token": None,
+        }
     fake.requests.append(query)
     fake.keys.append((headers.get("APCA-API-KEY-ID", ""), headers.get("APCA-API-SECRET-KEY", "")))
     if fake.faults:
@@ -159,7 +195,9 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
     if not path.endswith("/v2/stocks/bars"):
         return 404, {"message": "no such endpoint"}
     start, stop = pd.Timestamp(query["start"]), pd.Timestamp(query["end"])
-    start, stop = (moment if moment.tzinfo else moment.tz_localize("UTC") for moment in (start, stop))
+    start, stop = (
+        moment if moment.tzinfo else moment.tz_localize("UTC") for moment in (start, stop)
+    )
     parts = [fake.rows(name, start, stop) for name in query["symbols"].split(",")]
     if query.get("adjustment") in ("split", "all"):
         parts = [fake.adjusted(part) for part in parts]
@@ -167,7 +205,12 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
     first = int(query.get("page_token") or 0)
     page = rows.iloc[first : first + PAGE]
     short = {"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"}
-    told = page.rename(columns=short).assign(t=page.ts.dt.strftime("%Y-%m-%dT%H:%M:%SZ"), n=1, vw=page.close)
-    bars = {name: rows.drop(columns=["ts", "ticker"]).to_dict("records") for name, rows in told.groupby("ticker")}
+    told = page.rename(columns=short).assign(
+        t=page.ts.dt.strftime("%Y-%m-%dT%H:%M:%SZ"), n=1, vw=page.close
+    )
+    bars = {
+        name: rows.drop(columns=["ts", "ticker"]).to_dict("records")
+        for name, rows in told.groupby("ticker")
+    }
     more = first + PAGE < len(rows)
     return 200, {"bars": bars, "next_page_token": str(first + PAGE) if more else None}

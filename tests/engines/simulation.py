@@ -1,9 +1,11 @@
-"""Real lease, store, orchestrator and pods over a simulated store, one step at a time, in an order that a seed picks.
+"""Real lease, store, orchestrator and pods over a simulated store, one step at a time, in an order
+that a seed picks.
 
-Processes are threads of which one runs at a time. Before and after every call of the store, and wherever the real code
-would wait, whoever runs may be paused for as long as the seed likes. A call may be lost and tried again, done twice,
-done once more much later, or fail for good; a process may be killed. Heads are superseded by the simulated clock. A
-head may be killed with its machine, or alone: then its pods live on, and it is started again beside them.
+Processes are threads of which one runs at a time. Before and after every call of the store, and
+wherever the real code would wait, whoever runs may be paused for as long as the seed likes. A call
+may be lost and tried again, done twice, done once more much later, or fail for good; a process may
+be killed. Heads are superseded by the simulated clock. A head may be killed with its machine, or
+alone: then its pods live on, and it is started again beside them.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class World:
         self._names = threading.local()
         self._over = threading.Event()
 
-    # --- processes -------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def start(self, name: str, work: Callable[[], None]) -> None:
         """A process more; it runs when its turn comes."""
@@ -123,9 +125,13 @@ class World:
         self.steps += 1
         if self.late and self.random.random() < 0.1:
             self.late.pop(self.random.randrange(len(self.late)))()
-        if self.random.random() < self.faults / 5:  # a pause of any length, as by a suspended machine
+        if (
+            self.random.random() < self.faults / 5
+        ):  # a pause of any length, as by a suspended machine
             self._sleeps[name] = self.steps + self.random.randrange(400)
-        if len(self._turns) > 1 and (self._sleeps.get(name, 0) > self.steps or self.random.random() < 0.5):
+        if len(self._turns) > 1 and (
+            self._sleeps.get(name, 0) > self.steps or self.random.random() < 0.5
+        ):
             self._next()
             self._turns[name].acquire()
         if name in self._doomed or self.steps > STEPS:
@@ -153,11 +159,13 @@ class World:
         self.lives[machine] += 1
         self._doomed.discard(machine)
 
-    # --- the store -------------------------------------------------------------------------------------
+    # --- the store --------------------------------------------------------------------------------
 
     def call(self, name: str, change: Callable[[], Any]) -> Any:
         """One call, as a network and a client that tries again make of it."""
-        if name.endswith("spec.json") and self.random.random() < 2 * self.faults:  # where most depends on it
+        if (
+            name.endswith("spec.json") and self.random.random() < 2 * self.faults
+        ):  # where most depends on it
             self._sleeps[self._names.name] = self.steps + self.random.randrange(400)
         self.pause(self.random.random() * 0.2)
         luck = self.random.random() / max(self.faults, 1e-9)
@@ -214,7 +222,9 @@ class SimulatedObjects(Objects):
         self.world.call(name, lambda: self.world.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
-        return self.world.call(name, lambda: self.world.create(name, data)) or self.get(name) == data
+        return (
+            self.world.call(name, lambda: self.world.create(name, data)) or self.get(name) == data
+        )
 
     def exists(self, name: str) -> bool:
         return self.world.call(name, lambda: name in self.world.content)
@@ -225,7 +235,9 @@ class SimulatedObjects(Objects):
 
     def names(self, below: str = "") -> list[str]:
         prefix = f"{below}/" if below else ""
-        return self.world.call(below, lambda: sorted(one for one in self.world.content if one.startswith(prefix)))
+        return self.world.call(
+            below, lambda: sorted(one for one in self.world.content if one.startswith(prefix))
+        )
 
     def put_file(self, name: str, path: Path) -> None:
         self.put(name, path.read_bytes())
@@ -241,7 +253,12 @@ class SimulatedObjects(Objects):
         """In any order, as several requests at once would land."""
         todo = list(enumerate(items))
         self.world.random.shuffle(todo)
-        return [answer for _, answer in sorted([(number, call(item)) for number, item in todo], key=lambda one: one[0])]
+        return [
+            answer
+            for _, answer in sorted(
+                [(number, call(item)) for number, item in todo], key=lambda one: one[0]
+            )
+        ]
 
 
 class _Time(Clock):
@@ -286,7 +303,9 @@ class _Pods:
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         future: Future[PodResult] = Future()
         access = self.access
-        context = PodContext(access.run, access.market, mirror=access.mirror, token=access.token, attempt=attempt)
+        context = PodContext(
+            access.run, access.market, mirror=access.mirror, token=access.token, attempt=attempt
+        )
 
         def work() -> None:
             try:
@@ -311,8 +330,11 @@ class _Pods:
             self.world.training.remove(here)
 
 
-def head(world: World, home: Path, number: int, wanted: TournamentSettings, slots: int) -> Callable[[], None]:
-    """A head on a machine of its own, which drives the run to its end; real code but for time, transport and pods."""
+def head(
+    world: World, home: Path, number: int, wanted: TournamentSettings, slots: int
+) -> Callable[[], None]:
+    """A head on a machine of its own, which drives the run to its end; real code but for time,
+    transport and pods."""
     machine = f"machine{number}"
 
     def work() -> None:
@@ -332,7 +354,9 @@ def head(world: World, home: Path, number: int, wanted: TournamentSettings, slot
         generator = Generator(settings=wanted, agents=agents, env={}, seed=5, data_hash="data")
         access = PodContext(run, home / "market.safetensors", mirror=mirror, token=held.token)
         pods = _Pods(world, machine, access, slots)
-        orchestrator = Orchestrator(wanted, store, lease, Asynchronous(), generator, pods, _Time(world))
+        orchestrator = Orchestrator(
+            wanted, store, lease, Asynchronous(), generator, pods, _Time(world)
+        )
 
         def watch(_: Orchestrator) -> None:
             if world.random.random() < 0.3:  # what the lease's own thread does
@@ -359,11 +383,15 @@ class _SimulatedLease(Lease):
 def simulated(world: World) -> Iterator[None]:
     """Time and machine of the lease are the world's."""
     with contextlib.ExitStack() as stack:
-        time = SimpleNamespace(monotonic=lambda: world.now, sleep=world.pause, time=lambda: world.now)
+        time = SimpleNamespace(
+            monotonic=lambda: world.now, sleep=world.pause, time=lambda: world.now
+        )
         stack.enter_context(patch.object(leases, "time", time))
         stack.enter_context(patch.object(at_work, "time", time))
         stack.enter_context(patch.object(leases, "_kernel", lambda: world._names.name.split()[0]))
-        stack.enter_context(patch.object(leases, "born", lambda _: world.lives[world._names.name.split()[0]]))
+        stack.enter_context(
+            patch.object(leases, "born", lambda _: world.lives[world._names.name.split()[0]])
+        )
         stack.enter_context(patch.object(leases, "print", lambda *_, **__: None, create=True))
         stack.enter_context(patch("os.fsync", lambda _: None))
         connect = sqlite3.connect  # the index is no part of the protocol

@@ -11,7 +11,9 @@ from fintrader.envs.settings import REWARDS
 
 
 @st.composite
-def env_settings(draw: st.DrawFn, *, short: bool | None = None, fractional: bool | None = None) -> EnvSettings:
+def env_settings(
+    draw: st.DrawFn, *, short: bool | None = None, fractional: bool | None = None
+) -> EnvSettings:
     """Any combination of options that is allowed."""
     shorts = draw(st.booleans()) if short is None else short
     values = {
@@ -61,8 +63,12 @@ def random_actions(seed: int, steps: int, num_envs: int, num_assets: int) -> tor
 
 
 def endowment(count: int, num_assets: int, shares: bool) -> dict[str, torch.Tensor]:
-    """Cash, and on request shares of all symbols: not all of them are listed where later episodes begin."""
+    """Cash, and on request shares of all symbols: not all of them are listed where later episodes
+    begin."""
     options = {"cash_usd": torch.linspace(2e3, 2e6, count, dtype=torch.float64)}
     if shares:
-        options |= {"start": torch.full((count,), 25), "shares": torch.arange(1.0, num_assets + 1.0)}
+        options |= {
+            "start": torch.full((count,), 25),
+            "shares": torch.arange(1.0, num_assets + 1.0),
+        }
     return options

@@ -1,4 +1,5 @@
-"""A pod that trains nothing: its score and its snapshot are arithmetic on its spec and its parent's snapshot."""
+"""A pod that trains nothing: its score and its snapshot are arithmetic on its spec and its parent's
+snapshot."""
 
 from __future__ import annotations
 
@@ -43,12 +44,14 @@ class OtherAgent(Settings):
 def spec(index: int, **changes: Any) -> PodSpec:
     """The pod of that number; whatever a test does not care for is given."""
     usual = {"pod": f"p{index:04d}", "index": index, "seed": index, "origin": "fresh"}
-    return PodSpec(**{**usual, "agent": StubAgent().model_dump(), "budget": {"env_steps": 100}, **changes})
+    return PodSpec(
+        **{**usual, "agent": StubAgent().model_dump(), "budget": {"env_steps": 100}, **changes}
+    )
 
 
 def body(spec: PodSpec, context: PodContext) -> PodResult:
-    """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}. `wait` is over when
-    its file is gone (`release`)."""
+    """Faults come from files in the run's folder: `faults/<pod>` holds {"kind": ..., "times": n}.
+    `wait` is over when its file is gone (`release`)."""
     return evaluated(spec, context, _trained(spec, context))
 
 
@@ -83,7 +86,8 @@ def _trained(spec: PodSpec, context: PodContext) -> TrainedPod:
 
 
 def evaluated(spec: PodSpec, context: PodContext, trained: TrainedPod) -> PodResult:
-    """Complete a trained pod from its snapshot alone: its policy is stored, its score is arithmetic.
+    """Complete a trained pod from its snapshot alone: its policy is stored, its score is
+    arithmetic.
 
     Faults come from `faults/<pod>-evaluation`.
     """

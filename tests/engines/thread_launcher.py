@@ -12,7 +12,8 @@ from fintrader.tournament.spec import Body, PodContext, PodResult, PodSpec
 
 
 class ThreadLauncher:
-    """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a debugger."""
+    """Pods as threads of this process: for stub bodies in tests and benchmarks, and for a
+    debugger."""
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class ThreadLauncher:
         try:
             return run_pod(spec, context, self.body)
         except Exception as error:
-            raise PodFailure(failure_reason(error), f"{type(error).__name__}: {error}"[:2000]) from error
+            raise PodFailure(
+                failure_reason(error), f"{type(error).__name__}: {error}"[:2000]
+            ) from error
         finally:
             self._progress.pop(spec.pod, None)
 

@@ -16,7 +16,10 @@ DEVICES = [
     "cpu",
     pytest.param(
         "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
     ),
 ]
 
@@ -93,7 +96,8 @@ class Identity(TinyEnv):
 
 
 class IdentityMarket(Identity):
-    """The same in a market's clothes and without end, for agents that differentiate: each asset shows its number."""
+    """The same in a market's clothes and without end, for agents that differentiate: each asset
+    shows its number."""
 
     width, limit, differentiable = 6, 2**62, True
 
@@ -103,7 +107,9 @@ class IdentityMarket(Identity):
 
     def draw(self) -> Tensor:
         self.shown = super().draw()
-        return torch.cat([torch.zeros_like(self.shown), self.shown, torch.ones_like(self.shown)], dim=1)
+        return torch.cat(
+            [torch.zeros_like(self.shown), self.shown, torch.ones_like(self.shown)], dim=1
+        )
 
     def reward(self, action: Tensor) -> Tensor:
         return -((action - self.shown) ** 2).sum(dim=-1)

@@ -26,7 +26,8 @@ def assert_bit_equal(
     endowed: bool,
     equal: Callable[[Tensor, Tensor], bool] = torch.equal,
 ) -> None:
-    """Step both with the same actions `[B, N]`, resets included: every output and the whole state must agree.
+    """Step both with the same actions `[B, N]`, resets included: every output and the whole state
+    must agree.
 
     `equal` compares observations.
     """
@@ -42,7 +43,9 @@ def assert_bit_equal(
         if mode is AutoresetMode.SAME_STEP:
             done = a[4]["_final_obs"]
             assert torch.equal(done, b[4]["_final_obs"])
-            assert all(map(equal, rows_of(a[4]["final_obs"], done), rows_of(b[4]["final_obs"], done)))
+            assert all(
+                map(equal, rows_of(a[4]["final_obs"], done), rows_of(b[4]["final_obs"], done))
+            )
         state = fast.state_dict()
         assert all(torch.equal(value, state[name]) for name, value in slow.state_dict().items())
         finished = slow.account.finished.clone()

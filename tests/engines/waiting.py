@@ -14,7 +14,8 @@ PATIENCE_SECONDS = 300.0
 
 
 def until(condition: Callable[[], bool], what: str = "a condition") -> None:
-    """Return as soon as `condition` holds; fail, naming `what` was waited for, when it never does."""
+    """Return as soon as `condition` holds; fail, naming `what` was waited for, when it never
+    does."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"

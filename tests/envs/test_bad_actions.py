@@ -1,4 +1,5 @@
-"""What is no action, or no argument, is refused with one typed error and changes nothing: at every door and engine."""
+"""What is no action, or no argument, is refused with one typed error and changes nothing: at every
+door and engine."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ ENGINES = [
         "compiled",
         marks=[
             pytest.mark.slow,
-            pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler"),
+            pytest.mark.skipif(
+                shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler"
+            ),
         ],
     ),
 ]
@@ -36,7 +39,9 @@ ENGINES = [
 
 def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
     """Two accounts after one step, the first of them at its episode's end."""
-    env = TradingEnv(MARKET, EnvSettings(**settings), num_envs=2, autoreset_mode=mode, engine=engine)
+    env = TradingEnv(
+        MARKET, EnvSettings(**settings), num_envs=2, autoreset_mode=mode, engine=engine
+    )
     options = {"episode_bars": torch.tensor([1, 9])} if mode is not AutoresetMode.DISABLED else None
     env.reset(seed=1, options=options)
     env.step(torch.full((2, 3), 0.2))
@@ -45,21 +50,36 @@ def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(engine: str, mode: AutoresetMode) -> None:
+def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(
+    engine: str, mode: AutoresetMode
+) -> None:
     env, twin = stepped(mode, engine), stepped(mode, engine)
     before, account = env.state_dict(), env.account
-    for value, row in product(NOT_FINITE.values(), (0, 1)):  # under NEXT_STEP the action in row 0 counts for nothing
+    for value, row in product(
+        NOT_FINITE.values(), (0, 1)
+    ):  # under NEXT_STEP the action in row 0 counts for nothing
         action = torch.full((2, 3), 0.5)
         action[row, 2] = value
         wanted = action.clone().requires_grad_(True)  # a step of the core, on any engine
-        for given in (action, action.double(), action.half(), wanted, action.numpy(), action.double().numpy()):
+        for given in (
+            action,
+            action.double(),
+            action.half(),
+            wanted,
+            action.numpy(),
+            action.double().numpy(),
+        ):
             with pytest.raises(EnvError, match="NaN or infinity"):
                 env.step(given)
     assert all(torch.equal(left, before[name]) for name, left in env.state_dict().items())
-    for after, expected in zip(env.step(torch.full((2, 3), 0.5)), twin.step(torch.full((2, 3), 0.5)), strict=True):
+    for after, expected in zip(
+        env.step(torch.full((2, 3), 0.5)), twin.step(torch.full((2, 3), 0.5)), strict=True
+    ):
         if isinstance(after, torch.Tensor):
             assert torch.equal(after, expected)
-    assert all(torch.equal(value, before[f"account.{name}"]) for name, value in account._asdict().items())
+    assert all(
+        torch.equal(value, before[f"account.{name}"]) for name, value in account._asdict().items()
+    )
 
 
 @pytest.mark.parametrize("engine", ["torch", "fused"])
@@ -86,14 +106,18 @@ def test_engines_refuse_the_same(engine: Any, action: Any, message: str) -> None
 
 @pytest.mark.parametrize("engine", ["torch", "fused"])
 @pytest.mark.parametrize(
-    "kind", ["f2", ">f4", np.longdouble, torch.float16, torch.float64, torch.bfloat16, torch.float8_e4m3fn], ids=str
+    "kind",
+    ["f2", ">f4", np.longdouble, torch.float16, torch.float64, torch.bfloat16, torch.float8_e4m3fn],
+    ids=str,
 )
 def test_every_floating_point_format_is_an_action(engine: Any, kind: Any) -> None:
     env, twin = stepped(AutoresetMode.SAME_STEP, engine), stepped(AutoresetMode.SAME_STEP, engine)
     action = torch.full((2, 3), 0.25)
     env.step(action.to(kind) if isinstance(kind, torch.dtype) else action.numpy().astype(kind))
     twin.step(action)
-    assert all(torch.equal(left, twin.state_dict()[name]) for name, left in env.state_dict().items())
+    assert all(
+        torch.equal(left, twin.state_dict()[name]) for name, left in env.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("value", NOT_FINITE.values(), ids=NOT_FINITE)

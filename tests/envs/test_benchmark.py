@@ -36,7 +36,9 @@ def test_auto_is_equal_weight_on_real_bars_only() -> None:
 
 def test_what_no_benchmark_can_be_made_of_is_refused_in_a_sentence() -> None:
     capital = EnvSettings(benchmark="cap_weight")
-    with pytest.raises(EnvError, match=r"needs the shares outstanding: name their file in data.universe"):
+    with pytest.raises(
+        EnvError, match=r"needs the shares outstanding: name their file in data.universe"
+    ):
         TradingEnv(MARKET, capital)
     shares = torch.ones(60, 4)
     shares[7, 3] = torch.nan
@@ -44,6 +46,8 @@ def test_what_no_benchmark_can_be_made_of_is_refused_in_a_sentence() -> None:
         TradingEnv(replace(MARKET, shares_outstanding=shares), capital)
     empty = replace(MARKET, member=torch.zeros_like(MARKET.member))
     for kind in ("equal_weight", "buy_and_hold"):
-        with pytest.raises(EnvError, match=f"{kind} needs members with prices, and this window has none"):
+        with pytest.raises(
+            EnvError, match=f"{kind} needs members with prices, and this window has none"
+        ):
             TradingEnv(empty, EnvSettings(benchmark=kind))
     TradingEnv(empty, EnvSettings(benchmark="cash"))

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks._env_torchtrade import PortfolioEnv, TunedPortfolioEnv, cash_first, equity_difference, windowed
+from benchmarks._env_torchtrade import (
+    PortfolioEnv,
+    TunedPortfolioEnv,
+    cash_first,
+    equity_difference,
+    windowed,
+)
 from benchmarks.env import make_market
 
 FEE = 2e-3
@@ -36,11 +42,17 @@ def test_the_rebuilt_torchtrade_trades_as_its_contract_says(kind, market) -> Non
         moved = (after - held[:, 1:]).abs()
         assert float(moved[:, ~trades].sum()) < 1e-12
         left = 1.0 - FEE * moved.sum(1)
-        torch.testing.assert_close(env.value, value * (left + (after * (move - 1.0)).sum(1)), rtol=1e-12, atol=0.0)
-        ratio = after[:, trades] / action[:, 1:][:, trades].double()  # the rest follows the proportions asked for
+        torch.testing.assert_close(
+            env.value, value * (left + (after * (move - 1.0)).sum(1)), rtol=1e-12, atol=0.0
+        )
+        ratio = (
+            after[:, trades] / action[:, 1:][:, trades].double()
+        )  # the rest follows the proportions asked for
         torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(env.weights.sum(1), torch.ones(4, dtype=torch.float64))
-        torch.testing.assert_close(seen["window"].flatten(2), market.features[bar + 1].expand(4, -1, -1))
+        torch.testing.assert_close(
+            seen["window"].flatten(2), market.features[bar + 1].expand(4, -1, -1)
+        )
         assert torch.equal(seen["tradable"], market.tradable[bar + 1].float().expand(4, -1))
         torch.testing.assert_close(reward, (env.value / value).log().float())
 
@@ -60,7 +72,10 @@ def test_finished_accounts_begin_again_in_the_same_step(kind, market) -> None:  
 
 
 def test_without_costs_ours_and_the_rebuilt_torchtrade_end_with_the_same_equity(market) -> None:  # type: ignore[no-untyped-def]
-    assert equity_difference(replace(market, tradable=torch.ones_like(market.tradable)), decisions=150) < 1e-7
+    assert (
+        equity_difference(replace(market, tradable=torch.ones_like(market.tradable)), decisions=150)
+        < 1e-7
+    )
 
 
 def test_our_actions_as_theirs_are_weights_of_one_with_the_rest_in_cash() -> None:

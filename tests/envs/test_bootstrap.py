@@ -1,4 +1,5 @@
-"""The oracle MDP under each autoreset mode: what the environment returns allows exact bootstrapping."""
+"""The oracle MDP under each autoreset mode: what the environment returns allows exact
+bootstrapping."""
 
 from __future__ import annotations
 
@@ -23,11 +24,15 @@ class Numpy:
 
     def reset(self, options: dict[str, Any] | None = None) -> Any:
         names = options or {}
-        return torch.as_tensor(self.env.reset(options={k: v.numpy() for k, v in names.items()})[0]), {}
+        return torch.as_tensor(
+            self.env.reset(options={k: v.numpy() for k, v in names.items()})[0]
+        ), {}
 
     def step(self, action: torch.Tensor) -> Any:
         *out, info = self.env.step(action.numpy())
-        return *(torch.as_tensor(value) for value in out), {k: torch.as_tensor(v) for k, v in info.items() if len(v)}
+        return *(torch.as_tensor(value) for value in out), {
+            k: torch.as_tensor(v) for k, v in info.items() if len(v)
+        }
 
 
 DOORS = {
@@ -41,13 +46,17 @@ def temporal_differences(
     mode: AutoresetMode, *, mistake: str | None = None, door: str = "tensors"
 ) -> tuple[torch.Tensor, int, int]:
     """r + gamma V(s') - V(s) of every real transition, and how many were cut and ruined."""
-    env = DOORS[door](TradingEnv(oracle_market(), oracle_settings(), num_envs=16, autoreset_mode=mode, seed=2))
+    env = DOORS[door](
+        TradingEnv(oracle_market(), oracle_settings(), num_envs=16, autoreset_mode=mode, seed=2)
+    )
     obs, _ = env.reset()
     begins = torch.zeros(16, dtype=torch.bool)  # NEXT_STEP: this step only begins the next episode
     errors, cuts, ruins = [], 0, 0
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
-        following, reward, terminated, truncated, info = env.step(torch.rand(16, 2, generator=generator))
+        following, reward, terminated, truncated, info = env.step(
+            torch.rand(16, 2, generator=generator)
+        )
         successor = following
         if mode is AutoresetMode.SAME_STEP and mistake != "reset_obs":
             successor = torch.where(info["_final_obs"].unsqueeze(1), info["final_obs"], following)

@@ -21,7 +21,8 @@ def ppo() -> PPO:
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Counts its steps, shows the count, ends after three; its reward is the action as it arrived."""
+    """Counts its steps, shows the count, ends after three; its reward is the action as it
+    arrived."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (1,))
     action_space = gymnasium.spaces.Box(np.float32(2.0), np.float32(4.0), (1,))
@@ -37,7 +38,9 @@ class Counter(gymnasium.Env[Any, Any]):
 
 
 def counter_env(num_envs: int = 2, seed: int = 0) -> WorkerEnv:
-    return WorkerEnv(SyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed)
+    return WorkerEnv(
+        SyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed
+    )
 
 
 def test_workers_stretch_actions_and_report_the_true_final_observation() -> None:
@@ -92,7 +95,8 @@ def test_resuming_a_classic_environment_begins_fresh_episodes(tmp_path: Path) ->
 
 
 class Uneven(Counter):
-    """Copies that were seeded with an odd number play episodes of one step, the others of five; reward 1 a step."""
+    """Copies that were seeded with an odd number play episodes of one step, the others of five;
+    reward 1 a step."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:

@@ -23,7 +23,11 @@ CASES: list[dict[str, Any]] = [
     {"action": "target"},
     {"action": "target", "fill": "next_close", "half_spread_bps": 5.0},
     {"action": "trade", "max_shares": 50.0, "dead_band": 0.0},
-    {"action": "trade", "max_shares": 9000.0, "dead_band": 0.0},  # cash runs out: the common factor has a gradient
+    {
+        "action": "trade",
+        "max_shares": 9000.0,
+        "dead_band": 0.0,
+    },  # cash runs out: the common factor has a gradient
     {"action": "trade", "max_shares": 9000.0, "dead_band": 0.0, "impact_bps": 500.0},
     {"action": "target", "decision_interval": 3, "impact_bps": 500.0},
     {"action": "target", "short": True, "max_leverage": 2.0, "borrow_bps_per_year": 300.0},
@@ -31,7 +35,10 @@ CASES: list[dict[str, Any]] = [
 
 
 def test_steps_with_and_without_gradients_take_turns() -> None:
-    market, config = make_market(30, 3, gaps=False), EnvSettings(fractional=True, random_start=False)
+    market, config = (
+        make_market(30, 3, gaps=False),
+        EnvSettings(fractional=True, random_start=False),
+    )
     env, plain = (TradingEnv(market, config, num_envs=2) for _ in range(2))
     assert env.engine == "fused"
     action = torch.tensor([[0.2, 0.3, 0.1], [0.5, 0.1, 0.0]])
@@ -56,10 +63,14 @@ def test_steps_with_and_without_gradients_take_turns() -> None:
 
 
 def rollout(env: TradingEnv, actions: list[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Everything that the steps made, and the slopes of a random sum of it in the actions and the first accounts."""
+    """Everything that the steps made, and the slopes of a random sum of it in the actions and the
+    first accounts."""
     env.reset()
     accounts = env.state_dict()
-    leaves = [accounts[f"account.{name}"].requires_grad_() for name in ("cash", "shares", "equity", "peak_equity")]
+    leaves = [
+        accounts[f"account.{name}"].requires_grad_()
+        for name in ("cash", "shares", "equity", "peak_equity")
+    ]
     env.load_state_dict(accounts)
     made: list[Tensor] = []
     for action in actions:
@@ -71,12 +82,18 @@ def rollout(env: TradingEnv, actions: list[Tensor], seed: int) -> tuple[list[Ten
         made += [reward, terminated, truncated]
     first, account = env.account.first_equity.unsqueeze(1), env.account
     made += [account.memory, account.shares]
-    made += [value / first.squeeze(1) for value in (account.cash, account.equity, account.peak_equity)]
+    made += [
+        value / first.squeeze(1) for value in (account.cash, account.equity, account.peak_equity)
+    ]
     generator = torch.Generator().manual_seed(seed)
     total = sum(
-        (part * torch.randn(part.shape, generator=generator)).sum() for part in made if part.is_floating_point()
+        (part * torch.randn(part.shape, generator=generator)).sum()
+        for part in made
+        if part.is_floating_point()
     )
-    slopes = torch.autograd.grad(total, [*actions, *leaves], allow_unused=True, materialize_grads=True)
+    slopes = torch.autograd.grad(
+        total, [*actions, *leaves], allow_unused=True, materialize_grads=True
+    )
     return [part.detach() for part in made], list(slopes)
 
 
@@ -91,13 +108,18 @@ def rollout(env: TradingEnv, actions: list[Tensor], seed: int) -> tuple[list[Ten
 def test_the_kernel_and_its_gradient_are_those_of_the_core(
     config: EnvSettings, mode: AutoresetMode, flat: bool, steps: int, seed: int
 ) -> None:
-    # Where nothing costs anything, all orders together may cost the cash to its last digit, and that one decides.
+    # Where nothing costs anything, all orders together may cost the cash to its last digit, and
+    # that one decides.
     update = {"cost_bps": max(config.cost_bps, 1.0), "observation": "flat" if flat else "factored"}
     config = config.model_copy(update=update)
     market = make_market(60, 5, seed=seed % 5, volume=3e4, events=True)
     actions = [action.requires_grad_() for action in random_actions(seed, steps, 6, 5)]
     (made, slopes), (expected, core) = (
-        rollout(TradingEnv(market, config, num_envs=6, seed=seed, autoreset_mode=mode, engine=engine), actions, seed)
+        rollout(
+            TradingEnv(market, config, num_envs=6, seed=seed, autoreset_mode=mode, engine=engine),
+            actions,
+            seed,
+        )
         for engine in ("fused", "torch")
     )
     for got, right in zip(made, expected, strict=True):
@@ -113,17 +135,26 @@ def test_the_kernel_and_its_gradient_are_those_of_the_core(
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_of_the_kernel_are_finite_differences(case: dict[str, Any]) -> None:
     config = EnvSettings(fractional=True, random_start=False, initial_cash_usd=1e5, **case)
-    env = TradingEnv(make_market(30, 3, gaps=False, events=True), config, num_envs=2, engine="fused")
+    env = TradingEnv(
+        make_market(30, 3, gaps=False, events=True), config, num_envs=2, engine="fused"
+    )
 
     def three_steps(*actions: Tensor) -> tuple[Tensor, ...]:
         env.reset(options={"shares": torch.tensor([[10.0, 0.0, 40.0], [100.0, 20.0, 5.0]])})
         for action in actions:
             env.step(action)
         account = env.account
-        return account.cash / 1e5, account.shares / 1e3, account.equity / 1e5, account.peak_equity / 1e5
+        return (
+            account.cash / 1e5,
+            account.shares / 1e3,
+            account.equity / 1e5,
+            account.peak_equity / 1e5,
+        )
 
     generator = torch.Generator().manual_seed(3)
-    actions = [torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(3)]
+    actions = [
+        torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(3)
+    ]
     actions[1][:, 0] *= -1.0  # a sale
     for value in actions:
         value.requires_grad_(True)
@@ -132,8 +163,12 @@ def test_gradients_of_the_kernel_are_finite_differences(case: dict[str, Any]) ->
 
 @pytest.mark.parametrize("reward_name", REWARDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_of_the_core_are_finite_differences(case: dict[str, Any], reward_name: str) -> None:
-    config = EnvSettings(fractional=True, random_start=False, reward=reward_name, reward_scale=100.0, **case)
+def test_gradients_of_the_core_are_finite_differences(
+    case: dict[str, Any], reward_name: str
+) -> None:
+    config = EnvSettings(
+        fractional=True, random_start=False, reward=reward_name, reward_scale=100.0, **case
+    )
     view = market_view(make_market(30, 3, gaps=False), config)
     reward = make_reward(config)
     key = torch.zeros(2, dtype=torch.int64)
@@ -147,7 +182,9 @@ def test_gradients_of_the_core_are_finite_differences(case: dict[str, Any], rewa
         return r1, r2, observe(view, last, torch.float64)
 
     generator = torch.Generator().manual_seed(3)
-    inputs = [torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(2)]
+    inputs = [
+        torch.rand(2, 3, generator=generator, dtype=torch.float64) * 0.8 + 0.1 for _ in range(2)
+    ]
     inputs[1][:, 0] *= -1.0  # a sale
     for value in inputs:
         value.requires_grad_(True)

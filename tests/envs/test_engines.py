@@ -15,13 +15,19 @@ from tests.factories import make_market
 
 CASES: list[dict[str, Any]] = [
     {},
-    {"action": "trade", "max_shares": 500.0, "reward": "differential_sharpe", "turbulence_column": "c0"},
+    {
+        "action": "trade",
+        "max_shares": 500.0,
+        "reward": "differential_sharpe",
+        "turbulence_column": "c0",
+    },
     {"decision_interval": 3, "half_spread_bps": 2.0, "reward": "drawdown"},
 ]
 
 
 def assert_equal(first: TradingEnv, second: TradingEnv, count: int, steps: int = 25) -> None:
-    """Both environments step by step: books and observations bit by bit, logarithms to their last digit."""
+    """Both environments step by step: books and observations bit by bit, logarithms to their last
+    digit."""
     first.reset()
     second.reset()
     for action in random_actions(0, steps, count, 6):
@@ -62,5 +68,7 @@ def test_cuda_equals_the_cpu(case: dict[str, Any], mode: AutoresetMode) -> None:
         torch.testing.assert_close(a[1], b[1].cpu(), rtol=1e-5, atol=1e-7)
         assert torch.equal(a[2], b[2].cpu())
         assert torch.equal(a[3], b[3].cpu())
-        assert torch.equal(cpu.account.shares, cuda.account.shares.cpu())  # whole shares: sums are exact everywhere
+        assert torch.equal(
+            cpu.account.shares, cuda.account.shares.cpu()
+        )  # whole shares: sums are exact everywhere
         torch.testing.assert_close(cpu.account.cash, cuda.account.cash.cpu(), rtol=1e-12, atol=1e-6)

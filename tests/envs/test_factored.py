@@ -13,7 +13,9 @@ BARS, WIDTH, HIDDEN = 50, 17, 6
 
 
 @pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
-def test_project_market_projects_once_per_row_where_rows_repeat(samples: int, projected: int) -> None:
+def test_project_market_projects_once_per_row_where_rows_repeat(
+    samples: int, projected: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(50, 9, generator=generator)
     clock = (
@@ -42,7 +44,10 @@ def samples(count: int, bars: int, seed: int = 0) -> dict[str, Tensor]:
     """`count` observations at `bars` different bars."""
     generator = torch.Generator().manual_seed(seed)
     clock = torch.arange(count) % bars
-    return {"private": torch.randn(count, 8, generator=generator), "clock": clock[torch.randperm(count)]}
+    return {
+        "private": torch.randn(count, 8, generator=generator),
+        "clock": clock[torch.randperm(count)],
+    }
 
 
 def flat_of(layer: FactoredLinear, obs: dict[str, Tensor]) -> Tensor:
@@ -66,7 +71,9 @@ def projected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("count", "bars", "rows"), [(200, 50, 50), (40, 35, 35), (40, 36, 40), (40, 40, 40), (1, 1, 1)]
 )
-def test_result_and_gradients_are_the_flat_layers(count: int, bars: int, rows: int, projected: list[int]) -> None:
+def test_result_and_gradients_are_the_flat_layers(
+    count: int, bars: int, rows: int, projected: list[int]
+) -> None:
     """Whichever way the rows are projected: `rows` is how many are."""
     layer, obs = make_layer(), samples(count, bars)
     obs["private"].requires_grad_()

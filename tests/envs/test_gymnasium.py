@@ -24,7 +24,9 @@ ENV_ID = "fintrader/Trading-v0"
 @pytest.mark.parametrize("observation", ["flat", "factored"])
 def test_env_checker_passes(observation: str) -> None:
     env = gymnasium.make(
-        ENV_ID, market=make_market(60, 4), settings=EnvSettings(observation=observation, episode_bars=9)
+        ENV_ID,
+        market=make_market(60, 4),
+        settings=EnvSettings(observation=observation, episode_bars=9),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -34,7 +36,11 @@ def test_env_checker_passes(observation: str) -> None:
 
 def test_make_vec_builds_the_tensor_environment() -> None:
     env = gymnasium.make_vec(
-        ENV_ID, num_envs=7, vectorization_mode="vector_entry_point", market=make_market(60, 4), device="cpu"
+        ENV_ID,
+        num_envs=7,
+        vectorization_mode="vector_entry_point",
+        market=make_market(60, 4),
+        device="cpu",
     )
     assert isinstance(env.unwrapped, TradingEnv)
     assert env.num_envs == 7
@@ -58,15 +64,20 @@ def test_a_single_account_says_what_it_cannot_do() -> None:
         env.unwrapped.step(action[:2])
 
 
-def reference(mode: AutoresetMode, market: Any, settings: EnvSettings, count: int) -> gymnasium.vector.SyncVectorEnv:
+def reference(
+    mode: AutoresetMode, market: Any, settings: EnvSettings, count: int
+) -> gymnasium.vector.SyncVectorEnv:
     """Gymnasium's own vectorisation of single accounts."""
-    makers = [lambda: gymnasium.make(ENV_ID, market=market, settings=settings) for _ in range(count)]
+    makers = [
+        lambda: gymnasium.make(ENV_ID, market=market, settings=settings) for _ in range(count)
+    ]
     return gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None:
-    # Fixed starts: gymnasium's sub-environments keep counting their episodes as ours do, with the same seeds.
+    # Fixed starts: gymnasium's sub-environments keep counting their episodes as ours do, with the
+    # same seeds.
     market, count = make_market(40, 3), 3
     settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
     theirs = reference(mode, market, settings, count)
@@ -81,13 +92,17 @@ def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None
         *theirs_out, their_info = theirs.step(action)
         *our_out, our_info = ours.step(action)
         for x, y in zip(theirs_out, our_out, strict=True):
-            np.testing.assert_array_equal(np.asarray(x, dtype=np.float32), y.to(torch.float32).numpy())
+            np.testing.assert_array_equal(
+                np.asarray(x, dtype=np.float32), y.to(torch.float32).numpy()
+            )
         if "final_obs" in their_info:
             done = their_info["_final_obs"]
             ends += int(done.sum())
             np.testing.assert_array_equal(done, our_info["_final_obs"].numpy())
             np.testing.assert_array_equal(done, our_info["_final_info"].numpy())
-            np.testing.assert_array_equal(np.stack(their_info["final_obs"][done]), our_info["final_obs"][done].numpy())
+            np.testing.assert_array_equal(
+                np.stack(their_info["final_obs"][done]), our_info["final_obs"][done].numpy()
+            )
             assert set(their_info) <= set(our_info) | {"final_info", "_final_info"}
     assert ends > 3 or mode is AutoresetMode.NEXT_STEP
 
@@ -115,7 +130,9 @@ def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environment
     market, count = make_market(40, 3), 3
     settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
     theirs = WRAPPERS[wrapper](reference(mode, market, settings, count))
-    ours = WRAPPERS[wrapper](NumpyVectorEnv(TradingEnv(market, settings, num_envs=count, autoreset_mode=mode)))
+    ours = WRAPPERS[wrapper](
+        NumpyVectorEnv(TradingEnv(market, settings, num_envs=count, autoreset_mode=mode))
+    )
     expected, _ = theirs.reset(seed=[5, 6, 7])
     obs, _ = ours.reset(seed=[5, 6, 7])
     np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-5)
@@ -130,13 +147,20 @@ def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environment
             ends += int(their_info["_episode"].sum())
             np.testing.assert_array_equal(our_info["_episode"], their_info["_episode"])
             np.testing.assert_array_equal(our_info["episode"]["l"], their_info["episode"]["l"])
-            np.testing.assert_allclose(our_info["episode"]["r"], their_info["episode"]["r"], rtol=1e-5, atol=1e-9)
+            np.testing.assert_allclose(
+                our_info["episode"]["r"], their_info["episode"]["r"], rtol=1e-5, atol=1e-9
+            )
     assert ends > 3 or wrapper != "statistics"
 
 
 def test_the_three_wrappers_work_on_top_of_each_other() -> None:
     env: Any = NumpyVectorEnv(
-        TradingEnv(make_market(60, 3), EnvSettings(episode_bars=5), num_envs=4, autoreset_mode=AutoresetMode.NEXT_STEP)
+        TradingEnv(
+            make_market(60, 3),
+            EnvSettings(episode_bars=5),
+            num_envs=4,
+            autoreset_mode=AutoresetMode.NEXT_STEP,
+        )
     )
     for wrapper in WRAPPERS.values():
         env = wrapper(env)
@@ -155,7 +179,9 @@ def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation: str) -
     env = TradingEnv(make_market(60, 3), settings, num_envs=4)
     obs, _ = env.reset(seed=1)
     part, space, single = obs, env.observation_space, env.single_observation_space
-    assert env.observation_space.contains(obs if observation == "flat" else {**obs, "clock": obs["clock"].numpy()})
+    assert env.observation_space.contains(
+        obs if observation == "flat" else {**obs, "clock": obs["clock"].numpy()}
+    )
     if observation == "factored":
         part, space, single = obs["private"], space["private"], single["private"]
     assert part.dtype == space.tensor_dtype == single.tensor_dtype == torch.bfloat16

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from fintrader.agents import APG, PPO, SAC, Budget, NetworkSettings, make_agent, read_agent_state, train
+from fintrader.agents import (
+    APG,
+    PPO,
+    SAC,
+    Budget,
+    NetworkSettings,
+    make_agent,
+    read_agent_state,
+    train,
+)
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import EnvError
@@ -18,7 +27,8 @@ PIECES = (MARKET.window(0, 30), MARKET.window(50, 90))
 
 @pytest.mark.parametrize("observation", ["flat", "factored"])
 def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> None:
-    """What accounts see and earn, bit for bit; a clock counts the bars of the pieces, one after another."""
+    """What accounts see and earn, bit for bit; a clock counts the bars of the pieces, one after
+    another."""
     settings = EnvSettings(num_envs=7, episode_bars=12, observation=observation)
     joined = JoinedEnv(PIECES, settings, seed=3)
     alone = [
@@ -59,7 +69,13 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> N
     "agent",
     [
         PPO(network=NetworkSettings(), num_steps=8, num_minibatches=1),
-        SAC(network=NetworkSettings(), learning_starts=16, batch_size=8, report_every=4, buffer_size=500),
+        SAC(
+            network=NetworkSettings(),
+            learning_starts=16,
+            batch_size=8,
+            report_every=4,
+            buffer_size=500,
+        ),
         APG(network=NetworkSettings(), num_steps=4),
     ],
     ids=lambda agent: agent.algo,

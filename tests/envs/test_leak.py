@@ -1,7 +1,8 @@
-"""A policy that is handed the future beats buy-and-hold by a wide margin; one bar later the same feature is worthless.
+"""A policy that is handed the future beats buy-and-hold by a wide margin; one bar later the same
+feature is worthless.
 
-Learning from a leak shows that actions reach the market and rewards reach the learner; learning nothing from the
-shifted feature shows that the environment itself leaks nothing.
+Learning from a leak shows that actions reach the market and rewards reach the learner; learning
+nothing from the shifted feature shows that the environment itself leaks nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SETTINGS = EnvSettings(num_envs=64, cost_bps=0.0, episode_bars=60, reward_scale=
 
 
 def market_with(leaked: bool, *, seed: int) -> MarketTensors:
-    """A random walk that opens where it closed; the feature is the return of the next bar, or of this one."""
+    """A random walk that opens where it closed; the feature is the return of the next bar, or of
+    this one."""
     market = make_market(1500, 4, 1, gaps=False, seed=seed, volatility=0.005)
     close = market.close
     opens = torch.cat((close[:1], close[:-1]))

@@ -1,4 +1,5 @@
-"""The vectorised environment against the one-account Python loop, over every option drawn at random."""
+"""The vectorised environment against the one-account Python loop, over every option drawn at
+random."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ SIGHT = st.fixed_dictionaries(
 
 
 class Episodes:
-    """The endowments an environment was given, and one oracle an account that begins where the account does."""
+    """The endowments an environment was given, and one oracle an account that begins where the
+    account does."""
 
     def __init__(self, env: TradingEnv, given: set[str], seed: int) -> None:
         self.env, self.given, self.rng = env, given, np.random.default_rng(seed)
@@ -47,7 +49,8 @@ class Episodes:
         self.oracles = [self.oracle(i) for i in range(env.num_envs)]
 
     def options(self) -> dict[str, np.ndarray]:
-        """Random values of the options that are given, which `cash`, `shares` and `length` then hold."""
+        """Random values of the options that are given, which `cash`, `shares` and `length` then
+        hold."""
         env, rng, options = self.env, self.rng, {}
         count, config = env.num_envs, env.settings
         if self.given & {"start", "shares"}:  # what is owned must be listed at the start
@@ -57,17 +60,22 @@ class Episodes:
         if "shares" in self.given:
             start = torch.as_tensor(options["start"])
             mark = env._view.mark[start].double().numpy()
-            there = np.array([[self.listed(n, t) for n in range(NUM_ASSETS)] for t in start.tolist()])
+            there = np.array(
+                [[self.listed(n, t) for n in range(NUM_ASSETS)] for t in start.tolist()]
+            )
             most = config.initial_cash_usd / 300.0
             owned = there * rng.uniform(-most if config.short else 0.0, most, there.shape)
             owned = owned if config.fractional else np.trunc(owned)
-            self.shares = options["shares"] = owned * ((self.cash + (owned * mark).sum(1)) > 0)[:, None]
+            self.shares = options["shares"] = (
+                owned * ((self.cash + (owned * mark).sum(1)) > 0)[:, None]
+            )
         if "episode_bars" in self.given:
             self.length = options["episode_bars"] = rng.integers(1, 40, count)
         return options
 
     def listed(self, n: int, t: int) -> bool:
-        """Whether symbol n has a close at or before bar t, and one after it unless it is there at the data's end."""
+        """Whether symbol n has a close at or before bar t, and one after it unless it is there at
+        the data's end."""
         priced = (~self.env.market.close[:, n].isnan()).nonzero().flatten().tolist()
         return priced[0] <= t and (priced[-1] > t or priced[-1] == NUM_BARS - 1)
 
@@ -75,7 +83,9 @@ class Episodes:
         """Account i's, from the bar it stands at."""
         account = self.env.account
         start, end = int(account.bar[i]), int(account.end_bar[i])
-        assert end == (min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1)
+        assert end == (
+            min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
+        )
         return LedgerOracle(
             self.env.market,
             self.env.settings,
@@ -86,11 +96,14 @@ class Episodes:
         )
 
     def restart(self, ended: Tensor) -> None:
-        """Begin anew what `ended` `[B]` says, under DISABLED with another cash; the other modes did so themselves."""
+        """Begin anew what `ended` `[B]` says, under DISABLED with another cash; the other modes did
+        so themselves."""
         if self.env.autoreset_mode is AutoresetMode.DISABLED and bool(ended.any()):
             options = {"reset_mask": ended.clone()}
             if "cash_usd" in self.given:
-                cash = self.env.settings.initial_cash_usd * self.rng.uniform(1.0, 2.0, self.env.num_envs)
+                cash = self.env.settings.initial_cash_usd * self.rng.uniform(
+                    1.0, 2.0, self.env.num_envs
+                )
                 options["cash_usd"] = cash
                 self.cash = np.where(ended.numpy(), cash, self.cash)
             try:
@@ -112,7 +125,9 @@ def compare(
 ) -> int:
     """Step environment and oracles side by side; returns the number of account steps compared."""
     volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
-    market = make_market(NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03, volume=volume, events=events)
+    market = make_market(
+        NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03, volume=volume, events=events
+    )
     env = TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, record=True)
     episodes = Episodes(env, set(given), seed)
     compared = 0
@@ -127,9 +142,13 @@ def compare(
             before = slow.equity()
             expected = slow.step(action[i].double().tolist())
             compared += 1
-            tolerance = max(1e-6 * slow.first, 5e-5)  # amounts are rounded to 1e-6 USD, five of them a bar
+            tolerance = max(
+                1e-6 * slow.first, 5e-5
+            )  # amounts are rounded to 1e-6 USD, five of them a bar
             change = expected.bar_equity[-1] - before
-            assert change == pytest.approx(expected.pnl + expected.income - expected.cost, abs=tolerance)
+            assert change == pytest.approx(
+                expected.pnl + expected.income - expected.cost, abs=tolerance
+            )
             assert float(info["income"][i].sum()) == pytest.approx(expected.income, abs=tolerance)
             if abs(expected.bar_equity[-1] - config.ruin_fraction * slow.first) < tolerance:
                 return compared  # ruin to the last bit is decided by rounding
@@ -137,10 +156,14 @@ def compare(
                 return compared  # what a penniless account still does is all rounding
             assert bool(terminated[i]) == expected.terminated
             assert bool(truncated[i]) == expected.truncated
-            assert info["bar_equity"][i].tolist() == pytest.approx(expected.bar_equity, abs=tolerance)
+            assert info["bar_equity"][i].tolist() == pytest.approx(
+                expected.bar_equity, abs=tolerance
+            )
             assert float(info["cost"][i]) == pytest.approx(expected.cost, abs=tolerance)
             assert float(info["turnover"][i]) == pytest.approx(expected.turnover, abs=tolerance)
-            assert float(reward[i]) == pytest.approx(expected.reward, rel=1e-4, abs=1e-5 * config.reward_scale)
+            assert float(reward[i]) == pytest.approx(
+                expected.reward, rel=1e-4, abs=1e-5 * config.reward_scale
+            )
             traded = info["fill_shares"][i].tolist()
             if config.fractional:
                 assert traded == pytest.approx(expected.traded, rel=1e-5, abs=1e-5)
@@ -149,7 +172,11 @@ def compare(
             if not (expected.terminated or expected.truncated):
                 shares = env.account.shares[i].tolist()
                 assert float(env.account.cash[i]) == pytest.approx(slow.cash, abs=tolerance)
-                assert shares == (pytest.approx(slow.shares, rel=1e-5, abs=1e-5) if config.fractional else slow.shares)
+                assert shares == (
+                    pytest.approx(slow.shares, rel=1e-5, abs=1e-5)
+                    if config.fractional
+                    else slow.shares
+                )
         ended = terminated | truncated
         episodes.restart(begins if mode is AutoresetMode.NEXT_STEP else ended)
         begins = ended if mode is AutoresetMode.NEXT_STEP else begins
@@ -171,14 +198,17 @@ def test_every_option_is_drawn() -> None:
     """An option added to the settings must be added to what the tests draw."""
     drawn: dict[str, set[Any]] = {name: set() for name in EnvSettings.model_fields}
 
-    @settings(max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(config=env_settings(), sight=SIGHT)
     def draw(config: EnvSettings, sight: dict[str, Any]) -> None:
         for name, value in config.model_copy(update=sight):
             drawn[name].add(str(value))
 
     draw()
-    # One kind exists, the number of accounts is an argument of every test, and the others are for agents that learn.
+    # One kind exists, the number of accounts is an argument of every test, and the others are for
+    # agents that learn.
     assert {name for name, values in drawn.items() if len(values) < 2} == {
         "kind",
         "num_envs",
@@ -189,14 +219,21 @@ def test_every_option_is_drawn() -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_steps_agree() -> None:
-    """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at random."""
+    """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at
+    random."""
     total = 0
 
-    @settings(max_examples=190, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=190, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
     @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
-    def agree(config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]) -> None:
+    def agree(
+        config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
+    ) -> None:
         nonlocal total
-        total += compare(config.model_copy(update=sight), seed, 60, count=16, mode=mode, given=given)
+        total += compare(
+            config.model_copy(update=sight), seed, 60, count=16, mode=mode, given=given
+        )
 
     agree()
     assert total >= 100_000

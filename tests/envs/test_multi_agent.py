@@ -24,7 +24,11 @@ def flat_market(prices: list[float]) -> MarketTensors:
 def test_without_impact_each_trader_is_a_plain_account() -> None:
     market, settings = make_market(60, 3), EnvSettings(episode_bars=6)
     game = MultiTraderEnv(
-        market, settings, TraderSettings(num_traders=3, impact_bps_per_million_usd=0.0), num_games=4, seed=5
+        market,
+        settings,
+        TraderSettings(num_traders=3, impact_bps_per_million_usd=0.0),
+        num_games=4,
+        seed=5,
     )
     plain = TradingEnv(market, settings, num_envs=12, engine="torch")
     obs, _ = game.reset()
@@ -42,11 +46,15 @@ def test_without_impact_each_trader_is_a_plain_account() -> None:
 
 def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
     market = flat_market([100.0] * 4)
-    settings = EnvSettings(action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit")
+    settings = EnvSettings(
+        action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit"
+    )
     traders = TraderSettings(num_traders=3, impact_bps_per_million_usd=100.0)
     game = MultiTraderEnv(market, settings, traders)
     game.reset()
-    game.step(torch.tensor([[[0.0], [0.0], [1.0]]]))  # the third buys 100,000 USD: price moves 10 bp, he pays 100 USD
+    game.step(
+        torch.tensor([[[0.0], [0.0], [1.0]]])
+    )  # the third buys 100,000 USD: price moves 10 bp, he pays 100 USD
     assert game.account.equity.tolist() == pytest.approx([1e6, 1e6, 1e6 - 100])
     game.step(torch.tensor([[[1.0], [1.0], [-1.0]]]))  # net 100,000 USD: bought and sold at 100.10
     assert game.account.equity.tolist() == pytest.approx([1e6 - 100, 1e6 - 100, 1e6])
@@ -80,7 +88,9 @@ def test_rewards_are_shared_as_asked(cooperation: float) -> None:
 def test_ruined_traders_are_out_and_games_end_together() -> None:
     market = flat_market([100.0, 100.0, 30.0, 30.0, 60.0])
     settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False, reward="profit")
-    game = MultiTraderEnv(market, settings, TraderSettings(num_traders=2, impact_bps_per_million_usd=0.0))
+    game = MultiTraderEnv(
+        market, settings, TraderSettings(num_traders=2, impact_bps_per_million_usd=0.0)
+    )
     game.reset()
     action = torch.tensor([[[1.0], [0.0]]])
     game.step(action)
@@ -102,7 +112,10 @@ def test_ruined_traders_are_out_and_games_end_together() -> None:
 
 def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
     """As on CUDA: what a NaN would do to the books must not depend on the device."""
-    games = [MultiTraderEnv(make_market(60, 3), EnvSettings(random_start=False), num_games=2) for _ in range(2)]
+    games = [
+        MultiTraderEnv(make_market(60, 3), EnvSettings(random_start=False), num_games=2)
+        for _ in range(2)
+    ]
     spoilt, plain = games
     spoilt._on_host = False
     action = torch.full((2, 2, 3), 0.4)
@@ -122,7 +135,11 @@ def test_errors() -> None:
     with pytest.raises(EnvError, match="reset"):
         game.step(torch.zeros(2, 2, 3))
     game.reset()
-    for bad in (torch.zeros(2, 3), torch.full((2, 2, 3), float("nan")), torch.zeros(2, 2, 3, dtype=torch.int32)):
+    for bad in (
+        torch.zeros(2, 3),
+        torch.full((2, 2, 3), float("nan")),
+        torch.zeros(2, 2, 3, dtype=torch.int32),
+    ):
         with pytest.raises(EnvError):
             game.step(bad)
     with pytest.raises(EnvError, match="num_games"):

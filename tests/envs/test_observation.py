@@ -18,8 +18,12 @@ def test_layout_round_trip_and_parts() -> None:
     assert ObservationLayout.from_json(layout.to_json()) == layout
     parts = layout.split(torch.arange(2 * layout.width).reshape(2, -1))
     assert {name: tuple(part.shape) for name, part in parts.items()} == {
-        "account": (2, 4), "holdings": (2, 3), "features": (2, 3, 2), "tradable": (2, 3), "context": (2, 5),
-    }  # fmt: skip
+        "account": (2, 4),
+        "holdings": (2, 3),
+        "features": (2, 3, 2),
+        "tradable": (2, 3),
+        "context": (2, 5),
+    }
     assert parts["features"][0].tolist() == [[7, 8], [9, 10], [11, 12]]
     with pytest.raises(CheckpointError):
         ObservationLayout.from_json({"num_assets": 3})
@@ -38,12 +42,22 @@ def test_every_part_holds_what_it_says() -> None:
     bar = int(account.bar[0])
     peak = torch.stack(equities).amax(0)
     expected = torch.stack(
-        (account.cash / env.equity, env.equity / 1e6 - 1, env.equity / peak - 1, torch.full((2,), 18 / 30)), 1
+        (
+            account.cash / env.equity,
+            env.equity / 1e6 - 1,
+            env.equity / peak - 1,
+            torch.full((2,), 18 / 30),
+        ),
+        1,
     )
     torch.testing.assert_close(parts["account"], expected, rtol=0, atol=1e-7)
-    weights = torch.nan_to_num(account.shares * market.close[bar].double()) / env.equity.unsqueeze(1)
+    weights = torch.nan_to_num(account.shares * market.close[bar].double()) / env.equity.unsqueeze(
+        1
+    )
     torch.testing.assert_close(parts["holdings"], weights, rtol=0, atol=1e-7)
-    torch.testing.assert_close(parts["account"][:, 0] + parts["holdings"].sum(1), torch.ones(2).double())
+    torch.testing.assert_close(
+        parts["account"][:, 0] + parts["holdings"].sum(1), torch.ones(2).double()
+    )
     for i in range(2):
         assert torch.equal(parts["features"][i].float(), market.features[bar])
         assert torch.equal(parts["tradable"][i].bool(), market.tradable[bar])
@@ -57,7 +71,9 @@ def test_account_features_do_not_depend_on_the_account_size() -> None:
     small.reset(options={"cash_usd": 1e3})
     large.reset(options={"cash_usd": 1e8})
     for action in random_actions(2, 20, 2, 4):
-        torch.testing.assert_close(small.step(action)[0], large.step(action)[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            small.step(action)[0], large.step(action)[0], rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("dtype", "lookback"), [("float32", 1), ("bfloat16", 1), ("float32", 3)])
@@ -65,12 +81,16 @@ def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: in
     market = make_market(60, 4)
     settings = EnvSettings(episode_bars=7, observation_dtype=dtype, lookback=lookback)
     flat = TradingEnv(market, settings, num_envs=3)
-    factored = TradingEnv(market, settings.model_copy(update={"observation": "factored"}), num_envs=3)
+    factored = TradingEnv(
+        market, settings.model_copy(update={"observation": "factored"}), num_envs=3
+    )
     a, _ = flat.reset()
     b, _ = factored.reset()
     for action in random_actions(0, 20, 3, 4):
         assert a.dtype == {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        assert torch.equal(a, factored.layout.assemble(b["private"], factored.market_rows[b["clock"]]))
+        assert torch.equal(
+            a, factored.layout.assemble(b["private"], factored.market_rows[b["clock"]])
+        )
         a, *_, flat_info = flat.step(action)
         b, *_, factored_info = factored.step(action)
         final = factored_info["final_obs"]

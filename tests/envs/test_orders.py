@@ -1,4 +1,5 @@
-"""Orders mean what they say: holding orders nothing, bands look at the target, and every engine counts alike."""
+"""Orders mean what they say: holding orders nothing, bands look at the target, and every engine
+counts alike."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ ENGINES = ("torch", "fused")
 
 
 def split_market(bars: int = 1100) -> MarketTensors:
-    """Wild prices, and two that fall to a tenth between two bars: one split, at the other nobody knows why."""
+    """Wild prices, and two that fall to a tenth between two bars: one split, at the other nobody
+    knows why."""
     market = make_market(bars, 7, gaps=False, volatility=0.02)
     scale = torch.ones(bars, 7)
     scale[bars // 2 :, 3] = scale[bars // 3 :, 1] = 0.1
@@ -33,13 +35,17 @@ def split_market(bars: int = 1100) -> MarketTensors:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "options", [{}, {"fractional": True}, {"short": True, "max_leverage": 2.0}, {"decision_interval": 3}], ids=str
+    "options",
+    [{}, {"fractional": True}, {"short": True, "max_leverage": 2.0}, {"decision_interval": 3}],
+    ids=str,
 )
 def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[str, Any]) -> None:
     market = split_market(1100 * options.get("decision_interval", 1))
     env = TradingEnv(market, EnvSettings(random_start=False, **options), num_envs=2, engine=engine)
     env.reset(options={"cash_usd": torch.tensor([1e6, 3e7])})
-    obs, *_ = env.step(torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.05, 0.0, 0.1], [0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]]))
+    obs, *_ = env.step(
+        torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.05, 0.0, 0.1], [0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]])
+    )
     held, cash = env.account.shares.clone(), env.account.cash.clone()
     assert float(held.sum()) > 0
     for _ in range(1000):
@@ -65,7 +71,9 @@ def test_holding_orders_nothing_in_a_backtest() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(engine: Any) -> None:
     market = make_market(300, 5, gaps=False, volatility=1e-4)
-    env = TradingEnv(market, EnvSettings(rebalance_band=0.02, random_start=False), num_envs=1, engine=engine)
+    env = TradingEnv(
+        market, EnvSettings(rebalance_band=0.02, random_start=False), num_envs=1, engine=engine
+    )
     env.reset()
     target = torch.full((1, 5), 0.18)
     env.step(target)
@@ -81,8 +89,11 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("rate", "band"), [(0.2, 0.001), (0.05, 0.001), (0.2, 0.0)])
-def test_small_steps_reach_their_target_whatever_the_band(engine: Any, rate: float, band: float) -> None:
-    """Steps smaller than the band, and than a share, are still steps towards a target further away."""
+def test_small_steps_reach_their_target_whatever_the_band(
+    engine: Any, rate: float, band: float
+) -> None:
+    """Steps smaller than the band, and than a share, are still steps towards a target further
+    away."""
     market = make_market(300, 20, gaps=False, volatility=1e-5)
     scale = 700.0 / market.close[0]  # 68 shares make a twentieth
     market = replace(market, open=market.open * scale, close=market.close * scale)
@@ -100,9 +111,12 @@ def test_small_steps_reach_their_target_whatever_the_band(engine: Any, rate: flo
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("action", "most", "ordered"), [(0.2, 100, 20), (0.29, 100, 29), (0.5, 7, 3), (1.0, 2**24, 2**24)]
+    ("action", "most", "ordered"),
+    [(0.2, 100, 20), (0.29, 100, 29), (0.5, 7, 3), (1.0, 2**24, 2**24)],
 )
-def test_an_action_orders_its_share_of_the_most(engine: Any, action: float, most: float, ordered: int) -> None:
+def test_an_action_orders_its_share_of_the_most(
+    engine: Any, action: float, most: float, ordered: int
+) -> None:
     market = make_market(10, 2, gaps=False)
     config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, random_start=False)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
@@ -133,10 +147,14 @@ def test_an_order_takes_its_share_of_the_volume_and_no_more(engine: Any) -> None
     assert bool((info["ordered"] > info["fill_shares"]).all())
 
 
-def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_its_own_spread() -> None:
+def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_its_own_spread() -> (
+    None
+):
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     market = replace(market, volume=torch.full_like(market.volume, 4e4))
-    config = EnvSettings(cost_bps=0.0, participation=None, action="trade", max_shares=1e4, random_start=False)
+    config = EnvSettings(
+        cost_bps=0.0, participation=None, action="trade", max_shares=1e4, random_start=False
+    )
 
     def paid(shares: float, **costs: Any) -> float:
         env = TradingEnv(market, config.model_copy(update=costs), num_envs=1, record=True)
@@ -145,7 +163,9 @@ def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_
         assert float(info["fill_shares"][0, 0]) == shares
         return float(info["cost"][0]) / float(info["turnover"][0]) * 1e4
 
-    assert paid(10_000, impact_bps=40.0) == pytest.approx(20.0)  # a quarter of the volume: half the basis points
+    assert paid(10_000, impact_bps=40.0) == pytest.approx(
+        20.0
+    )  # a quarter of the volume: half the basis points
     assert paid(2_500, impact_bps=40.0) == pytest.approx(10.0)
     assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S000": 7.0}) == pytest.approx(7.0)
     assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S001": 7.0}) == pytest.approx(3.0)
@@ -179,8 +199,12 @@ def test_engines_agree_on_any_amount_of_money_and_any_price(
     market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
     scale = torch.logspace(float(np.log10(cheapest / 20.0)), 1.0, 6)
     market = replace(market, open=market.open * scale, close=market.close * scale)
-    config = config.model_copy(update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5})
-    slow, fast = (TradingEnv(market, config, num_envs=5, seed=seed, engine=engine) for engine in ENGINES)
+    config = config.model_copy(
+        update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5}
+    )
+    slow, fast = (
+        TradingEnv(market, config, num_envs=5, seed=seed, engine=engine) for engine in ENGINES
+    )
     assert_bit_equal(slow, fast, random_actions(seed, 25, 5, 6), endowed=False)
 
 
@@ -195,7 +219,9 @@ def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine(
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
     market = replace(market, open=market.open * scale, close=market.close * scale)
-    config = EnvSettings(rebalance_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False)
+    config = EnvSettings(
+        rebalance_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
+    )
     for engine in ENGINES:
         env = TradingEnv(market, config, num_envs=1, engine=engine)
         env.reset()

@@ -37,7 +37,9 @@ def test_long_only_accounts_never_owe(config: EnvSettings, seed: int) -> None:
     rows = rollout(env, random_actions(seed, 40, 6, 5))
     assert bool((rows["cash"] >= 0).all())
     assert bool((rows["shares"] >= 0).all())
-    assert all(bool(rows[name].isfinite().all()) for name in ("obs", "reward", "equity", "cash", "shares"))
+    assert all(
+        bool(rows[name].isfinite().all()) for name in ("obs", "reward", "equity", "cash", "shares")
+    )
     if not config.fractional:
         assert torch.equal(rows["shares"], rows["shares"].trunc())
 
@@ -73,6 +75,9 @@ def test_a_value_after_t_does_change_what_follows() -> None:
     close[11:] *= 1.5
     actions = torch.ones(15, 2, 3)
     plain = rollout(TradingEnv(market, EnvSettings(random_start=False), num_envs=2), actions)
-    other = rollout(TradingEnv(replace(market, close=close), EnvSettings(random_start=False), num_envs=2), actions)
+    other = rollout(
+        TradingEnv(replace(market, close=close), EnvSettings(random_start=False), num_envs=2),
+        actions,
+    )
     assert torch.equal(plain["equity"][:11], other["equity"][:11])
     assert not torch.equal(plain["equity"][11], other["equity"][11])

@@ -24,17 +24,29 @@ ALL = {"variants": 2, "costs": (0.5, 4.0), "delay_bars": 3, "block_sessions": 2}
 
 
 def randomised(
-    market: MarketTensors = MARKET, *, num_envs: int = 8, seed: int = 5, asked: dict[str, Any] = ALL, **settings: Any
+    market: MarketTensors = MARKET,
+    *,
+    num_envs: int = 8,
+    seed: int = 5,
+    asked: dict[str, Any] = ALL,
+    **settings: Any,
 ) -> RandomisedEnv:
-    common: dict[str, Any] = {"fractional": True, "benchmark": "equal_weight", "observation": "factored"}
+    common: dict[str, Any] = {
+        "fractional": True,
+        "benchmark": "equal_weight",
+        "observation": "factored",
+    }
     given = EnvSettings(**{**common, "randomise": asked, **settings})
     return RandomisedEnv(TradingEnv(market, given, num_envs=num_envs), seed=seed)
 
 
 def growths(market: MarketTensors) -> list[list[float]]:
-    """What a dollar in a symbol at one close is worth at the next one, dividends included, bar by bar: 1 without two
-    prices. In plain Python, from prices as traded."""
-    events = {(b, a): (s, d) for b, a, s, d in zip(*(part.tolist() for part in market.events), strict=True)}
+    """What a dollar in a symbol at one close is worth at the next one, dividends included, bar by
+    bar: 1 without two prices. In plain Python, from prices as traded."""
+    events = {
+        (b, a): (s, d)
+        for b, a, s, d in zip(*(part.tolist() for part in market.events), strict=True)
+    }
     close = market.close.tolist()
     grown = [[1.0] * market.num_assets]
     for t in range(1, market.num_bars):
@@ -42,14 +54,16 @@ def growths(market: MarketTensors) -> list[list[float]]:
         for n in range(market.num_assets):
             split, dividend = events.get((t, n), (1.0, 0.0))
             before, now = close[t - 1][n], close[t][n]
-            row.append(1.0 if math.isnan(before) or math.isnan(now) else (split * now + dividend) / before)
+            row.append(
+                1.0 if math.isnan(before) or math.isnan(now) else (split * now + dividend) / before
+            )
         grown.append(row)
     return grown
 
 
 def worth_of_a_share(env: TradingEnv, symbol: int) -> list[float]:
-    """One share of a symbol at the close of each bar of a variant, splits and dividends collected as shares, from
-    what its ledger reads."""
+    """One share of a symbol at the close of each bar of a variant, splits and dividends collected
+    as shares, from what its ledger reads."""
     view, shares, worth = env.view, 1.0, []
     for t in range(env.market.num_bars):
         row, mark = int(view.event_row[t]), float(view.mark[t, symbol])
@@ -106,7 +120,9 @@ def test_a_flat_observation_is_the_factored_one_put_together() -> None:
     seen, _ = flat.reset(seed=1)
     parts, _ = factored.reset(seed=1)
     for step in range(25):
-        assert torch.equal(seen, factored.layout.assemble(parts["private"], factored.market_rows[parts["clock"]]))
+        assert torch.equal(
+            seen, factored.layout.assemble(parts["private"], factored.market_rows[parts["clock"]])
+        )
         action = torch.rand(8, 4, generator=torch.Generator().manual_seed(step))
         (seen, reward, *_), (parts, same, *_) = flat.step(action), factored.step(action)
         assert torch.equal(reward, same)
@@ -136,7 +152,9 @@ def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None
     assert ended < MARKET.num_bars - 1
     seen = 0
     for seed in range(6):
-        env = randomised(seed=seed, random_start=False, participation="none", asked={**ALL, "costs": (1.0, 1.0)})
+        env = randomised(
+            seed=seed, random_start=False, participation="none", asked={**ALL, "costs": (1.0, 1.0)}
+        )
         for variant in env.variants:
             assert variant.source is not None
             alive = [t for t in range(MARKET.num_bars) if int(variant.source[t]) <= ended]
@@ -158,9 +176,14 @@ def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None
 
 def test_costs_lie_between_the_bounds_and_reach_the_ledger() -> None:
     env = randomised(
-        num_envs=64, asked={"variants": 32, "costs": (0.5, 8.0)}, cost_bps=20.0, half_spread_bps=4.0,
-        half_spread_bps_of={"S001": 8.0}, impact_bps=10.0, random_start=False,
-    )  # fmt: skip
+        num_envs=64,
+        asked={"variants": 32, "costs": (0.5, 8.0)},
+        cost_bps=20.0,
+        half_spread_bps=4.0,
+        half_spread_bps_of={"S001": 8.0},
+        impact_bps=10.0,
+        random_start=False,
+    )
     times = [variant.settings.cost_bps / 20 for variant in env.variants]
     assert 0.5 <= min(times) < 1 < 4 < max(times) <= 8.0
     # Uniform is the logarithm: as many below 2 as above.
@@ -168,7 +191,9 @@ def test_costs_lie_between_the_bounds_and_reach_the_ledger() -> None:
     for variant, time in zip(env.variants, times, strict=True):
         assert variant.source is None
         assert variant.settings.impact_bps == pytest.approx(10 * time)
-        assert variant.view.spread.tolist() == pytest.approx([4e-4 * time, 8e-4 * time, 4e-4 * time, 4e-4 * time])
+        assert variant.view.spread.tolist() == pytest.approx(
+            [4e-4 * time, 8e-4 * time, 4e-4 * time, 4e-4 * time]
+        )
     env.reset(seed=1)
     env.step(torch.full((64, 4), 0.25))
     paid = torch.stack([1 - variant.account.equity.mean() / 1e6 for variant in env.variants])
@@ -187,7 +212,13 @@ def test_the_seed_says_which_variants() -> None:
 @pytest.mark.parametrize("engine", ["torch", "auto"])
 def test_gradients_go_through_it(engine: Any) -> None:
     """The slope of all that is earned, as finite differences find it."""
-    given = EnvSettings(fractional=True, observation="factored", randomise=ALL, cost_bps=50.0, benchmark="equal_weight")
+    given = EnvSettings(
+        fractional=True,
+        observation="factored",
+        randomise=ALL,
+        cost_bps=50.0,
+        benchmark="equal_weight",
+    )
     env = RandomisedEnv(TradingEnv(MARKET, given, num_envs=4, engine=engine), seed=2)
 
     def earned(action: Tensor) -> Tensor:
@@ -211,11 +242,16 @@ def test_gradients_go_through_it(engine: Any) -> None:
 
 
 NETWORK = NetworkSettings(hidden=(8,))
-AGENTS = [PPO(num_steps=4, num_minibatches=2, update_epochs=1, network=NETWORK), APG(num_steps=4, network=NETWORK)]
+AGENTS = [
+    PPO(num_steps=4, num_minibatches=2, update_epochs=1, network=NETWORK),
+    APG(num_steps=4, network=NETWORK),
+]
 
 
 @pytest.mark.parametrize("settings", AGENTS, ids=lambda settings: settings.algo)
-def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(settings: Any, tmp_path: Path) -> None:
+def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(
+    settings: Any, tmp_path: Path
+) -> None:
     given = EnvSettings(fractional=True, episode_bars=15, randomise=ALL, benchmark="equal_weight")
 
     def go(folder: Path, steps: int) -> tuple[dict[str, Tensor], Any]:
@@ -231,14 +267,20 @@ def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(set
     for name, tensor in whole.items():
         assert torch.equal(tensor, parts[name]), name
     judged = TradingEnv.evaluation(MARKET, given)
-    assert torch.equal(judged.view.mark, TradingEnv(MARKET, EnvSettings(benchmark="equal_weight")).view.mark)
+    assert torch.equal(
+        judged.view.mark, TradingEnv(MARKET, EnvSettings(benchmark="equal_weight")).view.mark
+    )
     assert isinstance(make_agent(settings, env.layout).training_env(env), RandomisedEnv)
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
-    with pytest.raises(EnvError, match=r"num_envs is 9; make it a multiple of env.randomise.variants, 2"):
+    with pytest.raises(
+        EnvError, match=r"num_envs is 9; make it a multiple of env.randomise.variants, 2"
+    ):
         randomised(num_envs=9)
-    with pytest.raises(EnvError, match=r"block_sessions is 30, but only 9 sessions.*set it to at most 9"):
+    with pytest.raises(
+        EnvError, match=r"block_sessions is 30, but only 9 sessions.*set it to at most 9"
+    ):
         randomised(asked={"variants": 2, "block_sessions": 30})
     one_day = replace(MARKET, session=torch.zeros_like(MARKET.session))
     with pytest.raises(EnvError, match=r"only 0 sessions.*train on more sessions"):

@@ -22,7 +22,9 @@ State = dict[str, Tensor]
 
 def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1) -> TradingEnv:
     """An environment some steps on; in DISABLED mode up to the first account that finishes."""
-    env = TradingEnv(make_market(BARS, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode)
+    env = TradingEnv(
+        make_market(BARS, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode
+    )
     env.reset()
     for action in random_actions(seed, steps, COUNT, ASSETS):
         _, _, terminated, truncated, _ = env.step(action)
@@ -48,7 +50,10 @@ def first(number: float) -> Callable[[Tensor], Tensor]:
 FLOATS = ("cash", "shares", "equity", "peak_equity", "first_equity", "memory")
 BAD: dict[str, tuple[Callable[[State], State], str]] = {
     "beyond the market": (change("account.end_bar", lambda end: end + BARS), "longer market"),
-    "over, yet not finished": (lambda state: {**state, "account.bar": state["account.end_bar"]}, "not finished"),
+    "over, yet not finished": (
+        lambda state: {**state, "account.bar": state["account.end_bar"]},
+        "not finished",
+    ),
     "finished": (change("account.finished", torch.ones_like), "SAME_STEP"),
     **{f"NaN {name}": (change(f"account.{name}", first(float("nan"))), name) for name in FLOATS},
     "infinite cash": (change("account.cash", first(float("inf"))), "cash"),
@@ -72,7 +77,9 @@ BAD: dict[str, tuple[Callable[[State], State], str]] = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
     spoil, message = BAD[kind]
-    env = walked(EnvSettings(episode_bars=30, reward="differential_sharpe"), AutoresetMode.SAME_STEP)
+    env = walked(
+        EnvSettings(episode_bars=30, reward="differential_sharpe"), AutoresetMode.SAME_STEP
+    )
     before = env.state_dict()
     with pytest.raises(CheckpointError, match=message):
         env.load_state_dict(spoil(env.state_dict()))
@@ -82,7 +89,10 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
 
 @settings(max_examples=examples(60))
 @given(
-    config=env_settings(), mode=st.sampled_from(list(AutoresetMode)), steps=st.integers(0, 40), seed=st.integers(0, 99)
+    config=env_settings(),
+    mode=st.sampled_from(list(AutoresetMode)),
+    steps=st.integers(0, 40),
+    seed=st.integers(0, 99),
 )
 def test_whatever_an_environment_says_of_itself_is_taken(
     config: EnvSettings, mode: AutoresetMode, steps: int, seed: int
@@ -90,7 +100,9 @@ def test_whatever_an_environment_says_of_itself_is_taken(
     env = walked(config, mode, steps, seed)
     other = walked(config, mode, 0, seed + 1)
     other.load_state_dict(env.state_dict())
-    assert all(torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items())
+    assert all(
+        torch.equal(value, env.state_dict()[name]) for name, value in other.state_dict().items()
+    )
 
 
 @settings(max_examples=examples(60))

@@ -1,4 +1,5 @@
-"""`TradingEnv` as a gymnasium vector environment: modes, keys, options, state, errors, and fills in exact numbers."""
+"""`TradingEnv` as a gymnasium vector environment: modes, keys, options, state, errors, and fills in
+exact numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +18,24 @@ from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 
-def plain_market(closes: list[list[float]], opens: list[list[float]] | None = None) -> MarketTensors:
+def plain_market(
+    closes: list[list[float]], opens: list[list[float]] | None = None
+) -> MarketTensors:
     """A market of given prices without gaps."""
     close = torch.tensor(closes)
     base = make_market(20, close.shape[1], gaps=False).window(0, len(closes))
     tradable = ~close.isnan()
-    return replace(base, close=close, open=torch.tensor(opens) if opens else close.clone(), tradable=tradable)
+    return replace(
+        base, close=close, open=torch.tensor(opens) if opens else close.clone(), tradable=tradable
+    )
 
 
-# --- exact numbers -----------------------------------------------------------------------------------------
+# --- exact numbers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fill", "shares", "equity"), [("next_open", 9, 1090), ("next_close", 8, 1000), ("close", 10, 1200)]
+    ("fill", "shares", "equity"),
+    [("next_open", 9, 1090), ("next_close", 8, 1000), ("close", 10, 1200)],
 )
 def test_fill_choices(fill: str, shares: int, equity: float) -> None:
     market = plain_market([[100.0], [120.0], [120.0]], opens=[[90.0], [110.0], [120.0]])
@@ -45,7 +51,9 @@ def test_fill_choices(fill: str, shares: int, equity: float) -> None:
 
 def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
     market = plain_market([[10.0, 20.0, 50.0]] * 3)
-    settings = EnvSettings(action="trade", max_shares=100.0, cost_bps=0.0, fractional=True, random_start=False)
+    settings = EnvSettings(
+        action="trade", max_shares=100.0, cost_bps=0.0, fractional=True, random_start=False
+    )
     env = TradingEnv(market, settings, num_envs=1)
     env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([60.0, 0.0, 0.0])})
     env.step(torch.tensor([[-1.0, 1.0, 0.5]]))  # sell 60 for 600 USD; wanted: 2000 + 2500 USD
@@ -58,13 +66,19 @@ def test_costs_add_up() -> None:
     market = plain_market([[100.0]] * 3)
     market = replace(market, volume=torch.full_like(market.volume, 10_000.0))
     settings = EnvSettings(
-        action="trade", max_shares=100.0, cost_bps=10.0, half_spread_bps=5.0, impact_bps=20.0, participation=1.0,
+        action="trade",
+        max_shares=100.0,
+        cost_bps=10.0,
+        half_spread_bps=5.0,
+        impact_bps=20.0,
+        participation=1.0,
         random_start=False,
-    )  # fmt: skip
+    )
     env = TradingEnv(market, settings, num_envs=1, record=True)
     env.reset()
     *_, info = env.step(torch.tensor([[1.0]]))
-    # 10,000 USD: 10 USD fee, 5 USD spread, and 20 bp times the root of a hundredth of the volume: 2 USD
+    # 10,000 USD: 10 USD fee, 5 USD spread, and 20 bp times the root of a hundredth of the volume: 2
+    # USD
     assert float(info["cost"]) == pytest.approx(17.0)
     assert info["fill_cost"].tolist() == [[pytest.approx(17.0)]]
     assert float(info["turnover"]) == 10_000.0
@@ -72,8 +86,15 @@ def test_costs_add_up() -> None:
 
 
 def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
-    market = plain_market([[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]])
-    env = TradingEnv(market, EnvSettings(cost_bps=100.0, action="trade", random_start=False), num_envs=1, record=True)
+    market = plain_market(
+        [[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]]
+    )
+    env = TradingEnv(
+        market,
+        EnvSettings(cost_bps=100.0, action="trade", random_start=False),
+        num_envs=1,
+        record=True,
+    )
     env.reset(options={"cash_usd": 0.0, "shares": torch.tensor([0.0, 10.0])})
     *_, info = env.step(torch.zeros(1, 2))
     assert env.account.shares.tolist() == [[0.0, 0.0]]
@@ -84,10 +105,20 @@ def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
 
 def test_margin_call_closes_everything_and_interest_is_charged() -> None:
     settings = EnvSettings(
-        action="trade", max_shares=10.0, short=True, max_leverage=2.0, maintenance_margin=0.25, cost_bps=10.0,
-        ruin_fraction=0.0, random_start=False, borrow_bps_per_year=1000.0, initial_cash_usd=1000.0,
-    )  # fmt: skip
-    env = TradingEnv(plain_market([[100.0], [100.0], [170.0], [170.0]]), settings, num_envs=1, record=True)
+        action="trade",
+        max_shares=10.0,
+        short=True,
+        max_leverage=2.0,
+        maintenance_margin=0.25,
+        cost_bps=10.0,
+        ruin_fraction=0.0,
+        random_start=False,
+        borrow_bps_per_year=1000.0,
+        initial_cash_usd=1000.0,
+    )
+    env = TradingEnv(
+        plain_market([[100.0], [100.0], [170.0], [170.0]]), settings, num_envs=1, record=True
+    )
     env.reset()
     *_, info = env.step(-torch.ones(1, 1))
     assert env.account.shares.tolist() == [[-10.0]]
@@ -103,18 +134,26 @@ def test_margin_call_closes_everything_and_interest_is_charged() -> None:
 
 def test_short_sales_respect_the_leverage_limit() -> None:
     settings = EnvSettings(
-        action="trade", max_shares=100.0, short=True, max_leverage=2.0, cost_bps=100.0, fractional=True,
-        random_start=False, initial_cash_usd=1000.0,
-    )  # fmt: skip
+        action="trade",
+        max_shares=100.0,
+        short=True,
+        max_leverage=2.0,
+        cost_bps=100.0,
+        fractional=True,
+        random_start=False,
+        initial_cash_usd=1000.0,
+    )
     env = TradingEnv(plain_market([[100.0, 50.0]] * 3), settings, num_envs=1)
     env.reset()
-    env.step(torch.tensor([[-1.0, 1.0]]))  # 10,000 short and 5,000 long: s X = 2 (1000 - 0.01 s X), s X = 2000 / 1.02
+    env.step(
+        torch.tensor([[-1.0, 1.0]])
+    )  # 10,000 short and 5,000 long: s X = 2 (1000 - 0.01 s X), s X = 2000 / 1.02
     gross = 2000 / 1.02
     assert env.account.shares[0].tolist() == pytest.approx([-gross * 2 / 3 / 100, gross / 3 / 50])
     assert env.equity.item() == pytest.approx(gross / 2)
 
 
-# --- gymnasium ---------------------------------------------------------------------------------------------
+# --- gymnasium ------------------------------------------------------------------------------------
 
 
 def test_the_step_that_begins_an_episode_records_no_trades() -> None:
@@ -143,7 +182,9 @@ def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(
     market = make_market(60, 4, gaps=True)  # symbol 1 lists at bar 12, symbol 2 ends at bar 47
     settings = EnvSettings(random_start=False, action="trade")
     env = TradingEnv(market, settings, num_envs=1, autoreset_mode=mode, engine=engine)
-    env.reset(options={"start": 30, "shares": torch.full((4,), 7.0), "episode_bars": 2, "cash_usd": 500.0})
+    env.reset(
+        options={"start": 30, "shares": torch.full((4,), 7.0), "episode_bars": 2, "cash_usd": 500.0}
+    )
     assert env.account.shares.tolist() == [[7.0] * 4]
     for _ in range(3):
         *_, truncated, _ = env.step(torch.zeros(1, 4))
@@ -174,7 +215,9 @@ def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
     assert not torch.equal(env.account.start_bar, starts)
 
 
-@pytest.mark.parametrize(("asked", "accounts", "groups"), [("auto", 48, 16), ("auto", 5, 5), (8, 48, 8), (1, 6, 1)])
+@pytest.mark.parametrize(
+    ("asked", "accounts", "groups"), [("auto", 48, 16), ("auto", 5, 5), (8, 48, 8), (1, 6, 1)]
+)
 def test_accounts_of_a_group_begin_on_the_same_bars(asked: Any, accounts: int, groups: int) -> None:
     market = make_market(3000, 2)
     env = TradingEnv(market, EnvSettings(episode_bars=3, start_groups=asked), num_envs=accounts)
@@ -198,7 +241,9 @@ def test_groups_begin_wherever_accounts_by_themselves_do() -> None:
 
     def starts(groups: int) -> torch.Tensor:
         env = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=groups)
-        grouped = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=4 * groups)
+        grouped = TradingEnv(
+            market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=4 * groups
+        )
         for one in (env, grouped):
             one.reset(seed=5)
         assert torch.equal(grouped.account.start_bar[::4], env.account.start_bar)
@@ -209,14 +254,20 @@ def test_groups_begin_wherever_accounts_by_themselves_do() -> None:
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(EnvError, match=r"env\.start_groups is 6, which does not divide 64 accounts; set it to 4"):
+    with pytest.raises(
+        EnvError, match=r"env\.start_groups is 6, which does not divide 64 accounts; set it to 4"
+    ):
         TradingEnv(make_market(30, 2), EnvSettings(start_groups=6), num_envs=64)
-    one = EnvSettings(start_groups=6, random_start=False)  # every account begins at the window's start anyway
+    one = EnvSettings(
+        start_groups=6, random_start=False
+    )  # every account begins at the window's start anyway
     assert TradingEnv(make_market(30, 2), one, num_envs=64).num_envs == 64
 
 
 def test_more_accounts_than_memory_are_refused() -> None:
-    with pytest.raises(EnvError, match=r"100,000,000,000 accounts needs? .* GiB .*lower env\.num_envs"):
+    with pytest.raises(
+        EnvError, match=r"100,000,000,000 accounts needs? .* GiB .*lower env\.num_envs"
+    ):
         TradingEnv(make_market(30, 2), EnvSettings(), num_envs=10**11)
 
 
@@ -234,7 +285,7 @@ def test_state_dict_continues_bit_exactly() -> None:
         assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
 
 
-# --- errors ------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,7 +357,11 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() ->
 @pytest.mark.parametrize("engine", ["torch", "auto"])
 def test_a_finished_account_does_not_step_on(engine: Literal["torch", "auto"]) -> None:
     env = TradingEnv(
-        make_market(30, 3), num_envs=2, autoreset_mode=AutoresetMode.DISABLED, engine=engine, copy=engine == "torch"
+        make_market(30, 3),
+        num_envs=2,
+        autoreset_mode=AutoresetMode.DISABLED,
+        engine=engine,
+        copy=engine == "torch",
     )
     env.reset(options={"episode_bars": torch.tensor([1, 5])})
     obs, _, _, truncated, _ = env.step(torch.full((2, 3), 0.3))
@@ -332,4 +387,6 @@ def test_other_misuse() -> None:
     with pytest.raises(EnvError, match="seeds"):
         env.reset(seed=[1, 2, 3])
     with pytest.raises(EnvError, match="not listed"):
-        TradingEnv(make_market(60, 4), num_envs=1).reset(options={"shares": torch.ones(4), "start": 0})
+        TradingEnv(make_market(60, 4), num_envs=1).reset(
+            options={"shares": torch.ones(4), "start": 0}
+        )

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "configs" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 VERSIONS = ("1.30", "1.37")
-"""Kubernetes versions every manifest must be valid for: an old one still in use, and the newest known."""
+"""Kubernetes versions every manifest must be valid for: an old one still in use, and the newest
+known."""
 UID = 10001
 RAY = ("RayCluster", "RayJob")
 SUSPICIOUS = re.compile(r"(?i)(secret|token|password|passwd|credential|api[-_]?key|access[-_]?key)")
@@ -31,7 +32,9 @@ COMPONENT = "app.kubernetes.io/component"
 CONTAINER_FIELDS = ("resources", "securityContext", "env", "envFrom", "volumeMounts")
 """What a container's own schema knows of KubeRay's `autoscalerOptions`."""
 every_overlay = pytest.mark.parametrize("name", OVERLAYS)
-every_ray_overlay = pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("ray-")])
+every_ray_overlay = pytest.mark.parametrize(
+    "name", [name for name in OVERLAYS if name.startswith("ray-")]
+)
 Manifests = list[dict[str, Any]]
 
 
@@ -42,7 +45,9 @@ def overlay(name: str) -> Manifests:
 
 
 def one(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
-    (found,) = [m for m in manifests if m["kind"] == kind and (not name or m["metadata"]["name"] == name)]
+    (found,) = [
+        m for m in manifests if m["kind"] == kind and (not name or m["metadata"]["name"] == name)
+    ]
     return found
 
 
@@ -57,7 +62,9 @@ def test_every_file_belongs_to_an_overlay() -> None:
 
     for name in OVERLAYS:
         follow(KUBERNETES / "overlays" / name)
-    files = {path.resolve() for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    files = {
+        path.resolve() for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"
+    }
     assert files == used
 
 
@@ -66,21 +73,33 @@ def test_kubectl_renders_the_same(name: str) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, so only our own rendering was checked")
     words = ["kubectl", "kustomize", str(KUBERNETES / "overlays" / name)]
-    rendered = yaml.safe_load_all(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    theirs, ours = (sorted(m, key=lambda m: (m["kind"], m["metadata"]["name"])) for m in (rendered, overlay(name)))
+    rendered = yaml.safe_load_all(
+        subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    )
+    theirs, ours = (
+        sorted(m, key=lambda m: (m["kind"], m["metadata"]["name"]))
+        for m in (rendered, overlay(name))
+    )
     assert theirs == ours
 
 
 def pods(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Every pod template of an overlay, by where it stands."""
-    return [(f"{m['kind']} {where}", template) for m in overlay(name) for where, template in templates(m)]
+    return [
+        (f"{m['kind']} {where}", template)
+        for m in overlay(name)
+        for where, template in templates(m)
+    ]
 
 
 def containers(name: str) -> list[tuple[str, dict[str, Any]]]:
     found = [
         (f"{where} {container['name']}", container)
         for where, template in pods(name)
-        for container in [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]
+        for container in [
+            *template["spec"]["containers"],
+            *template["spec"].get("initContainers", []),
+        ]
     ]
     assert found
     return found
@@ -93,14 +112,21 @@ def autoscaler(name: str) -> list[tuple[str, dict[str, Any]]]:
 
 @every_overlay
 def test_every_manifest_is_valid(name: str) -> None:
-    """By Kubernetes' own schemas, an old version's and the newest one's; of Ray's resources, the pods in them."""
+    """By Kubernetes' own schemas, an old version's and the newest one's; of Ray's resources, the
+    pods in them."""
     for manifest in overlay(name):
         parts = [manifest]
         if manifest["kind"] in RAY:
             assert manifest["apiVersion"] == "ray.io/v1"
             templates_ = [template for _, template in templates(manifest)]
-            fields = {k: v for k, v in cluster_spec(manifest)["autoscalerOptions"].items() if k in CONTAINER_FIELDS}
-            templates_.append({"spec": {"containers": [{"name": "autoscaler", "image": "ray", **fields}]}})
+            fields = {
+                k: v
+                for k, v in cluster_spec(manifest)["autoscalerOptions"].items()
+                if k in CONTAINER_FIELDS
+            }
+            templates_.append(
+                {"spec": {"containers": [{"name": "autoscaler", "image": "ray", **fields}]}}
+            )
             head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "part"}}
             parts = [{**head, "template": template} for template in templates_]
         for part in parts:
@@ -148,7 +174,9 @@ def test_everything_is_bounded_watched_and_of_a_version(name: str) -> None:
         resources = container["resources"]
         for kind in ("requests", "limits"):
             assert {"cpu", "memory", "ephemeral-storage"} <= set(resources[kind]), where
-        if container["name"] != "app":  # the others must never be killed for memory that was lent to them
+        if (
+            container["name"] != "app"
+        ):  # the others must never be killed for memory that was lent to them
             assert resources["requests"]["memory"] == resources["limits"]["memory"], where
         assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}, where
     for where, template in pods(name):
@@ -168,9 +196,14 @@ def test_no_secret_lies_in_the_open_and_nothing_is_reachable_that_need_not_be(na
     assert set(deny["policyTypes"]) == {"Ingress", "Egress"}
     assert not re.search(r"AKIA|BEGIN (RSA |EC )?PRIVATE KEY", json.dumps(manifests))
     for manifest in manifests:
-        assert manifest["kind"] != "Secret", "made by hand or by a vault, never from a file of this repository"
+        assert manifest["kind"] != "Secret", (
+            "made by hand or by a vault, never from a file of this repository"
+        )
         assert manifest["kind"] != "Ingress" or manifest["spec"]["tls"]
-        assert manifest["kind"] != "Service" or manifest["spec"].get("type", "ClusterIP") == "ClusterIP"
+        assert (
+            manifest["kind"] != "Service"
+            or manifest["spec"].get("type", "ClusterIP") == "ClusterIP"
+        )
         if manifest["kind"] == "ConfigMap":
             assert not [key for key in manifest["data"] if SUSPICIOUS.search(key)]
     for where, container in containers(name):
@@ -190,12 +223,22 @@ def test_manifests_fit_together(name: str) -> None:
     for where, template in pods(name):
         spec = template["spec"]
         wanted = [("ServiceAccount", spec["serviceAccountName"])]
-        claims = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
+        claims = [
+            v["persistentVolumeClaim"]["claimName"]
+            for v in spec["volumes"]
+            if "persistentVolumeClaim" in v
+        ]
         wanted += [("PersistentVolumeClaim", claim) for claim in claims]
         for container in spec["containers"]:
-            assert {mount["name"] for mount in container["volumeMounts"]} <= {v["name"] for v in spec["volumes"]}, where
+            assert {mount["name"] for mount in container["volumeMounts"]} <= {
+                v["name"] for v in spec["volumes"]
+            }, where
             sources = [variable.get("valueFrom", {}) for variable in container.get("env", [])]
-            wanted += [("ConfigMap", s["configMapKeyRef"]["name"]) for s in sources if "configMapKeyRef" in s]
+            wanted += [
+                ("ConfigMap", s["configMapKeyRef"]["name"])
+                for s in sources
+                if "configMapKeyRef" in s
+            ]
         assert set(wanted) <= set(names), where
     labels = [template["metadata"]["labels"] for _, template in pods(name)]
     budgets = [m["spec"]["selector"] for m in manifests if m["kind"] == "PodDisruptionBudget"]
@@ -209,38 +252,57 @@ def test_manifests_fit_together(name: str) -> None:
 
 @every_ray_overlay
 def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str) -> None:
-    """Of KubeRay's own fields, those that our manifests rely on (ray.io/v1, KubeRay 1.5 and newer)."""
+    """Of KubeRay's own fields, those that our manifests rely on (ray.io/v1, KubeRay 1.5 and
+    newer)."""
     (manifest,) = [m for m in overlay(name) if m["kind"] in RAY]
     spec = cluster_spec(manifest)
-    assert spec["authOptions"] == {"mode": "token"}, "else anybody who reaches the head may run code"
-    assert tuple(map(int, spec["rayVersion"].split("."))) >= (2, 52, 0), "the first with token authentication"
+    assert spec["authOptions"] == {"mode": "token"}, (
+        "else anybody who reaches the head may run code"
+    )
+    assert tuple(map(int, spec["rayVersion"].split("."))) >= (2, 52, 0), (
+        "the first with token authentication"
+    )
     assert spec["enableInTreeAutoscaling"] is True
     params = spec["headGroupSpec"]["rayStartParams"]
     assert params["num-cpus"] == "0", "pods of the tournament would crowd out the orchestrator"
     for group in spec["workerGroupSpecs"]:
         assert group["minReplicas"] == 0 <= group.get("replicas", 0) <= group["maxReplicas"]
-        assert all(isinstance(value, str) for value in {**params, **group["rayStartParams"]}.values())
+        assert all(
+            isinstance(value, str) for value in {**params, **group["rayStartParams"]}.values()
+        )
         pod = group["template"]["spec"]
-        assert pod["restartPolicy"] == "Never", "a restarted container would be taken for another Ray node"
+        assert pod["restartPolicy"] == "Never", (
+            "a restarted container would be taken for another Ray node"
+        )
         if "nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]:
             assert "nvidia.com/gpu" in {toleration["key"] for toleration in pod["tolerations"]}
             assert pod["containers"][0]["image"].endswith(":cuda")
     if manifest["kind"] == "RayJob":
         job = manifest["spec"]
         if name == "ray-gpu":
-            assert spec == cluster_spec(one(overlay("ray-cluster"), "RayCluster")), "one cluster, whoever starts it"
-        assert job["submissionMode"] == "HTTPMode", "the head's network is closed to everybody but the operator"
+            assert spec == cluster_spec(one(overlay("ray-cluster"), "RayCluster")), (
+                "one cluster, whoever starts it"
+            )
+        assert job["submissionMode"] == "HTTPMode", (
+            "the head's network is closed to everybody but the operator"
+        )
         assert job["shutdownAfterJobFinishes"] is True
         assert job["activeDeadlineSeconds"] > 0
 
 
 @every_ray_overlay
 def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
-    """Ray's own autoscaler turns the resource into node types; this is what it will add and remove."""
-    reader = pytest.importorskip("ray.autoscaler._private.kuberay.autoscaling_config", reason="ray is not installed")
+    """Ray's own autoscaler turns the resource into node types; this is what it will add and
+    remove."""
+    reader = pytest.importorskip(
+        "ray.autoscaler._private.kuberay.autoscaling_config", reason="ray is not installed"
+    )
     manifests = overlay(name)
     (manifest,) = [m for m in manifests if m["kind"] in RAY]
-    resource = {"metadata": {"name": "fintrader", "namespace": "fintrader"}, "spec": cluster_spec(manifest)}
+    resource = {
+        "metadata": {"name": "fintrader", "namespace": "fintrader"},
+        "spec": cluster_spec(manifest),
+    }
     config = reader._derive_autoscaling_config_from_ray_cr(copy.deepcopy(resource))
     types = config["available_node_types"]
     assert types["headgroup"]["resources"]["CPU"] == 0
@@ -258,10 +320,14 @@ def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
 def commands(manifests: Manifests) -> list[list[str]]:
     """Every `fintrader` command line in a set of manifests, with its variables filled in."""
     pods = [pod["spec"] for m in manifests for _, pod in templates(m)]
-    found = [container["args"] for pod in pods for container in pod["containers"] if "args" in container]
+    found = [
+        container["args"] for pod in pods for container in pod["containers"] if "args" in container
+    ]
     for m in manifests:
         if m["kind"] == "RayJob":
-            line = string.Template(m["spec"]["entrypoint"]).substitute(one(manifests, "ConfigMap")["data"])
+            line = string.Template(m["spec"]["entrypoint"]).substitute(
+                one(manifests, "ConfigMap")["data"]
+            )
             program, *words = shlex.split(line)
             assert program == "fintrader"
             found.append(words)
@@ -269,8 +335,11 @@ def commands(manifests: Manifests) -> list[list[str]]:
 
 
 @every_overlay
-def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real command line parses it: each option exists, each value is allowed, each configuration is there."""
+def test_every_command_in_a_manifest_is_one_of_ours(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real command line parses it: each option exists, each value is allowed, each
+    configuration is there."""
     from fintrader.cli.options import parse, parse_config
     from fintrader.cli.start import AppSettings
 
@@ -289,7 +358,9 @@ def test_every_command_in_a_manifest_is_one_of_ours(name: str, monkeypatch: pyte
             if name.startswith("ray-"):
                 assert config.launcher == "ray"
                 assert config.store == one(overlay(name), "ConfigMap")["data"]["FINTRADER_STORE"]
-                assert config.ray.gpus == (1 if "gpu" in name else 0), "there may be no GPU yet when the run starts"
+                assert config.ray.gpus == (1 if "gpu" in name else 0), (
+                    "there may be no GPU yet when the run starts"
+                )
 
 
 def test_images_are_those_of_the_dockerfile() -> None:
@@ -305,5 +376,10 @@ def test_images_are_those_of_the_dockerfile() -> None:
 
 def test_a_mistake_in_the_configuration_is_not_tried_twenty_times() -> None:
     rules = one(overlay("one-machine-cpu"), "Job")["spec"]["podFailurePolicy"]["rules"]
-    assert rules[0]["onExitCodes"]["values"] == [2]  # see tests/test_cli.py: a user's mistake is status 2
-    assert rules[1] == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert rules[0]["onExitCodes"]["values"] == [
+        2
+    ]  # see tests/test_cli.py: a user's mistake is status 2
+    assert rules[1] == {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }

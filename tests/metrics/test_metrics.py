@@ -14,7 +14,9 @@ from fintrader import metrics
 from tests.factories import examples
 
 RETURN = st.one_of(
-    st.floats(-0.9, 1.5).map(lambda value: round(value, 9)),  # smaller moves drown in the rounding of 1 + r
+    st.floats(-0.9, 1.5).map(
+        lambda value: round(value, 9)
+    ),  # smaller moves drown in the rounding of 1 + r
     st.sampled_from([0.0, -1.0, math.nan, 0.01, -0.01]),
 )
 SERIES = st.one_of(
@@ -51,7 +53,9 @@ def agree(ours: float | None, theirs: float, what: str) -> None:
         assert ours is None, f"{what}: {ours} where empyrical has {theirs}"
     else:
         assert ours is not None, f"{what}: None where empyrical has {theirs}"
-        assert math.isclose(ours, theirs, rel_tol=1e-10, abs_tol=1e-10), f"{what}: {ours} != {theirs}"
+        assert math.isclose(ours, theirs, rel_tol=1e-10, abs_tol=1e-10), (
+            f"{what}: {ours} != {theirs}"
+        )
 
 
 @settings(max_examples=examples(1000))
@@ -61,7 +65,9 @@ def agree(ours: float | None, theirs: float, what: str) -> None:
 @example(np.zeros(3))
 @example(np.array([-1.0, 0.5]))
 def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
-    if not metrics.known(returns).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
+    if not metrics.known(
+        returns
+    ).size:  # empyrical calls a series of NaN a return of zero; we call it unknown
         assert all(ours(returns) is None for ours in ONE_SERIES)
         return
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -78,7 +84,9 @@ def test_one_series_agrees_with_empyrical(returns: np.ndarray) -> None:
 @settings(max_examples=examples(1000))
 @given(st.lists(st.tuples(RETURN, RETURN), min_size=0, max_size=40))
 def test_two_series_agree_with_empyrical(pairs: list[tuple[float, float]]) -> None:
-    returns, benchmark = (np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1))
+    returns, benchmark = (
+        np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)
+    )
     both = ~np.isnan(returns) & ~np.isnan(benchmark)
     returns, benchmark = returns[both], benchmark[both]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -101,14 +109,17 @@ def test_moments_and_stability_agree_with_scipy() -> None:
     returns = np.random.default_rng(0).standard_t(4, 300) / 100
     assert metrics.skew(returns) == pytest.approx(stats.skew(returns), rel=1e-10)
     assert metrics.kurtosis(returns) == pytest.approx(stats.kurtosis(returns), rel=1e-10)
-    assert metrics.stability(returns) == pytest.approx(empyrical.stability_of_timeseries(returns), rel=1e-10)
+    assert metrics.stability(returns) == pytest.approx(
+        empyrical.stability_of_timeseries(returns), rel=1e-10
+    )
     assert metrics.skew([0.01, 0.01]) is None
     assert metrics.stability([0.1, -1.0, 0.1]) is None
     assert metrics.annual_return([-2.5]) is None
 
 
 def test_drawdown_episodes_by_hand() -> None:
-    """Wealth 1.1, 0.99, 1.045, 1.2, 1.08, 1.14: one episode that recovers after 3 sessions, one that does not."""
+    """Wealth 1.1, 0.99, 1.045, 1.2, 1.08, 1.14: one episode that recovers after 3 sessions, one
+    that does not."""
     wealth = np.array([1.0, 1.1, 0.99, 1.045, 1.2, 1.08, 1.14])
     returns = wealth[1:] / wealth[:-1] - 1
     assert metrics.episodes(metrics.drawdowns(returns)) == [(1, 3), (4, 6)]
@@ -123,7 +134,9 @@ def test_drawdown_episodes_by_hand() -> None:
 def test_daily_equity_is_the_last_value_of_each_session() -> None:
     equity, session = [100, 101, 102, 99, 105], [7, 7, 8, 8, 9]
     assert metrics.daily_equity(equity, session).tolist() == [101, 99, 105]
-    assert metrics.daily_returns(equity, session) == pytest.approx([0.01, 99 / 101 - 1, 105 / 99 - 1])
+    assert metrics.daily_returns(equity, session) == pytest.approx(
+        [0.01, 99 / 101 - 1, 105 / 99 - 1]
+    )
     assert metrics.daily_returns(equity, session, start=202)[0] == pytest.approx(-0.5)
     assert metrics.daily_returns([100, 0, 0, 0], [0, 1, 2, 3]).tolist() == [0, -1, 0, 0]
     assert metrics.daily_returns([], []).size == 0

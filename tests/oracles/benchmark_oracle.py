@@ -1,4 +1,5 @@
-"""What the benchmark portfolio is worth, bar by bar and symbol by symbol: slow, obvious, in plain Python floats."""
+"""What the benchmark portfolio is worth, bar by bar and symbol by symbol: slow, obvious, in plain
+Python floats."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ def weights_at(market: Any, kind: str, t: int) -> list[float]:
     price = market.adjusted_close.tolist()
     count, bars = len(market.symbols), market.num_bars
     prices = [[price[s][n] for s in range(bars)] for n in range(count)]
-    last = [max((s for s in range(bars) if not math.isnan(prices[n][s])), default=-1) for n in range(count)]
+    last = [
+        max((s for s in range(bars) if not math.isnan(prices[n][s])), default=-1)
+        for n in range(count)
+    ]
     worth = [0.0] * count
     for n in range(count):
         now = prices[n][t]
@@ -29,7 +33,8 @@ def weights_at(market: Any, kind: str, t: int) -> list[float]:
 
 
 def levels(market: Any, kind: str) -> list[float]:
-    """What 1 becomes: put into the weights at the close of every session's first bar, and left alone in between."""
+    """What 1 becomes: put into the weights at the close of every session's first bar, and left
+    alone in between."""
     price = market.adjusted_close.tolist()
     wealth, units, cash, known = 1.0, [0.0] * len(market.symbols), 1.0, list(price[0])
     found = []

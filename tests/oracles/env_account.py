@@ -18,7 +18,9 @@ from fintrader.envs.ledger import split_shares
 Array = NDArray[np.float64]
 
 
-def simulate_in_environment(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+def simulate_in_environment(
+    policy: Policy, market: MarketTensors, settings: EnvSettings
+) -> BacktestResult:
     """As `simulate`, step by step through `TradingEnv`."""
     account = EnvAccount(market, settings)
     return trade(ask(policy, account, "environment"), account, name="environment")  # type: ignore[arg-type]
@@ -64,11 +66,14 @@ class EnvAccount:
         return bool(terminated[0] | truncated[0])
 
     def _write(self, info: dict[str, NDArray[np.float64]]) -> None:
-        """One decision: its fills, then each bar it lasted, with what happened to the shares there."""
+        """One decision: its fills, then each bar it lasted, with what happened to the shares
+        there."""
         log, view, bars = self.trade_log, self.env._view, info["bars"].astype(np.int64)
         first, held = int(bars[0]), log.shares[int(info["decision_bar"])].copy()
         decided, filled = int(info["decision_bar"]), int(info["fill_bar"])
-        traded, price, cost = (info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost"))
+        traded, price, cost = (
+            info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost")
+        )
         closed, costs, at_once = info["closed_shares"], info["closed_cost"], filled == decided
         if at_once:
             log.trade("order", decided, filled, first, traded, price, cost)

@@ -1,4 +1,5 @@
-"""One account, one symbol at a time, in plain Python floats: slow, obvious, and written from the trading contract.
+"""One account, one symbol at a time, in plain Python floats: slow, obvious, and written from the
+trading contract.
 
 It shares no code with the environment. Prices are the market's numbers as Python floats.
 """
@@ -32,7 +33,8 @@ class OracleStep:
 
 
 class LedgerOracle:
-    """An account that starts at bar `start` of a `MarketTensors` with cash and (optionally) shares."""
+    """An account that starts at bar `start` of a `MarketTensors` with cash and (optionally)
+    shares."""
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class LedgerOracle:
         self.volume = [[float(x) for x in row] for row in market.volume.tolist()]
         self.symbols = market.symbols
         self.events: dict[tuple[int, int], tuple[float, float]] = {}
-        for t, n, split, dividend in zip(*(values.tolist() for values in market.events), strict=True):
+        for t, n, split, dividend in zip(
+            *(values.tolist() for values in market.events), strict=True
+        ):
             self.events[t, n] = split, dividend
         self.tradable = market.tradable.tolist()
         self.member = market.member.tolist()
@@ -61,7 +65,8 @@ class LedgerOracle:
         if settings.turbulence_column is not None:
             self.turbulence = market.context_names.index(settings.turbulence_column)
         self.last = [
-            max([t for t in range(self.T) if not math.isnan(self.close[t][n])], default=-1) for n in range(self.N)
+            max([t for t in range(self.T) if not math.isnan(self.close[t][n])], default=-1)
+            for n in range(self.N)
         ]
         self.t = start
         self.end = self.T - 1 if end is None else end
@@ -72,7 +77,7 @@ class LedgerOracle:
         self.benchmark = levels(market, settings.benchmark) if known else [1.0] * self.T
         self.moment_1, self.moment_2 = 0.0, settings.sharpe_prior_volatility**2
 
-    # --- prices ----------------------------------------------------------------------------------------
+    # --- prices -----------------------------------------------------------------------------------
 
     def ended_at(self, n: int, t: int) -> bool:
         """Does symbol n's last bar lie at t, before the data's end?"""
@@ -89,18 +94,20 @@ class LedgerOracle:
     def equity(self) -> float:
         return self.cash + sum(self.shares[n] * self.mark(n, self.t) for n in range(self.N))
 
-    # --- costs -----------------------------------------------------------------------------------------
+    # --- costs ------------------------------------------------------------------------------------
 
     def cost(self, n: int, t: int, shares: float, notional: float, least: bool = True) -> float:
         fee = self.s.cost_bps / 1e4 * notional
-        spread = self.s.half_spread_bps_of.get(self.symbols[n], self.s.half_spread_bps) / 1e4 * notional
+        spread = (
+            self.s.half_spread_bps_of.get(self.symbols[n], self.s.half_spread_bps) / 1e4 * notional
+        )
         taken = min(1.0, abs(shares) / self.volume[t][n]) if self.volume[t][n] else 1.0
         impact = self.s.impact_bps / 1e4 * notional * math.sqrt(taken)
         short_of = max(0.0, self.s.min_commission_usd - fee) if least and notional > 0.01 else 0.0
         capped = notional if self.s.impact_bps else math.inf
         return short_of + min(fee + spread + impact, capped)
 
-    # --- what happens to shares ------------------------------------------------------------------------
+    # --- what happens to shares -------------------------------------------------------------------
 
     def split(self, shares: float, ratio: float) -> float:
         if ratio == 1.0 or self.s.fractional:
@@ -120,7 +127,7 @@ class LedgerOracle:
         self.cash += income
         return income
 
-    # --- orders ----------------------------------------------------------------------------------------
+    # --- orders -----------------------------------------------------------------------------------
 
     def whole(self, x: float) -> float:
         return x if self.s.fractional else float(math.trunc(x))
@@ -128,7 +135,10 @@ class LedgerOracle:
     def wanted(self, action: list[float]) -> list[float]:
         s, V = self.s, self.equity()
         action = [min(1.0, max(-1.0, a)) for a in action]
-        if self.turbulence is not None and self.context[self.t][self.turbulence] > s.turbulence_threshold:
+        if (
+            self.turbulence is not None
+            and self.context[self.t][self.turbulence] > s.turbulence_threshold
+        ):
             return [0.0] * self.N
         want = []
         if s.action == "target":
@@ -148,7 +158,11 @@ class LedgerOracle:
                 want.append(self.shares[n] if near and target != 0 else self.shares[n] + step)
         else:
             for n, a in enumerate(action):
-                order = float(np.float32(a) * np.float32(s.max_shares)) if abs(a) > np.float32(s.dead_band) else 0.0
+                order = (
+                    float(np.float32(a) * np.float32(s.max_shares))
+                    if abs(a) > np.float32(s.dead_band)
+                    else 0.0
+                )
                 want.append(self.shares[n] + self.whole(order))
         if not s.short:
             want = [max(0.0, w) for w in want]
@@ -157,7 +171,9 @@ class LedgerOracle:
     def fill(self, want: list[float], f: int) -> tuple[float, float, float]:
         """Returns price P&L to the close of f (0 if filled there), cost and turnover."""
         s = self.s
-        price = [self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)]
+        price = [
+            self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)
+        ]
         cost = turnover = 0.0
         additions = [0.0] * self.N
         for n in range(self.N):  # what brings a position nearer to zero, first
@@ -206,14 +222,17 @@ class LedgerOracle:
         else:
             room, L = self.cash, 1.0
         least = s.min_commission_usd * sum(v > 0.01 for v in x)
-        full = sum(x) + L * sum(self.cost(n, f, additions[n], v, least=False) for n, v in enumerate(x))
+        full = sum(x) + L * sum(
+            self.cost(n, f, additions[n], v, least=False) for n, v in enumerate(x)
+        )
         if full + L * least <= room:
             return 1.0
-        # Kept back: a least commission for each order, and two units of money for the rounding of each amount.
+        # Kept back: a least commission for each order, and two units of money for the rounding of
+        # each amount.
         room = max(0.0, room - L * (least + 2 * self.N / 2**20))
         return min(1.0, room / full) if full > 0 else 1.0
 
-    # --- one decision ----------------------------------------------------------------------------------
+    # --- one decision -----------------------------------------------------------------------------
 
     def close_out(self, which: list[int]) -> tuple[float, float]:
         cost = turnover = 0.0
@@ -227,7 +246,8 @@ class LedgerOracle:
         return cost, turnover
 
     def turn(self, t: int, reference: list[float]) -> tuple[float, float]:
-        """Events of bar t: what they bring, and the change of the holdings' value at the reference prices."""
+        """Events of bar t: what they bring, and the change of the holdings' value at the reference
+        prices."""
         before = sum(h * reference[n] for n, h in enumerate(self.shares))
         income = self.apply_events(t)
         for n in range(self.N):
@@ -239,7 +259,8 @@ class LedgerOracle:
         before, peak_before, began = self.equity(), self.peak, self.t
         want = self.wanted(action)
         f = self.t if s.fill == "close" else self.t + 1
-        # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from there.
+        # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from
+        # there.
         reference = [self.mark(n, self.t) for n in range(self.N)]
         income = pnl = 0.0
         if f > self.t:
@@ -251,7 +272,9 @@ class LedgerOracle:
         held = list(self.shares)
         cost, turnover = self.fill(want, f)
         traded = [self.shares[n] - held[n] for n in range(self.N)]
-        price = [self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)]
+        price = [
+            self.open[f][n] if s.fill == "next_open" else self.close[f][n] for n in range(self.N)
+        ]
         for n in range(self.N):
             if traded[n]:
                 pnl += held[n] * (price[n] - reference[n])
@@ -267,7 +290,11 @@ class LedgerOracle:
                 income, pnl = income + more, pnl + gained
             if s.short and s.borrow_bps_per_year > 0:
                 ratios = [self.events.get((self.t, n), (1.0, 0.0))[0] for n in range(self.N)]
-                borrowed = sum(-h * self.mark(n, self.t - 1) / ratios[n] for n, h in enumerate(self.shares) if h < 0)
+                borrowed = sum(
+                    -h * self.mark(n, self.t - 1) / ratios[n]
+                    for n, h in enumerate(self.shares)
+                    if h < 0
+                )
                 borrowed += max(0.0, -self.cash)
                 years = (self.minutes[self.t] - self.minutes[self.t - 1]) / YEAR_NS
                 interest = borrowed * s.borrow_bps_per_year / 1e4 * years

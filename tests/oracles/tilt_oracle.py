@@ -1,4 +1,5 @@
-"""What the head `tilt` makes of one account, symbol by symbol: slow, obvious, in plain Python floats."""
+"""What the head `tilt` makes of one account, symbol by symbol: slow, obvious, in plain Python
+floats."""
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ def tilted(
     conviction: float,
     fully_invested: bool,
 ) -> list[float]:
-    """The action; `latents` are the symbols', the trade rate's and, where cash may be held, cash's."""
+    """The action; `latents` are the symbols', the trade rate's and, where cash may be held,
+    cash's."""
     count = len(benchmark)
     wanted, rate_latent = latents[:count], latents[count]
     middle = sum(b * z for b, z in zip(benchmark, wanted, strict=True))
-    raised = [b * math.exp(trust * math.tanh((z - middle) / trust)) for b, z in zip(benchmark, wanted, strict=True)]
+    raised = [
+        b * math.exp(trust * math.tanh((z - middle) / trust))
+        for b, z in zip(benchmark, wanted, strict=True)
+    ]
     bets = [conviction * (w - b) for w, b in zip(shares_of(raised), benchmark, strict=True)]
     if any(b + bet < 0 for b, bet in zip(benchmark, bets, strict=True)):
         long = shares_of([max(b + bet, 0.0) for b, bet in zip(benchmark, bets, strict=True)])
@@ -40,7 +45,9 @@ def tilted(
         aim = [w * (1 - cash) for w in aim]
     odds = start_rate / (1 - start_rate) * math.exp(2 * rate_latent)
     rate = odds / (1 + odds)
-    rate += (1 - rate) * math.exp(-elsewhere / 0.005)  # an aim that is the benchmark is followed at once
+    rate += (1 - rate) * math.exp(
+        -elsewhere / 0.005
+    )  # an aim that is the benchmark is followed at once
     kept = [h if b > 0 else 0.0 for h, b in zip(held, benchmark, strict=True)]
     idle = sum(aim) - sum(kept)
     kept = [k + idle * share for k, share in zip(kept, shares_of(aim), strict=True)]

@@ -16,7 +16,9 @@ def in_this_process() -> Iterator[None]:
     """Tournaments of a run train their pods, one after the other, in a thread of this process."""
 
     def threads(settings: TournamentSettings, access: PodContext) -> ThreadLauncher:
-        return ThreadLauncher(access.run, access.market, train_and_evaluate, workers=1, token=access.token)
+        return ThreadLauncher(
+            access.run, access.market, train_and_evaluate, workers=1, token=access.token
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunConfig, "make_launcher", lambda self: threads)

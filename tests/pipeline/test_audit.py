@@ -1,4 +1,5 @@
-"""`fintrader audit` and `fintrader looks`: a run as it was made passes, and every hand that was laid on it shows."""
+"""`fintrader audit` and `fintrader looks`: a run as it was made passes, and every hand that was
+laid on it shows."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, Done, fintrader, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
-SMALL = TINY["tournament"] | {"pods": 2, "budget": {"env_steps": 256}, "leaderboard_size": 2, "ensemble_size": 2}
+SMALL = TINY["tournament"] | {
+    "pods": 2,
+    "budget": {"env_steps": 256},
+    "leaderboard_size": 2,
+    "ensemble_size": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +88,11 @@ def without(name: str) -> Callable[[Path], None]:
 def lines_without(event: str) -> Callable[[Path], None]:
     def edit(run: Path) -> None:
         path = run / "events.jsonl"
-        kept = [line for line in path.read_text().splitlines(keepends=True) if f'"event": "{event}"' not in line]
+        kept = [
+            line
+            for line in path.read_text().splitlines(keepends=True)
+            if f'"event": "{event}"' not in line
+        ]
         path.write_text("".join(kept))
 
     return edit
@@ -94,7 +104,9 @@ def a_pod_from_everywhere(run: Path) -> None:
     events = [event for event in read_jsonl(run / "events.jsonl") if event.get("pod") != "p0001"]
     (run / "events.jsonl").unlink()
     for event in events:
-        append_jsonl(run / "events.jsonl", event | ({"trials": 1} if event["event"] == "finished" else {}))
+        append_jsonl(
+            run / "events.jsonl", event | ({"trials": 1} if event["event"] == "finished" else {})
+        )
     for name in ("manifest.json", "ensemble/ensemble.json", "backtest/context.json"):
         write_json(run / name, read_json(run / name) | {"trials": 1})
 
@@ -145,7 +157,10 @@ def the_whole_ledger(run: Path) -> None:
 
 
 CHEATS: list[tuple[Callable[[Path], None], str]] = [
-    (values("manifest.json", trials=1), "manifest.json says 1 trials, and what the run left behind makes 2"),
+    (
+        values("manifest.json", trials=1),
+        "manifest.json says 1 trials, and what the run left behind makes 2",
+    ),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
     (values("pods/p0001/result.json", score=None), "result.json was changed after it was written"),
     (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
@@ -161,7 +176,10 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
     (a_snapshot, "was changed"),
     (without("snapshots"), "which a result names, is missing"),
     (without("config.yaml"), "config.yaml is missing"),
-    (lambda run: (run / "config.yaml").write_text("seed: 3\n") and None, "config.yaml is not the one"),
+    (
+        lambda run: (run / "config.yaml").write_text("seed: 3\n") and None,
+        "config.yaml is not the one",
+    ),
     (values("backtest/context.json", trials=1), "context.json is another"),
     (values("backtest/honesty.json", verdict="Skill."), "honesty.json is another"),
     (values("backtest/metrics.json", ensemble={"sharpe": 9.0}), "metrics.json is another"),
@@ -173,7 +191,10 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
     (the_result_and_its_seal, "seal.json is not the one that the ledger of looks has the hash of"),
     (a_line_of_the_ledger, "line 1 does not follow the line before it"),
     (the_ledgers_end, "seal.json is not the one that the ledger of looks has the hash of"),
-    (lambda run: (run.parent / "looks.jsonl").unlink(), "its look stands on a ledger, and there is none here"),
+    (
+        lambda run: (run.parent / "looks.jsonl").unlink(),
+        "its look stands on a ledger, and there is none here",
+    ),
     (the_whole_ledger, "its look stands on another ledger than this one"),
 ]
 
@@ -231,7 +252,13 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_pat
     elsewhere = tmp_path / "elsewhere"
     for name in ("one", "two"):
         shutil.copytree(run, elsewhere / name)
-    words = ("compare", str(elsewhere / "one"), str(elsewhere / "two"), "--out", str(tmp_path / "page.html"))
+    words = (
+        "compare",
+        str(elsewhere / "one"),
+        str(elsewhere / "two"),
+        "--out",
+        str(tmp_path / "page.html"),
+    )
     for _ in range(2):
         assert fintrader(*words).status == 0
     (line,) = Ledger(elsewhere).looks()
@@ -243,7 +270,10 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_pat
 
 
 def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_path: Path) -> None:
-    assert fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status == 0
+    assert (
+        fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status
+        == 0
+    )
     assert audit(run).status == 0, audit(run).out
     before = Ledger(run.parent).path.read_bytes()
     assert fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).status == 0
@@ -252,7 +282,9 @@ def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_
     assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0
 
 
-def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run: Path, tmp_path: Path) -> None:
+def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(
+    run: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run, tmp_path / "elsewhere" / "one")
     assert fintrader("runs", "delete", str(tmp_path / "elsewhere" / "one"), "--yes").status == 0
     (line,) = Ledger(tmp_path / "elsewhere").looks()
@@ -268,7 +300,9 @@ def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
 
     assert [again("1"), again("2"), again("1")] == [2, 3, 2]
     shutil.copytree(run, run.parent / "renamed")
-    assert fintrader("backtest", str(run.parent / "renamed"), "--backtest.cost-bps", "3").status == 0
+    assert (
+        fintrader("backtest", str(run.parent / "renamed"), "--backtest.cost-bps", "3").status == 0
+    )
     assert read_backtest(run.parent / "renamed" / "backtest").context["looks"] == 4
     told = fintrader("looks", "--runs-dir", str(run.parent))
     assert told.status == 0, told.out
@@ -302,15 +336,27 @@ def test_what_cannot_be_audited_says_why(run: Path, tmp_path: Path) -> None:
 def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_path: Path) -> None:
     one = SMALL | {"pods": 1, "ensemble_size": 1}
     controlled = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
-    lengths = {"train_sessions": 8, "validation_sessions": 4, "test_sessions": 6, "embargo_sessions": 1}
-    sizes = {"data": {"source": TINY["data"]["source"] | {"num_sessions": 26}}, "walkforward": lengths}
-    heirs = write_config(tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes)
+    lengths = {
+        "train_sessions": 8,
+        "validation_sessions": 4,
+        "test_sessions": 6,
+        "embargo_sessions": 1,
+    }
+    sizes = {
+        "data": {"source": TINY["data"]["source"] | {"num_sessions": 26}},
+        "walkforward": lengths,
+    }
+    heirs = write_config(
+        tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes
+    )
     done = audit(run_stages(load_config(heirs)))
     assert done.status == 0, done.out
     assert "trials: 3, as the manifest says" in done.out
     blocks = one | {"validation": "kfold", "validation_folds": 2}
     folder = walk_forward(
-        load_config(write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes))
+        load_config(
+            write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes)
+        )
     )
     done = audit(folder)
     assert done.status == 0, done.out

@@ -31,7 +31,10 @@ def test_nothing_is_missing_of_a_synthetic_market(tmp_path: Path) -> None:
         ({"data": {"benchmark": {"path": "ndx.csv"}}}, "data.benchmark.path: ndx.csv"),
         ({"data": {"features": {"daily": {"vix": "vix.csv"}}}}, "data.features.daily.vix: vix.csv"),
         ({"from_run": "elsewhere/run"}, "from_run: elsewhere/run"),
-        ({"data": {"source": {"kind": "alpaca", "start": "2024-01-02", "symbols": ["A"]}}}, "APCA_API_KEY_ID"),
+        (
+            {"data": {"source": {"kind": "alpaca", "start": "2024-01-02", "symbols": ["A"]}}},
+            "APCA_API_KEY_ID",
+        ),
     ],
 )
 def test_what_is_missing_is_named(
@@ -59,14 +62,19 @@ def test_every_file_that_data_settings_name_is_looked_for() -> None:
     def paths(model: Any, before: str = "") -> set[str]:
         found = set()
         for name, field in model.model_fields.items():
-            if without_secret.__name__ in repr((field.annotation, field.metadata)):  # what makes it a `PathText`
+            if without_secret.__name__ in repr(
+                (field.annotation, field.metadata)
+            ):  # what makes it a `PathText`
                 found.add(before + name)
             for below in models_in(field.annotation):
                 if before + name != "source":
                     found |= paths(below, f"{before}{name}.")
         return found
 
-    known = {name.removesuffix(".x") for name in named_files(DataSettings(features={"daily": {"x": "y"}}))}  # type: ignore[arg-type]
+    known = {
+        name.removesuffix(".x")
+        for name in named_files(DataSettings(features={"daily": {"x": "y"}}))
+    }  # type: ignore[arg-type]
     assert paths(DataSettings) - {"path", "store"} == known
 
 
@@ -112,11 +120,15 @@ def test_it_says_how_sure_it_is(tmp_path: Path) -> None:
 def test_a_run_that_has_not_raced_is_no_record(tmp_path: Path) -> None:
     values = config(tmp_path).model_dump(mode="json")
     assert record_of("r", values, {"tournament": {"done": False, "seconds": 3.0}}, None) is None
-    assert record_of("r", {"nothing": 1}, {"tournament": {"done": True, "seconds": 3.0}}, None) is None
+    assert (
+        record_of("r", {"nothing": 1}, {"tournament": {"done": True, "seconds": 3.0}}, None) is None
+    )
 
 
 def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path: Path) -> None:
-    path = write_config(tmp_path, data={"source": {"kind": "files", "path": str(tmp_path / "none.csv")}})
+    path = write_config(
+        tmp_path, data={"source": {"kind": "files", "path": str(tmp_path / "none.csv")}}
+    )
     done = fintrader("run", str(path))
     assert done.status == 2
     told = fintrader("status", str(tmp_path / "runs" / "tiny"))

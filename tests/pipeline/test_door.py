@@ -37,7 +37,10 @@ NAMES = {
     *("load_market", "MarketTensors", "TradingEnv", "EnvSettings", "train"),
     *("run", "run_tournament", "backtest", "open_run", "load_policy"),
 }
-SMALL = {"source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6}, "windows": {"embargo_sessions": 0}}
+SMALL = {
+    "source": {"kind": "synthetic", "num_symbols": 2, "num_sessions": 6},
+    "windows": {"embargo_sessions": 0},
+}
 TINY_PPO = agents.PPO(num_steps=8)
 
 
@@ -55,11 +58,15 @@ def equal(obs: Tensor) -> Tensor:
     return torch.full((len(obs), 3), 1 / 3)
 
 
-def test_a_look_of_ones_own_is_noted_where_one_says(market: MarketTensors, tests: Backtests, tmp_path: Path) -> None:
+def test_a_look_of_ones_own_is_noted_where_one_says(
+    market: MarketTensors, tests: Backtests, tmp_path: Path
+) -> None:
     assert tests.looks is None
 
     def look(share: float) -> Backtests:
-        return fintrader.backtest(lambda obs: equal(obs) * share, market.split().test, runs_dir=tmp_path)
+        return fintrader.backtest(
+            lambda obs: equal(obs) * share, market.split().test, runs_dir=tmp_path
+        )
 
     assert [look(share).looks for share in (1.0, 0.5, 1.0)] == [1, 2, 1]
     assert look(0.5).tables.context["looks"] == 2
@@ -90,15 +97,18 @@ def test_an_editor_sees_the_same_names() -> None:
 
 def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() -> None:
     code = (
-        "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} & set(sys.modules); "
-        "assert not loaded, loaded; assert callable(fintrader.agents.PPO); assert not callable(fintrader.backtesting); "
-        "import fintrader.cli, fintrader.pipeline; assert 'ray' not in sys.modules"
+        "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} &"
+        " set(sys.modules); assert not loaded, loaded; assert callable(fintrader.agents.PPO);"
+        " assert not callable(fintrader.backtesting); import fintrader.cli, fintrader.pipeline;"
+        " assert 'ray' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, market: MarketTensors) -> None:
+def test_backtests_are_a_mapping_that_prints_the_papers_table(
+    tests: Backtests, market: MarketTensors
+) -> None:
     assert list(tests) == ["equal", "buy_and_hold", "equal_weight", "benchmark"]
     lines = str(tests).splitlines()
     assert "net of 20 bps a trade" in lines[0]
@@ -107,7 +117,9 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, 
     assert "under 63 sessions" in short
     assert heading.startswith("Against cash ")
     for name, line, beside in zip(tests, paper, active, strict=True):
-        returned, share = (tests[name].metrics[key] for key in ("cumulative_return", "invested_share"))
+        returned, share = (
+            tests[name].metrics[key] for key in ("cumulative_return", "invested_share")
+        )
         assert line.startswith(name.replace("_", " "))
         assert f"{returned:.2%}".replace("%", " %") in line
         assert beside.startswith(name.replace("_", " "))
@@ -122,7 +134,12 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests: Backtests, 
 
 
 def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
-    assert [trace.name for trace in tests.plot().data] == ["Equal", "Buy and hold", "Equal weight", "Benchmark"]
+    assert [trace.name for trace in tests.plot().data] == [
+        "Equal",
+        "Buy and hold",
+        "Equal weight",
+        "Benchmark",
+    ]
     assert tests.plot().data[0].y[-1] == pytest.approx(tests["equal"].equity[-1])
     assert set(tests.trades["strategy"]) == {"equal", "buy_and_hold", "equal_weight"}
     assert len(tests.trades) == sum(len(result.trades) for result in tests.values())
@@ -158,19 +175,37 @@ def _learner(market: MarketTensors) -> agents.Agent:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: fintrader.backtest(m, equal), r"the policy first; it is backtest\(policy, market\): swap"),
+        (
+            lambda m: fintrader.backtest(m, equal),
+            r"the policy first; it is backtest\(policy, market\): swap",
+        ),
         (lambda m: fintrader.backtest(equal, m.split()), r"market\.split\(\)\.test"),
         (lambda m: fintrader.backtest(equal, TradingEnv(m, num_envs=1)), "pass env.market"),
         (lambda m: fintrader.backtest(equal, "quickstart"), "must be MarketTensors"),
         (lambda m: fintrader.backtest("policy.safetensors", m), "fintrader.load_policy"),
         (lambda m: fintrader.backtest(None, m), "a policy is a callable from observations"),
-        (lambda m: fintrader.backtest(_learner(m), m), "PPOAgent is no policy, but has one; pass its .policy"),
+        (
+            lambda m: fintrader.backtest(_learner(m), m),
+            "PPOAgent is no policy, but has one; pass its .policy",
+        ),
         (lambda m: fintrader.backtest(equal, m, {"cost_bps": 5}), "settings must be EnvSettings"),
         (lambda m: fintrader.backtest(equal, m, name="cash"), "choose another name"),
-        (lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m), r"gave \(1, 7\) for an account of 3 assets"),
-        (lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m), "fails on an observation of shape"),
-        (lambda m: fintrader.backtest(lambda obs: torch.full((1, 3), torch.nan), m), "NaN or infinity"),
-        (lambda m: fintrader.backtest(_learner(make_market(60, 5)).policy, m), "reads 26 columns and trades 5 assets"),
+        (
+            lambda m: fintrader.backtest(lambda obs: torch.zeros(1, 7), m),
+            r"gave \(1, 7\) for an account of 3 assets",
+        ),
+        (
+            lambda m: fintrader.backtest(torch.nn.Linear(5, 3), m),
+            "fails on an observation of shape",
+        ),
+        (
+            lambda m: fintrader.backtest(lambda obs: torch.full((1, 3), torch.nan), m),
+            "NaN or infinity",
+        ),
+        (
+            lambda m: fintrader.backtest(_learner(make_market(60, 5)).policy, m),
+            "reads 26 columns and trades 5 assets",
+        ),
         (
             lambda m: fintrader.backtest(_learner(make_market(60, 3, 4)).policy, m),
             "reads 24 columns, and this market shows 18 columns of 3 assets",
@@ -185,7 +220,9 @@ def test_a_backtest_that_makes_no_sense_is_one_clear_error(
     assert "\n" not in str(raised.value)
 
 
-def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market: MarketTensors, tmp_path: Path) -> None:
+def test_an_agents_settings_are_enough_to_train_and_to_be_judged(
+    market: MarketTensors, tmp_path: Path
+) -> None:
     env = TradingEnv(market.split().train, num_envs=4)
     result = fintrader.train(TINY_PPO, env, env_steps=64, seed=3)
     assert result.env_steps >= 64
@@ -195,7 +232,9 @@ def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market: MarketT
     again = fintrader.train(own, TradingEnv(market.split().train, num_envs=4), env_steps=64)
     obs = env.reset(seed=0)[0]
     assert torch.equal(again.policy(obs), result.policy(obs))
-    other = fintrader.train(TINY_PPO, TradingEnv(market.split().train, num_envs=4), env_steps=64, seed=4)
+    other = fintrader.train(
+        TINY_PPO, TradingEnv(market.split().train, num_envs=4), env_steps=64, seed=4
+    )
     assert not torch.equal(other.policy(obs), result.policy(obs))
 
 
@@ -210,11 +249,26 @@ def test_a_training_in_a_folder_goes_on_there(market: MarketTensors, tmp_path: P
     ("call", "message"),
     [
         (lambda m: fintrader.train(TINY_PPO, m, env_steps=1), "in an environment, not in a market"),
-        (lambda m: fintrader.train(TINY_PPO, m.split(), env_steps=1), r"market\.split\(\)\.train, num_envs=1024"),
-        (lambda m: fintrader.train(agents.PPO, TradingEnv(m), env_steps=1), r"is a class; .* PPO\(\)"),
-        (lambda m: fintrader.train(TradingEnv(m), TINY_PPO, env_steps=1), "is no vector environment"),
-        (lambda m: fintrader.train(EnvSettings(), TradingEnv(m), env_steps=1), "no agent has settings of type"),
-        (lambda m: fintrader.train(TINY_PPO, TradingEnv(m)), "exactly one of env_steps and seconds"),
+        (
+            lambda m: fintrader.train(TINY_PPO, m.split(), env_steps=1),
+            r"market\.split\(\)\.train, num_envs=1024",
+        ),
+        (
+            lambda m: fintrader.train(agents.PPO, TradingEnv(m), env_steps=1),
+            r"is a class; .* PPO\(\)",
+        ),
+        (
+            lambda m: fintrader.train(TradingEnv(m), TINY_PPO, env_steps=1),
+            "is no vector environment",
+        ),
+        (
+            lambda m: fintrader.train(EnvSettings(), TradingEnv(m), env_steps=1),
+            "no agent has settings of type",
+        ),
+        (
+            lambda m: fintrader.train(TINY_PPO, TradingEnv(m)),
+            "exactly one of env_steps and seconds",
+        ),
         (lambda m: fintrader.train(TINY_PPO, TradingEnv(m), env_steps=0), "env_steps"),
     ],
 )
@@ -229,7 +283,11 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None
     market = fintrader.load_market(**SMALL, cache=tmp_path)
     assert (market.num_assets, market.bar_minutes) == (2, 1)
     settings = validate(DataSettings, SMALL, "test")
-    path, data, run = build_market(settings, cache=tmp_path), tmp_path / "data.yaml", tmp_path / "run.yaml"
+    path, data, run = (
+        build_market(settings, cache=tmp_path),
+        tmp_path / "data.yaml",
+        tmp_path / "run.yaml",
+    )
     data.write_text(yaml.safe_dump(SMALL))
     run.write_text(yaml.safe_dump({"data": SMALL}))
     for what in (path, str(path), settings, data, run):
@@ -245,7 +303,12 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None
         (3, {}, ConfigError, "no market can be made of int"),
         ("nowhere.yaml", {}, ConfigError, "nowhere.yaml"),
         ("nowhere.safetensors", {}, MarketError, "does not exist"),
-        ("nowhere.safetensors", {"bar_minutes": 5}, ConfigError, "is built already, so bar_minutes cannot be set"),
+        (
+            "nowhere.safetensors",
+            {"bar_minutes": 5},
+            ConfigError,
+            "is built already, so bar_minutes cannot be set",
+        ),
         (SMALL, {"cache": "s3://bucket/tens"}, DataError, r"cache: s3:/+bucket/tens is a URL"),
         (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
         (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
@@ -262,7 +325,13 @@ def test_what_is_no_market_is_said(
 def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("door")
     small = {"tournament": {**TINY["tournament"], "pods": 2, "ensemble_size": 1}}
-    return {**TINY, **small, "name": "tiny", "runs_dir": str(home / "runs"), "cache": str(home / "tensors")}
+    return {
+        **TINY,
+        **small,
+        "name": "tiny",
+        "runs_dir": str(home / "runs"),
+        "cache": str(home / "tensors"),
+    }
 
 
 @pytest.mark.slow
@@ -277,8 +346,12 @@ def test_a_run_is_made_gone_on_with_and_opened(values: dict[str, Any]) -> None:
     opened = fintrader.open_run(str(run.folder.root))
     assert opened.leaderboard.equals(run.leaderboard)
     test = fintrader.load_market(values["data"], cache=values["cache"]).split().test
-    tests = fintrader.backtest(opened.policy(), test, EnvSettings(**opened.config["env"]), name="ensemble")
-    assert tests["ensemble"].metrics["sharpe"] == pytest.approx(opened.backtest().metrics["ensemble"]["sharpe"])
+    tests = fintrader.backtest(
+        opened.policy(), test, EnvSettings(**opened.config["env"]), name="ensemble"
+    )
+    assert tests["ensemble"].metrics["sharpe"] == pytest.approx(
+        opened.backtest().metrics["ensemble"]["sharpe"]
+    )
     with pytest.raises(RunError, match="made with other settings"):
         fintrader.run(values)
     with pytest.raises(RunError, match="runs below it: tiny"):
@@ -287,7 +360,9 @@ def test_a_run_is_made_gone_on_with_and_opened(values: dict[str, Any]) -> None:
 
 def test_what_is_no_run_is_said(tmp_path: Path, values: dict[str, Any]) -> None:
     for where in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(RunError, match=r"no run lies here .* fintrader.run\(CONFIG\) makes one"):
+        with pytest.raises(
+            RunError, match=r"no run lies here .* fintrader.run\(CONFIG\) makes one"
+        ):
             fintrader.open_run(where)
     with pytest.raises(ConfigError, match="a run needs a configuration"):
         fintrader.run(3)  # type: ignore[arg-type]
@@ -298,7 +373,9 @@ def test_what_is_no_run_is_said(tmp_path: Path, values: dict[str, Any]) -> None:
 def test_overrides_change_one_setting_and_another_kind_stands_alone(values: dict[str, Any]) -> None:
     from fintrader.pipeline.config import configured
 
-    config = configured(values, {"tournament": {"pods": 9}, "agent": {"algo": "sac", "batch_size": 32}})
+    config = configured(
+        values, {"tournament": {"pods": 9}, "agent": {"algo": "sac", "batch_size": 32}}
+    )
     assert (config.tournament.pods, config.tournament.workers) == (9, 1)
     assert config.agent == agents.SAC(batch_size=32)
     again = configured(config, {"agent": agents.PPO(), "seed": 5})

@@ -1,4 +1,5 @@
-"""Runs that start from an earlier run's pods, and walk-forwards whose folds start from the one before."""
+"""Runs that start from an earlier run's pods, and walk-forwards whose folds start from the one
+before."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from fintrader.agents.policy import FORMAT
 from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, FintraderError, TournamentError
 from fintrader.files import file_sha256, read_json
-from fintrader.pipeline import RunConfig, load_config, replay_run, run_tournament, train_one, walk_forward
+from fintrader.pipeline import (
+    RunConfig,
+    load_config,
+    replay_run,
+    run_tournament,
+    train_one,
+    walk_forward,
+)
 from fintrader.results.leaderboard import lineage, read_pods
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.inheritance import Inheritance
@@ -30,11 +38,17 @@ ONE = SMALL | {"pods": 1, "ensemble_size": 1}
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished tournament of two pods. Nobody may change it."""
-    return run_tournament(load_config(write_config(tmp_path_factory.mktemp("earlier"), tournament=SMALL, name="old")))
+    return run_tournament(
+        load_config(write_config(tmp_path_factory.mktemp("earlier"), tournament=SMALL, name="old"))
+    )
 
 
 def configured(folder: Path, earlier: Path, **changes: Any) -> RunConfig:
-    return load_config(write_config(folder, **({"tournament": ONE, "from_run": str(earlier), "name": "new"} | changes)))
+    return load_config(
+        write_config(
+            folder, **({"tournament": ONE, "from_run": str(earlier), "name": "new"} | changes)
+        )
+    )
 
 
 def snapshot_of(run: Path, pod: str) -> dict[str, torch.Tensor]:
@@ -53,7 +67,9 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_pa
     assert specs["p0000"].snapshot == RunStore(RunFolder(earlier)).read_result(ranked[0]).snapshot
     inherited = Manifest.load(run / "manifest.json").values["inherited"]
     assert inherited["address"] == str(earlier)
-    assert inherited["policies"] == {pod: file_sha256(earlier / "pods" / pod / "policy.safetensors") for pod in ranked}
+    assert inherited["policies"] == {
+        pod: file_sha256(earlier / "pods" / pod / "policy.safetensors") for pod in ranked
+    }
     assert Manifest.load(run / "manifest.json").values["trials"] == 3 + 2
     steps = lineage(read_pods(run / "leaderboard.sqlite"), "p0000")
     assert [(step["pod"], step["origin"]) for step in steps] == [
@@ -64,7 +80,9 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_pa
     assert replay_run(run, "again") == []
 
 
-def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier: Path, tmp_path: Path) -> None:
+def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(
+    earlier: Path, tmp_path: Path
+) -> None:
     source = Path(shutil.copytree(earlier, tmp_path / "source" / "old"))
     expected = run_tournament(configured(tmp_path, source))
     config = configured(tmp_path, source, name="struck")
@@ -99,7 +117,11 @@ def test_other_symbols_start_from_what_was_learned(earlier: Path, tmp_path: Path
     moments = set(before) - set(taken)
     assert {before[name].shape for name in moments} <= {torch.Size([5]), torch.Size([])}
     changed = {name for name in taken if not torch.equal(before[name], taken[name])}
-    assert changed == {"modules.policy.normaliser.mean", "modules.policy.normaliser.var", "modules.noise.log_std"}
+    assert changed == {
+        "modules.policy.normaliser.mean",
+        "modules.policy.normaliser.var",
+        "modules.noise.log_std",
+    }
     _, header = read_tensors(run / "pods" / "p0000" / "policy.safetensors", FORMAT)
     assert header["policy"]["layout"]["layout"]["num_assets"] == 6
 
@@ -110,7 +132,9 @@ def refused(config: RunConfig) -> str:
     return str(told.value)
 
 
-def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_started_from_is_refused_in_a_sentence(
+    earlier: Path, tmp_path: Path
+) -> None:
     def tried(name: str, **changes: Any) -> str:
         return refused(configured(tmp_path / name, earlier, **changes))
 
@@ -139,7 +163,9 @@ def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_oth
 
 def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path: Path) -> None:
     folds = ONE | {"validation": "kfold", "validation_folds": 2}
-    earlier = run_tournament(load_config(write_config(tmp_path / "old", tournament=folds, name="old")))
+    earlier = run_tournament(
+        load_config(write_config(tmp_path / "old", tournament=folds, name="old"))
+    )
     run = run_tournament(configured(tmp_path / "new", earlier))
     there, spec = snapshot_of(earlier, "p0000"), RunStore(RunFolder(run)).specs()["p0000"]
     assert spec.parent == "old:p0000"
@@ -158,11 +184,20 @@ def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(tmp_path: Path) -> None:
-    lengths = {"train_sessions": 6, "validation_sessions": 4, "test_sessions": 4, "warm_start": True}
+def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
+    tmp_path: Path,
+) -> None:
+    lengths = {
+        "train_sessions": 6,
+        "validation_sessions": 4,
+        "test_sessions": 4,
+        "warm_start": True,
+    }
     source = TINY["data"]["source"] | {"num_sessions": 21}
     judged = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
-    config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged, tournament=ONE)
+    config = write_config(
+        tmp_path, data={"source": source}, walkforward=lengths, backtest=judged, tournament=ONE
+    )
     run = walk_forward(load_config(config))
     folds = [RunFolder(run / "folds" / name) for name in ("00", "01")]
     free = [RunFolder(fold.null_model) for fold in folds]

@@ -12,9 +12,14 @@ from fintrader.results.formatting import limits_words
 from tests.engines.deployments import frozen
 
 
-def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_folds_are_chained_and_what_bound_is_counted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     bundle, market = frozen(tmp_path_factory.mktemp("limits"))
-    halves, limits = [market.window(0, 200), market.window(200, market.num_bars)], LimitSettings(order=0.02)
+    halves, limits = (
+        [market.window(0, 200), market.window(200, market.num_bars)],
+        LimitSettings(order=0.02),
+    )
     env: EnvSettings = bundle.env
     found = _within_limits([bundle.policy] * 2, halves, env, limits, None)
     apart = [twin(bundle.policy, half, env, limits) for half in halves]
@@ -25,4 +30,9 @@ def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory: pytest.Te
     assert "order" in said
     assert "halted" not in said
     assert _within_limits([], [], env, LimitSettings(enforced=False), None) == {}
-    assert limits_words({}) == limits_words({"within_limits": {}}) == limits_words({"within_limits": 5}) == ""
+    assert (
+        limits_words({})
+        == limits_words({"within_limits": {}})
+        == limits_words({"within_limits": 5})
+        == ""
+    )

@@ -27,7 +27,9 @@ NUMBER = "PA1LOOPBACK"
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle with the days of a backtest."""
-    made, _ = frozen(tmp_path_factory.mktemp("live"), daily_returns=np.linspace(-0.02, 0.025, 60).tolist())
+    made, _ = frozen(
+        tmp_path_factory.mktemp("live"), daily_returns=np.linspace(-0.02, 0.025, 60).tolist()
+    )
     return made
 
 
@@ -41,11 +43,19 @@ def home(tmp_path: Path, bundle: Bundle) -> Path:
 
 
 def report(home: Path, made: Bundle, **changes: Any) -> None:
-    daily = {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [1e6], "account_return": [0.01, -0.02]}
+    daily = {
+        "low_usd": [9e5],
+        "high_usd": [1.1e6],
+        "account_usd": [1e6],
+        "account_return": [0.01, -0.02],
+    }
     body: dict[str, Any] = {
-        "bundle": made.id, "sessions": 25, "surprise": {"alarm": False}, "daily": daily,
+        "bundle": made.id,
+        "sessions": 25,
+        "surprise": {"alarm": False},
+        "daily": daily,
         "equity": {"return": 0.01},
-    }  # fmt: skip
+    }
     write_json(home / REPORT, body | changes)
 
 
@@ -54,12 +64,17 @@ def report(home: Path, made: Bundle, **changes: Any) -> None:
     [
         ({"sessions": 19}, "needs 20"),
         ({"surprise": {"alarm": True}}, "earns less on paper"),
-        ({"daily": {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [8e5]}}, "outside the backtest's band"),
+        (
+            {"daily": {"low_usd": [9e5], "high_usd": [1.1e6], "account_usd": [8e5]}},
+            "outside the backtest's band",
+        ),
         ({"daily": {"account_usd": [1e6]}}, "no band"),
         ({"bundle": "00000000"}, "another bundle"),
     ],
 )
-def test_what_has_not_proved_itself_is_refused(home: Path, bundle: Bundle, changes: dict[str, Any], match: str) -> None:
+def test_what_has_not_proved_itself_is_refused(
+    home: Path, bundle: Bundle, changes: dict[str, Any], match: str
+) -> None:
     assert live.proven(home, bundle)["sessions"] == 25
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
@@ -79,7 +94,9 @@ def typed(*answers: str) -> Callable[[str], str]:
     return lambda question: left.pop(0)
 
 
-def consent(home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0) -> dict[str, Any]:
+def consent(
+    home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0
+) -> dict[str, Any]:
     settings = live.LiveSettings(cap_usd=cap)
     return dict(live.consented(home, bundle, NUMBER, settings, live.proven(home, bundle), ask))
 
@@ -102,9 +119,12 @@ def test_consent_is_typed_once_and_names_what_it_is_for(
 
 
 @pytest.mark.parametrize(
-    ("answers", "match"), [(("PA2OTHER", "5000"), "not the account"), ((NUMBER, "50000"), "not the amount")]
+    ("answers", "match"),
+    [(("PA2OTHER", "5000"), "not the account"), ((NUMBER, "50000"), "not the amount")],
 )
-def test_whoever_mistypes_trades_nothing(home: Path, bundle: Bundle, answers: tuple[str, str], match: str) -> None:
+def test_whoever_mistypes_trades_nothing(
+    home: Path, bundle: Bundle, answers: tuple[str, str], match: str
+) -> None:
     with pytest.raises(DeployError, match=match):
         consent(home, bundle, typed(*answers))
     assert not (home / live.CONSENT).exists()
@@ -118,7 +138,9 @@ def test_consent_lapses_and_cannot_be_changed(home: Path, bundle: Bundle) -> Non
     with pytest.raises(DeployError, match="was changed"):
         consent(home, bundle, never, cap=9000.0)
     body.pop("sha256")
-    path.write_bytes(seal(body | {"until": (dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)).isoformat()}))
+    path.write_bytes(
+        seal(body | {"until": (dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)).isoformat()})
+    )
     with pytest.raises(DeployError, match="not the account"):
         consent(home, bundle, typed("no", "5000"))
 

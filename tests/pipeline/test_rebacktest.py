@@ -10,7 +10,14 @@ import pytest
 from fintrader.backtesting import read_backtest
 from fintrader.cli import main
 from fintrader.errors import ConfigError
-from fintrader.pipeline import RunConfig, backtest_run, load_config, run, run_tournament, walk_forward
+from fintrader.pipeline import (
+    RunConfig,
+    backtest_run,
+    load_config,
+    run,
+    run_tournament,
+    walk_forward,
+)
 from fintrader.results.looks import FILE, Ledger
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint
@@ -49,9 +56,14 @@ def copy_of(folder: Path, place: Path) -> Path:
     return copy
 
 
-def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judged: Path, tmp_path: Path) -> None:
+def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
+    judged: Path, tmp_path: Path
+) -> None:
     folder = copy_of(judged, tmp_path / "with a space")
-    own, before = (folder / "backtest" / "metrics.json").read_bytes(), read_backtest(folder / "backtest").context
+    own, before = (
+        (folder / "backtest" / "metrics.json").read_bytes(),
+        read_backtest(folder / "backtest").context,
+    )
     main(["backtest", str(folder), *OTHERWISE])
     first = read_backtest(folder / "backtest")
     metrics = (folder / "backtest" / "metrics.json").read_bytes()
@@ -67,7 +79,14 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
     page = (folder / "backtest" / "report.html").read_text()
     assert "decides every 60 bars, fills at the close, takes up to 10% of the volume, " in page
     assert "pays 5 and a half-spread of 3 basis points a trade" in page
-    for fact in ("decision interval", "fill", "cost bps", "half spread bps", "impact bps", "participation"):
+    for fact in (
+        "decision interval",
+        "fill",
+        "cost bps",
+        "half spread bps",
+        "impact bps",
+        "participation",
+    ):
         assert f"{fact}</th>" in page, fact
     words = shlex.split(context["command"])
     assert words[:3] == ["fintrader", "backtest", str(folder)]
@@ -80,7 +99,9 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
     assert again["settings_hash"] == context["settings_hash"]
     assert again == context, "the same result is no further look"
     assert (before["looks"], again["looks"]) == (1, 2)
-    for _ in range(2):  # the run itself shows its own backtest again, and then has nothing left to do
+    for _ in range(
+        2
+    ):  # the run itself shows its own backtest again, and then has nothing left to do
         main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])
         assert (folder / "backtest" / "metrics.json").read_bytes() == own
         assert read_backtest(folder / "backtest").context == before
@@ -89,7 +110,12 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judge
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("--tournament.pods", "99"), ("--agent.gamma", "0.5"), ("--env.action", "trade"), ("--seed", "7")),
+        *(
+            ("--tournament.pods", "99"),
+            ("--agent.gamma", "0.5"),
+            ("--env.action", "trade"),
+            ("--seed", "7"),
+        ),
         *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
     ],
 )
@@ -107,7 +133,9 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
 ) -> None:
     folder = copy_of(raced, tmp_path)
     main(["backtest", str(folder), "--env.cost-bps", "0", "--env.decision-interval", "60"])
-    names = sorted(path.relative_to(judged) for path in judged.glob("null_model/**/policy.safetensors"))
+    names = sorted(
+        path.relative_to(judged) for path in judged.glob("null_model/**/policy.safetensors")
+    )
     assert len(names) == 3  # two pods and their ensemble
     for name in names:
         assert (folder / name).read_bytes() == (judged / name).read_bytes(), name
@@ -116,7 +144,9 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
         for home in (folder, judged)
     ]
     assert honesty[0]["best_selection_score"] == honesty[1]["best_selection_score"]
-    assert honesty[0]["metrics"] != honesty[1]["metrics"]  # traded on the window as the backtest trades
+    assert (
+        honesty[0]["metrics"] != honesty[1]["metrics"]
+    )  # traded on the window as the backtest trades
 
 
 @pytest.mark.slow
@@ -129,7 +159,9 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     validation = read_backtest(home / "validation")
     assert (validation.context["window"], validation.context.get("looks")) == ("validation", None)
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
-    assert validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
+    assert (
+        validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
+    )
     assert backtest_run(folder, several(folder, "validation", "test")) == folder
     assert read_backtest(home / "validation").metrics == validation.metrics
     assert (home / "metrics.json").read_bytes() == own
@@ -138,17 +170,24 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     main(shlex.split(command)[1:])
     assert read_backtest(home).context["looks"] == 1
     lines = Ledger(folder.parent).looks()
-    assert [line.look.window for line in lines] == ["test", "validation"] + ["validation", "test"] * 2
+    assert [line.look.window for line in lines] == ["test", "validation"] + [
+        "validation",
+        "test",
+    ] * 2
     assert len({line.look.result for line in lines}) == 2
 
 
 def several(folder: Path, *windows: str) -> RunConfig:
     config = load_config(folder / "config.yaml")
-    return config.model_copy(update={"backtest": config.backtest.model_copy(update={"window": windows})})
+    return config.model_copy(
+        update={"backtest": config.backtest.model_copy(update={"window": windows})}
+    )
 
 
 @pytest.mark.slow
-def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged: Path, tmp_path: Path) -> None:
+def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(
+    judged: Path, tmp_path: Path
+) -> None:
     folder = copy_of(judged, tmp_path)
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
     run(config)
@@ -156,7 +195,12 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)
-    assert [line.look.window for line in Ledger(folder.parent).looks()] == ["test", "test", "train", "train"]
+    assert [line.look.window for line in Ledger(folder.parent).looks()] == [
+        "test",
+        "test",
+        "train",
+        "train",
+    ]
     assert (folder / "backtest" / "metrics.json").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="folds' test windows, not validation"):
         walk_forward(several(folder, "validation"))

@@ -39,7 +39,9 @@ def changed(report: Path, **values: object) -> Path:
     record = read_record(report) | values
     text = report.read_text()
     new = element(record)
-    return _written(report, re.sub(r'<script type="application/json".*?</script>', lambda _: new, text))
+    return _written(
+        report, re.sub(r'<script type="application/json".*?</script>', lambda _: new, text)
+    )
 
 
 def _written(path: Path, text: str) -> Path:
@@ -67,12 +69,17 @@ def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Pa
     )
 
 
-def test_the_command_runs_it_again_and_finds_every_metric_equal(report: Path, tmp_path: Path) -> None:
+def test_the_command_runs_it_again_and_finds_every_metric_equal(
+    report: Path, tmp_path: Path
+) -> None:
     done = fintrader("reproduce", str(report), "--keep", str(tmp_path / "again"))
     assert done.status == 0, done.err
     total = sum(len(row) for row in read_record(report)["metrics"].values())
     assert f"{total} of {total} metrics equal: the report is reproduced" in done.out
-    assert read_backtest(tmp_path / "again" / "tiny" / "backtest").metrics == read_record(report)["metrics"]
+    assert (
+        read_backtest(tmp_path / "again" / "tiny" / "backtest").metrics
+        == read_record(report)["metrics"]
+    )
     done = fintrader("reproduce", str(report), "--keep", str(tmp_path / "again"))
     assert done.status == 2
     assert "is there already; choose another folder for --keep" in done.err
@@ -87,7 +94,9 @@ def test_a_number_that_was_touched_is_found(report: Path) -> None:
     assert "%" in str(found.differences[0])
 
 
-def test_a_backtest_made_again_is_reproduced_with_its_own_settings(finished: Path, tmp_path: Path) -> None:
+def test_a_backtest_made_again_is_reproduced_with_its_own_settings(
+    finished: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
     main(["backtest", str(folder), "--backtest.cost-bps", "5"])
     record = read_record(folder / "backtest" / "report.html")
@@ -118,7 +127,9 @@ def test_what_a_stranger_wrote_is_checked(report: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"imports os:abort; .*--allow-code True"):
         reproduce(changed(report, recipe={**record["recipe"], "config": foreign}))
     with pytest.raises(ConfigError, match="colour: unknown setting"):
-        reproduce(changed(report, recipe={**record["recipe"], "config": {**config, "colour": "red"}}))
+        reproduce(
+            changed(report, recipe={**record["recipe"], "config": {**config, "colour": "red"}})
+        )
     with pytest.raises(ReportError, match="says nothing of runs_dir"):
         config_from({**config, "runs_dir": "/etc"}, "it", allow_code=False)
     with pytest.raises(ReportError, match="made in Python"):
@@ -138,7 +149,9 @@ def test_what_a_stranger_wrote_is_checked(report: Path, tmp_path: Path) -> None:
 def test_no_text_leaves_the_record() -> None:
     hostile = "</script><script>alert(1)</script><!-- & \u2028"
     text = element({"run": hostile})
-    inside = text.removeprefix('<script type="application/json" id="record">').removesuffix("</script>")
+    inside = text.removeprefix('<script type="application/json" id="record">').removesuffix(
+        "</script>"
+    )
     assert not {"<", ">", "&", "\u2028"} & set(inside)
     assert json.loads(inside) == {"run": hostile}
 
@@ -147,7 +160,10 @@ def test_numbers_are_compared_as_closely_as_code_and_machine_allow() -> None:
     told = {"a": {"x": 1.0, "y": None, "z": 0.0}, "b": {"x": 2.0}}
     found = {"a": {"x": 1.0 + 1e-9, "y": None, "z": 1e-9}, "b": {"x": 2.0, "new": 3.0}}
     count, differences = compare(told, found, 0.0)
-    assert (count, [(one.strategy, one.metric) for one in differences]) == (5, [("a", "x"), ("a", "z"), ("b", "new")])
+    assert (count, [(one.strategy, one.metric) for one in differences]) == (
+        5,
+        [("a", "x"), ("a", "z"), ("b", "new")],
+    )
     count, differences = compare(told, found, 1e-6)
     assert [(one.told, one.found) for one in differences] == [(None, 3.0)]
     assert compare(told, told, 0.0) == (4, ())
@@ -158,9 +174,17 @@ def test_another_machine_or_version_is_named() -> None:
     clean = {**here, "dirty": False}
     assert [said for said in differing(clean) if "no commit holds" not in said] == []
     old = {**clean, "commit": "f" * 40, "versions": {**here["versions"], "torch": "1.0"}}
-    said = " ".join(differing({**old, "processors": [{"processor": "Another 3000", "torch": "AVX", "numba": "x"}]}))
+    said = " ".join(
+        differing(
+            {**old, "processors": [{"processor": "Another 3000", "torch": "AVX", "numba": "x"}]}
+        )
+    )
     assert "commit ffffffffffff in the report" in said
     assert "torch 1.0 in the report" in said
     assert "processor Another 3000 in the report" in said
-    fixed = {**clean, "processors": [{"processor": "Another 3000"}], "config": {"reproducible": "across_machines"}}
+    fixed = {
+        **clean,
+        "processors": [{"processor": "Another 3000"}],
+        "config": {"reproducible": "across_machines"},
+    }
     assert "processor" not in " ".join(differing(fixed))  # which promises the same bytes there

@@ -1,4 +1,5 @@
-"""The one command, end to end on a tiny market: files, determinism, and continuation after SIGKILL at every stage."""
+"""The one command, end to end on a tiny market: files, determinism, and continuation after SIGKILL
+at every stage."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from tests.data.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
-STRATEGIES = {"ensemble", "best", "ridge", "vol_targeted", "buy_and_hold", "equal_weight", "benchmark"}
+STRATEGIES = {
+    "ensemble",
+    "best",
+    "ridge",
+    "vol_targeted",
+    "buy_and_hold",
+    "equal_weight",
+    "benchmark",
+}
 
 
 @pytest.fixture
@@ -62,7 +71,9 @@ def test_a_run_leaves_everything_behind(undisturbed: Path):
     assert len(results) == 3
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(undisturbed: Path, tmp_path: Path):
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
+    undisturbed: Path, tmp_path: Path
+):
     again = write_config(tmp_path / "again")
     other = write_config(tmp_path / "other", seed=2)
     for path in (again, other):
@@ -81,7 +92,9 @@ MOMENTS = (
 )
 
 
-def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(undisturbed: Path, tmp_path: Path):
+def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(
+    undisturbed: Path, tmp_path: Path
+):
     config = write_config(tmp_path)
     for moment in MOMENTS:
         with pytest.raises(Struck), struck_when(moment):
@@ -95,7 +108,8 @@ EARLIER = [f"runs/tiny/{name}" for name in ("pods/*/spec.json", "pods/*/result.j
 
 
 def kill_when(command: str, config: Path, appears: str) -> bool:
-    """Start a command and SIGKILL it (pods at work train on) once a file that matches the pattern has appeared."""
+    """Start a command and SIGKILL it (pods at work train on) once a file that matches the pattern
+    has appeared."""
     words = [sys.executable, "-m", "fintrader", command, str(config)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     killed = False
@@ -117,8 +131,11 @@ def kill_when(command: str, config: Path, appears: str) -> bool:
     ids=["in training", "everywhere else"],
 )
 @pytest.mark.slow
-def test_a_killed_process_is_completed_with_the_same_result(undisturbed: Path, tmp_path: Path, moments: list[str]):
-    """Pods are processes of their own here, as they are for a user, and the command is a real one."""
+def test_a_killed_process_is_completed_with_the_same_result(
+    undisturbed: Path, tmp_path: Path, moments: list[str]
+):
+    """Pods are processes of their own here, as they are for a user, and the command is a real
+    one."""
     config = write_config(tmp_path)
     killed = [kill_when("run", config, moment) for moment in moments]
     assert sum(killed) >= len(moments) // 2, killed  # on a busy machine a look may come too late
@@ -143,11 +160,18 @@ def test_a_run_folder_belongs_to_its_settings(undisturbed: Path):
 def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     config = write_config(
-        tmp_path, tournament=TINY["tournament"] | {"pods": 4}, cache=str(undisturbed.parent / "tensors")
+        tmp_path,
+        tournament=TINY["tournament"] | {"pods": 4},
+        cache=str(undisturbed.parent / "tensors"),
     )
     folder = run(load_config(config))
     assert json.loads((folder / "manifest.json").read_text())["trials"] == 4
-    assert yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"]["pods"] == 4
+    assert (
+        yaml.safe_load((tmp_path / "runs" / "tiny" / "config.yaml").read_text())["tournament"][
+            "pods"
+        ]
+        == 4
+    )
 
 
 def test_windows_too_short_for_the_control_are_judged_without_it(
@@ -155,7 +179,13 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
 ):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     tensors = str(undisturbed.parent / "tensors")
-    run(load_config(write_config(tmp_path, backtest={"null_model": True, "sensitivity": False}, cache=tensors)))
+    run(
+        load_config(
+            write_config(
+                tmp_path, backtest={"null_model": True, "sensitivity": False}, cache=tensors
+            )
+        )
+    )
     assert "no null model: 2 sessions are too few" in capsys.readouterr().out
     honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "honesty.json").read_text())
     assert honesty["selection"]["null_model"] is None
@@ -163,7 +193,12 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
 
 def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path: Path):
     source = TINY["data"]["source"] | {"num_sessions": 17}
-    lengths = {"train_sessions": 6, "validation_sessions": 3, "test_sessions": 3, "embargo_sessions": 1}
+    lengths = {
+        "train_sessions": 6,
+        "validation_sessions": 3,
+        "test_sessions": 3,
+        "embargo_sessions": 1,
+    }
     judged = {"null_model": False, "sensitivity": True}
     config = write_config(tmp_path, data={"source": source}, walkforward=lengths, backtest=judged)
     with pytest.raises(Struck), struck_when("folds/00/pods/*/result.json"):
@@ -178,7 +213,8 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert stored.equity.groupby("strategy")["session"].nunique().unique().tolist() == [6]
     folds = stored.context["folds"]
     whole = stored.metrics["buy_and_hold"]["cumulative_return"]
-    # what the folds leave behind, one after another, less what it costs to leave the first one's positions
+    # what the folds leave behind, one after another, less what it costs to leave the first one's
+    # positions
     chained = (1 + folds[0]["buy_and_hold"]) * (1 + folds[1]["buy_and_hold"]) - 1
     assert chained - 0.0021 * 1.5 < whole < chained
     drawn = stored.honesty["random_portfolios"]
@@ -188,8 +224,15 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
     assert swept["20"]["chosen"]
     assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]
-    assert {row["kind"] for row in stored.sensitivity} == {"cost_bps", "fill", "delay_bars", "capital_usd"}
-    assert "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
+    assert {row["kind"] for row in stored.sensitivity} == {
+        "cost_bps",
+        "fill",
+        "delay_bars",
+        "capital_usd",
+    }
+    assert (
+        "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
+    )
     again = fintrader("backtest", str(folder), "--backtest.cost-bps", "0")
     assert again.status == 0, again.err
     cheaper = read_backtest(folder / "backtest")

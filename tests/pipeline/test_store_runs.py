@@ -47,7 +47,9 @@ def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
 
 
-def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(s3: Any, tmp_path: Path) -> None:
+def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(
+    s3: Any, tmp_path: Path
+) -> None:
     small = TINY["tournament"] | {"pods": 1, "ensemble_size": 1}
     here, there = tmp_path / "here", tmp_path / "there"
     run_tournament(load_config(write(here, store=URL, tournament=small, name="old")))
@@ -103,7 +105,9 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     after = results_in(f"{URL}/tiny")
     assert {name: after[name] for name in before} == before
     events = read_jsonl(elsewhere / "runs" / "tiny" / "events.jsonl")
-    assert sorted(event["pod"] for event in events if event["event"] == "applied") == [f"p000{k}" for k in range(4)]
+    assert sorted(event["pod"] for event in events if event["event"] == "applied") == [
+        f"p000{k}" for k in range(4)
+    ]
     assert any(event["event"] == "resumed" for event in events)
 
     empty(elsewhere)
@@ -121,11 +125,15 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     looked = open_run(f"{URL}/tiny")
     assert (looked / "pods" / "p0000" / "metrics.jsonl").stat().st_size > 0
 
-    cli.main(["backtest", f"{URL}/tiny", "--backtest.cost-bps", "40", "--cache", str(here / "tensors")])
+    cli.main(
+        ["backtest", f"{URL}/tiny", "--backtest.cost-bps", "40", "--cache", str(here / "tensors")]
+    )
     empty(elsewhere)
     looked = open_run(f"{URL}/tiny")
     assert json.loads((looked / "backtest" / "context.json").read_text())["cost_bps"] == 40
-    assert "look" in read_seal(Folder(looked / "backtest")), "what was made beside a copy is sealed in the store"
+    assert "look" in read_seal(Folder(looked / "backtest")), (
+        "what was made beside a copy is sealed in the store"
+    )
     assert [path.name for path in open_store(URL).iterdir() if path.is_dir()] == ["tiny"]
 
 
@@ -148,7 +156,9 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
         run(config.model_copy(update={"store": None}))
 
     home = open_run(f"{store}/tiny")  # the market of the copy comes from the store, too
-    backtest_run(home, load_config(home / "config.yaml").model_copy(update={"cache": tmp_path / "other"}))
+    backtest_run(
+        home, load_config(home / "config.yaml").model_copy(update={"cache": tmp_path / "other"})
+    )
     assert [line.look.kind for line in Ledger(home.parent).looks()] == ["re-backtest"]
 
 
@@ -158,7 +168,9 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     from fintrader.data.settings import DataSettings
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
-    vendor = validate(DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test")
+    vendor = validate(
+        DataSettings, {"source": {"kind": "yahoo", "symbols": ["A"], "start": "2016-01-01"}}, "test"
+    )
     assert data_of(config.model_copy(update={"data": vendor})).store == "s3://bucket/runs/.bars"
     named = vendor.model_copy(update={"store": "s3://bucket/mine"})
     assert data_of(config.model_copy(update={"data": named})).store == "s3://bucket/mine"
@@ -202,14 +214,19 @@ def test_a_run_that_is_known_here_is_waited_for_when_its_store_is_away(
         config = load_config(write(tmp_path, store=f"file://{tmp_path}/store"))
         away.touch()
         began = time.monotonic()
-        with pytest.raises(StorageOfflineError), workplace(config):  # nobody knows whether there is such a store
+        with (
+            pytest.raises(StorageOfflineError),
+            workplace(config),
+        ):  # nobody knows whether there is such a store
             pass
         assert time.monotonic() - began < 30
         away.unlink()
         with workplace(config) as mirror:
             claim(config, mirror=mirror)
         away.touch()
-        threading.Timer(2.0, away.unlink).start()  # ten times as long as any other store is waited for
+        threading.Timer(
+            2.0, away.unlink
+        ).start()  # ten times as long as any other store is waited for
         with workplace(config) as mirror:
             assert mirror is not None
             assert not away.exists()

@@ -18,7 +18,9 @@ def test_other_terms_need_another_name(tmp_path: Path) -> None:
     began = PaperSettings()
     with Journal(tmp_path / JOURNAL) as journal:
         _same_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
-        journal.write("start", at=1, feed="replay", broker="simulated", limits=began.limits.model_dump())
+        journal.write(
+            "start", at=1, feed="replay", broker="simulated", limits=began.limits.model_dump()
+        )
         _same_terms(journal, began, tmp_path)
         for other, term in (
             (PaperSettings(feed="alpaca"), "feed"),
@@ -31,5 +33,9 @@ def test_other_terms_need_another_name(tmp_path: Path) -> None:
 
 
 def test_a_run_has_names_for_each_of_its_deployments() -> None:
-    names = [PaperSettings(), PaperSettings(feed="alpaca"), PaperSettings(feed="alpaca", broker="alpaca")]
+    names = [
+        PaperSettings(),
+        PaperSettings(feed="alpaca"),
+        PaperSettings(feed="alpaca", broker="alpaca"),
+    ]
     assert [one.suffix for one in names] == ["", "-shadow", "-paper"]

@@ -31,7 +31,13 @@ def classic(folder: Path, **changes: Any) -> Path:
     values: dict[str, Any] = {
         "runs_dir": str(folder / "runs"),
         "device": "cpu",
-        "env": {"kind": "gymnasium", "id": "Pendulum-v1", "num_envs": 2, "workers": "sync", "evaluation_episodes": 3},
+        "env": {
+            "kind": "gymnasium",
+            "id": "Pendulum-v1",
+            "num_envs": 2,
+            "workers": "sync",
+            "evaluation_episodes": 3,
+        },
         "agent": {"algo": "ppo", "num_steps": 16, "network": {"hidden": [8]}},
         "tournament": {"budget": {"env_steps": 128}},
     }
@@ -68,7 +74,10 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
     assert len(found["returns"]) == 3
     assert found["mean_return"] == pytest.approx(sum(found["returns"]) / 3)
     assert -2500 < found["mean_return"] < 0
-    assert load_policy(tmp_path / "runs" / "classic" / "train" / "policy.safetensors").layout.width == 3
+    assert (
+        load_policy(tmp_path / "runs" / "classic" / "train" / "policy.safetensors").layout.width
+        == 3
+    )
     state = tmp_path / "runs" / "classic" / "train" / "state.safetensors"
     before = state.read_bytes()
     main(["train", str(path)])  # over already: nothing is trained, the judgement is the same
@@ -84,8 +93,13 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
 
 def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "classic.yaml"
-    path.write_text(yaml.safe_dump({"runs_dir": str(tmp_path / "runs"), "env": {"num_envs": 2, "cost_bps": 5}}))
-    words = "--env.kind gymnasium --env.workers sync --env.evaluation-episodes 1 --tournament.budget.env-steps 32"
+    path.write_text(
+        yaml.safe_dump({"runs_dir": str(tmp_path / "runs"), "env": {"num_envs": 2, "cost_bps": 5}})
+    )
+    words = (
+        "--env.kind gymnasium --env.workers sync --env.evaluation-episodes 1"
+        " --tournament.budget.env-steps 32"
+    )
     main(["train", str(path), *words.split(), "--agent.num-steps", "16"])
     assert evaluation(tmp_path)["environment"] == "Pendulum-v1"
 
@@ -137,7 +151,10 @@ def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command
         ({"env__id": "CartPole-v1"}, r"Discrete\(2\).*continuous"),
         ({"env__id": "Pendulm-v1"}, "Did you mean: `Pendulum`"),
         ({"agent": {"algo": "apg"}}, "apg needs the trading environment"),
-        ({"agent": {"algo": "ddpg", "buffer_size": 10**13}}, r"buffer_size of 10,000,000,000,000 steps needs .* GiB"),
+        (
+            {"agent": {"algo": "ddpg", "buffer_size": 10**13}},
+            r"buffer_size of 10,000,000,000,000 steps needs .* GiB",
+        ),
         ({"env__id": "Reacher-v5"}, r"pip install .gymnasium\[classic-control,mujoco\]"),
     ],
 )
@@ -158,7 +175,13 @@ def test_what_cannot_be_trained(
 
 def test_locomotion_trains(tmp_path: Path) -> None:
     pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
-    sac = {"algo": "sac", "learning_starts": 32, "batch_size": 16, "report_every": 8, "network": {"hidden": [8]}}
+    sac = {
+        "algo": "sac",
+        "learning_starts": 32,
+        "batch_size": 16,
+        "report_every": 8,
+        "network": {"hidden": [8]},
+    }
     path = classic(tmp_path, env__id="Hopper-v5", agent=sac)
     main(["train", str(path), "--tournament.budget.env-steps", "96"])
     assert evaluation(tmp_path)["mean_return"] > 0
@@ -168,20 +191,34 @@ AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"algo": "ppo", "num_steps": 8},
     "apg": {"algo": "apg", "num_steps": 8},
     # one line of metrics for every four steps of the environment
-    "sac": {"algo": "sac", "learning_starts": 256, "batch_size": 64, "buffer_size": 2000, "report_every": 4},
+    "sac": {
+        "algo": "sac",
+        "learning_starts": 256,
+        "batch_size": 64,
+        "buffer_size": 2000,
+        "report_every": 4,
+    },
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", sorted(AGENTS))
 def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
-    """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after every update."""
+    """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after
+    every update."""
     updates, kills = 100, 50 if "FINTRADER_SLOW" in os.environ else 5
     budget = {"env_steps": updates * 16 * (4 if algo == "sac" else 8)}
     env = {"num_envs": 16, "episode_bars": 100, "decision_interval": 5}
-    how = {"agent": AGENTS[algo], "env": env, "checkpoint_seconds": 0, "tournament": {"budget": budget}}
+    how = {
+        "agent": AGENTS[algo],
+        "env": env,
+        "checkpoint_seconds": 0,
+        "tournament": {"budget": budget},
+    }
     config = write_config(tmp_path, **how)
-    whole, killed = (partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed"))
+    whole, killed = (
+        partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed")
+    )
     writes = writes_of(whole)
     assert writes > updates
     assert killed_at(killed, writes // (2 * kills))

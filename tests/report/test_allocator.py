@@ -38,7 +38,9 @@ def stored(market: MarketTensors) -> StoredBacktest:
     """Ninety sessions of a noisy policy beside its yardsticks, with more capital simulated."""
     settings = EnvSettings(cost_bps=5, benchmark="equal_weight")
     beside = yardsticks(market, settings)
-    results = beside.beside({"ensemble": simulate(noisy_policy(9), market, settings, name="ensemble")})
+    results = beside.beside(
+        {"ensemble": simulate(noisy_policy(9), market, settings, name="ensemble")}
+    )
     trading = {
         "cost_bps": 5.0,
         "half_spread_bps": 0.0,
@@ -47,7 +49,12 @@ def stored(market: MarketTensors) -> StoredBacktest:
         "fill": "next_open",
     }
     more = [
-        {"kind": "capital_usd", "setting": f"{usd}", "chosen": usd == 1_000_000, "cumulative_return": 0.01 / usd}
+        {
+            "kind": "capital_usd",
+            "setting": f"{usd}",
+            "chosen": usd == 1_000_000,
+            "cumulative_return": 0.01 / usd,
+        }
         | {"sharpe": 1e6 / usd, "max_drawdown": -0.1, "annual_return": 0.1}
         for usd in (10_000_000, 1_000_000)
     ]
@@ -70,7 +77,10 @@ def section(page: str, link: str) -> str:
 def rows(text: str) -> list[list[str]]:
     """Cells of every row of every table, without markup."""
     lines = re.findall(r"<tr[^>]*>(.*?)</tr>", text, re.S)
-    return [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
+    return [
+        [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)]
+        for line in lines
+    ]
 
 
 def row(text: str, first: str) -> list[str]:
@@ -86,28 +96,52 @@ def test_a_made_up_market_is_the_first_thing_said(page: str, stored: StoredBackt
     plain = {"market": {"source": {"kind": "files", "files": []}}}
     assert market_notice(plain) == market_notice({}) == ""
     assert "no signal in them" in market_notice({"market": {"source": {"kind": "synthetic"}}})
-    planted = {"market": {"source": {"kind": "files"}, "planted": {"kind": IN_REAL, "feature": "signal"}}}
+    planted = {
+        "market": {"source": {"kind": "files"}, "planted": {"kind": IN_REAL, "feature": "signal"}}
+    }
     assert market_notice(planted).startswith("Real bars with a planted signal: the feature signal ")
     assert words in render_comparison({"one": stored, "two": stored})
 
 
 def test_survivorship_and_costs_in_words(stored: StoredBacktest) -> None:
-    found = {"sessions": 250, "ended": 2, "left_the_list": 3, "survivors_only": False, "bias_per_year": 0.021}
+    found = {
+        "sessions": 250,
+        "ended": 2,
+        "left_the_list": 3,
+        "survivors_only": False,
+        "bias_per_year": 0.021,
+    }
     found["bias_against"] = "the members of each day"
     real = {"source": {"kind": "files"}, "survivorship": found}
-    assert survivorship_words({"market": real}).startswith("5 symbols end or leave the universe in 250 sessions")
+    assert survivorship_words({"market": real}).startswith(
+        "5 symbols end or leave the universe in 250 sessions"
+    )
     assert "+2.1 % a year" in survivorship_words({"market": real})
-    suspect = found | {"ended": 0, "left_the_list": 0, "survivors_only": True, "members_without_bars": []}
-    told = survivorship_words({"market": real | {"survivorship": suspect | {"member_days_without_bars": 0.0}}})
+    suspect = found | {
+        "ended": 0,
+        "left_the_list": 0,
+        "survivors_only": True,
+        "members_without_bars": [],
+    }
+    told = survivorship_words(
+        {"market": real | {"survivorship": suspect | {"member_days_without_bars": 0.0}}}
+    )
     assert "nobody leaves in 250 sessions" in told
     assert survivorship_words({}).startswith("not known")
     own = stored.metrics["ensemble"]
     words = cost_words(stored, "ensemble")
-    assert words.startswith(f"{usd(own['cost_usd'])} paid, {percent(own['cost_share'])} of the capital (5 bps a trade)")
-    assert f"before costs {percent(own['cumulative_return'] + own['cost_share'], signed=True)}" in words
+    assert words.startswith(
+        f"{usd(own['cost_usd'])} paid, {percent(own['cost_share'])} of the capital (5 bps a trade)"
+    )
+    assert (
+        f"before costs {percent(own['cumulative_return'] + own['cost_share'], signed=True)}"
+        in words
+    )
 
 
-def test_profit_is_told_by_symbol_and_by_month_and_sums_up(page: str, stored: StoredBacktest) -> None:
+def test_profit_is_told_by_symbol_and_by_month_and_sums_up(
+    page: str, stored: StoredBacktest
+) -> None:
     text, wealth = section(page, "profit"), stored.curve()["ensemble"]
     totals = [cells[1] for cells in rows(text) if cells[0] == "All"]
     assert totals == [usd(wealth.iloc[-1] - wealth.iloc[0])] * 2
@@ -116,9 +150,16 @@ def test_profit_is_told_by_symbol_and_by_month_and_sums_up(page: str, stored: St
     assert "chart-pnl" in text
 
 
-def test_the_parts_of_the_active_profit_are_in_the_report(page: str, stored: StoredBacktest) -> None:
+def test_the_parts_of_the_active_profit_are_in_the_report(
+    page: str, stored: StoredBacktest
+) -> None:
     text, found = section(page, "attribution"), stored.analysis["attribution"]
-    for name, key in (("Selection", "selection"), ("Timing", "timing"), ("Fill prices", "fills"), ("Costs", "costs")):
+    for name, key in (
+        ("Selection", "selection"),
+        ("Timing", "timing"),
+        ("Fill prices", "fills"),
+        ("Costs", "costs"),
+    ):
         assert row(text, name)[0] == usd(found[f"{key}_usd"])
     assert row(text, "Active profit")[0] == usd(found["active_usd"])
     assert row(text, "Less: equal weight on the same capital")[0] == usd(found["portfolio_pnl_usd"])
@@ -140,7 +181,9 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
     assert row(factors, "Market")[0] == ratio(analysis["factors"]["ensemble"]["betas"][0]["beta"])
     assert "not those of Fama and French" in factors
     states = section(page, "regimes")
-    assert sum(int(row(states, f"{name} third")[0]) for name in ("Calm", "Middle", "Volatile")) == 70
+    assert (
+        sum(int(row(states, f"{name} third")[0]) for name in ("Calm", "Middle", "Volatile")) == 70
+    )
     worst = stored.daily_returns().sort_values("benchmark").head(10)
     assert row(states, "Mean")[-1] == percent(worst["benchmark"].mean())
     periods = section(page, "periods")
@@ -152,10 +195,14 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
 
 def test_what_cannot_be_said_is_not_said(market: MarketTensors) -> None:
     short, settings = market.window(0, 100), EnvSettings(cost_bps=5)
-    page = render_report(tabulate({"ensemble": simulate(noisy_policy(9), short, settings, name="ensemble")}))
+    page = render_report(
+        tabulate({"ensemble": simulate(noisy_policy(9), short, settings, name="ensemble")})
+    )
     assert "this backtest was written without its market" in section(page, "attribution")
     assert "Capacity: not simulated" in section(page, "execution")
-    idle = render_report(tabulate({"ensemble": simulate(idle_policy, make_market(60, 3), settings)}))
+    idle = render_report(
+        tabulate({"ensemble": simulate(idle_policy, make_market(60, 3), settings)})
+    )
     assert 'id="profit"' not in idle
 
 
@@ -166,7 +213,9 @@ def test_one_interval_of_the_sharpe_ratio(stored: StoredBacktest, page: str) -> 
     assert "normal approximation" not in page
 
 
-def test_the_record_is_read_back_as_it_was(stored: StoredBacktest, page: str, tmp_path: Any) -> None:
+def test_the_record_is_read_back_as_it_was(
+    stored: StoredBacktest, page: str, tmp_path: Any
+) -> None:
     (tmp_path / "report.html").write_text(page)
     record = read_record(tmp_path / "report.html")
     assert record["metrics"] == stored.metrics
@@ -185,7 +234,12 @@ def test_no_panel_of_the_tear_sheet_is_empty(stored: StoredBacktest) -> None:
     with np.errstate(all="ignore"):
         figure = tear_sheet(stored, "ensemble")
     titles = {ax.get_title() for ax in figure.axes}
-    assert {"Exposure", "Holdings", "Daily turnover", "Rolling Sharpe ratio (20 sessions)"} <= titles
+    assert {
+        "Exposure",
+        "Holdings",
+        "Daily turnover",
+        "Rolling Sharpe ratio (20 sessions)",
+    } <= titles
     for ax in figure.axes:
         lines = [np.asarray(line.get_ydata(orig=False), dtype=float) for line in ax.lines]
         drawn = any(np.isfinite(values).sum() > 2 and values.size > 2 for values in lines)

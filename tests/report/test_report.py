@@ -39,8 +39,12 @@ from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 
-def page_of(results: dict[str, BacktestResult], context: dict[str, Any] | None = None, **more: Any) -> str:
-    return render_report(tabulate(results, context or {"trials": 5}, assess(results, trials=5), **more))
+def page_of(
+    results: dict[str, BacktestResult], context: dict[str, Any] | None = None, **more: Any
+) -> str:
+    return render_report(
+        tabulate(results, context or {"trials": 5}, assess(results, trials=5), **more)
+    )
 
 
 def charts_of(page: str) -> dict[str, Any]:
@@ -71,13 +75,29 @@ def test_every_odd_result_has_a_report() -> None:
 
 
 def test_charts_hold_what_was_simulated() -> None:
-    market, settings, policy = make_market(45 * 20, 4, session_bars=20), EnvSettings(cost_bps=3), noisy_policy(4)
-    results = {"ensemble": simulate(policy, market, settings), **simulate_baselines(market, settings, every=True)}
+    market, settings, policy = (
+        make_market(45 * 20, 4, session_bars=20),
+        EnvSettings(cost_bps=3),
+        noisy_policy(4),
+    )
+    results = {
+        "ensemble": simulate(policy, market, settings),
+        **simulate_baselines(market, settings, every=True),
+    }
     rows = sensitivity(policy, market, settings, costs_bps=(0.0, 10.0))
     page = page_of(results, sensitivity=rows)
     charts = charts_of(page)
     drawn = {
-        *("equity", "drawdown", "alpha", "betting", "excess", "monthly", "intraday", "distribution"),
+        *(
+            "equity",
+            "drawdown",
+            "alpha",
+            "betting",
+            "excess",
+            "monthly",
+            "intraday",
+            "distribution",
+        ),
         *("rolling", "volatility", "beta", "weights", "turnover"),
     }
     assert drawn | {"costs", "without"} <= set(charts)
@@ -86,13 +106,23 @@ def test_charts_hold_what_was_simulated() -> None:
         assert f'id="chart-{key}"' in page
     assert len(results) == 9
     for chart in charts.values():
-        assert sum(trace["type"] == "scatter" and "lines" in trace["mode"] for trace in chart["data"]) < 10
-    left_out = set(results) - {trace["name"].replace(" ", "_").lower() for trace in charts["equity"]["data"]}
+        assert (
+            sum(trace["type"] == "scatter" and "lines" in trace["mode"] for trace in chart["data"])
+            < 10
+        )
+    left_out = set(results) - {
+        trace["name"].replace(" ", "_").lower() for trace in charts["equity"]["data"]
+    }
     assert left_out == {"cash"}
     assert "8 of 9 are drawn; left out, but in the tables: Cash." in page
-    deepest = {name: values_of(charts[name]["data"][0]["y"]).min() for name in ("drawdown", "drawdown-bars")}
+    deepest = {
+        name: values_of(charts[name]["data"][0]["y"]).min()
+        for name in ("drawdown", "drawdown-bars")
+    }
     assert deepest["drawdown"] == pytest.approx(results["ensemble"].metrics["max_drawdown"])
-    assert deepest["drawdown-bars"] == pytest.approx(results["ensemble"].metrics["minute_max_drawdown"])
+    assert deepest["drawdown-bars"] == pytest.approx(
+        results["ensemble"].metrics["minute_max_drawdown"]
+    )
     assert len(charts["costs"]["data"][0]["y"]) == 3
     assert page_of(results, sensitivity=rows) == page
 
@@ -101,13 +131,17 @@ def test_names_from_outside_cannot_become_markup() -> None:
     market = make_market(60, 2)
     market = replace(market, symbols=("<script>alert(1)</script>", "B&B"))
     result = simulate(noisy_policy(2), market, EnvSettings(), name="ensemble", note="<b>note</b>")
-    page = page_of({"ensemble": result}, {"run": "<i>run</i>", "trials": 5, "quality": {"<u>": "<u>"}})
+    page = page_of(
+        {"ensemble": result}, {"run": "<i>run</i>", "trials": 5, "quality": {"<u>": "<u>"}}
+    )
     assert "<script>alert" not in page
     for raw in ("<b>note</b>", "<i>run</i>", "<u>"):
         assert raw not in page
 
 
-def test_trades_figure_draws_at_most_what_a_screen_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trades_figure_draws_at_most_what_a_screen_can_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trading, "MOST_MARKS", 30)
     market = make_market(900, 2, gaps=False)
     result = simulate(noisy_policy(2), market, EnvSettings())
@@ -155,12 +189,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredBacktest]:
     for seed in (0, 1):
         folder = tmp_path_factory.mktemp(f"run{seed}")
         ensemble = simulate(noisy_policy(4, seed), market, settings, name="ensemble")
-        write_backtest(folder, {"ensemble": ensemble, **simulate_baselines(market, settings)}, context={"trials": 7})
+        write_backtest(
+            folder,
+            {"ensemble": ensemble, **simulate_baselines(market, settings)},
+            context={"trials": 7},
+        )
         found[f"run <{seed}>"] = read_backtest(folder)
     return found
 
 
-def test_comparison_has_every_run_and_its_verdict(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
+def test_comparison_has_every_run_and_its_verdict(
+    runs: dict[str, StoredBacktest], tmp_path: Path
+) -> None:
     path = write_comparison(tmp_path / "comparison.html", runs)
     page = path.read_text()
     assert page == render_comparison(runs)
@@ -178,7 +218,10 @@ def test_names_tell_folders_apart() -> None:
     assert labels(["runs/tiny", "runs/ov", "other/tiny"]) == ["runs/tiny", "ov", "other/tiny"]
     assert labels(["a/x/run/", "b/x/run"]) == ["a/x/run", "b/x/run"]
     assert labels(["s3://bucket/runs/one", "one"])[0] == "runs/one"
-    assert labels(["runs/one", "runs/one/backtest/validation"]) == ["one", "one/backtest/validation"]
+    assert labels(["runs/one", "runs/one/backtest/validation"]) == [
+        "one",
+        "one/backtest/validation",
+    ]
     with pytest.raises(BacktestError, match="twice"):
         labels(["runs/one", "runs/../runs/one"])
 
@@ -206,7 +249,9 @@ def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
         write_tear_sheet(tmp_path / "tear.txt", stored)
     with pytest.raises(BacktestError, match="no strategy"):
         write_tear_sheet(tmp_path / "tear.png", stored, strategy="nobody")
-    short = StoredBacktest(stored.metrics, {**stored.parts, "equity": stored.equity[stored.equity["session"] < 5]})
+    short = StoredBacktest(
+        stored.metrics, {**stored.parts, "equity": stored.equity[stored.equity["session"] < 5]}
+    )
     with pytest.raises(BacktestError, match="5 sessions are too few"):
         write_tear_sheet(tmp_path / "tear.png", short)
     assert write_tear_sheet(tmp_path / "tear.pdf", stored).read_bytes().startswith(b"%PDF")
@@ -222,18 +267,27 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
     results = beside.beside(own)
     for name in ("ridge", "equal_weight"):
         stored = tabulate({"ensemble": own["ensemble"], name: results[name]})
-        assert render_report(stored).count("Net of costs") == 0  # nobody said what it is measured against
+        assert (
+            render_report(stored).count("Net of costs") == 0
+        )  # nobody said what it is measured against
     stored = tabulate(results, {"left_out": {}})
     said = standing(dict(sorted(stored.metrics.items())), stored.context)
     returned = {name: result.metrics["cumulative_return"] for name, result in results.items()}
-    for rival, words in (("ridge", "ridge"), ("equal_weight", "its benchmark portfolio, equal weight")):
+    for rival, words in (
+        ("ridge", "ridge"),
+        ("equal_weight", "its benchmark portfolio, equal weight"),
+    ):
         side = "below" if returned["ensemble"] < returned[rival] else "above"
         assert f"{side} {words} ({percent(returned[rival], signed=True)})" in said
     assert said.startswith(f"Net of costs, Ensemble ({percent(returned['ensemble'], signed=True)})")
-    band = interval(*(results["ensemble"].metrics[f"information_ratio_{end}"] for end in ("low", "high")))
+    band = interval(
+        *(results["ensemble"].metrics[f"information_ratio_{end}"] for end in ("low", "high"))
+    )
     page = render_report(stored)
     assert said in page
     assert band in said
     assert page.count(band) >= 2
-    free = tabulate({"ensemble": results["ensemble"]}, {"left_out": {"ridge": "the market has no features"}})
+    free = tabulate(
+        {"ensemble": results["ensemble"]}, {"left_out": {"ridge": "the market has no features"}}
+    )
     assert "Without ridge: the market has no features." in render_report(free)

@@ -9,7 +9,15 @@ from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.results import periods
-from fintrader.results.allocation import OTHER, active_shares, capacity, pnl_by_month, pnl_table, symbol_pnl, trips
+from fintrader.results.allocation import (
+    OTHER,
+    active_shares,
+    capacity,
+    pnl_by_month,
+    pnl_table,
+    symbol_pnl,
+    trips,
+)
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -18,15 +26,21 @@ from tests.factories import make_market
 @pytest.mark.parametrize("short", [False, True])
 def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events: bool, short: bool) -> None:
     market = make_market(300, 4, session_bars=20, events=events)
-    settings = EnvSettings(cost_bps=7, short=short, max_leverage=1.5 if short else 1.0, borrow_bps_per_year=300)
+    settings = EnvSettings(
+        cost_bps=7, short=short, max_leverage=1.5 if short else 1.0, borrow_bps_per_year=300
+    )
     result = simulate(noisy_policy(4), market, settings, name="ensemble")
     stored = tabulate({"ensemble": result})
     profit = symbol_pnl(stored, "ensemble")
     assert profit.shape[0] == 15
-    assert profit.to_numpy().sum() == pytest.approx(result.equity[-1] - result.equity[0], abs=0.005)  # to the cent
+    assert profit.to_numpy().sum() == pytest.approx(
+        result.equity[-1] - result.equity[0], abs=0.005
+    )  # to the cent
     wealth = result.equity[[0, *range(19, 300, 20)]]
     assert profit.sum(axis=1).to_numpy() == pytest.approx(np.diff(wealth), abs=0.005)
-    for k, symbol in enumerate(result.symbols):  # cash of each symbol, fill by fill, and what is left of it
+    for k, symbol in enumerate(
+        result.symbols
+    ):  # cash of each symbol, fill by fill, and what is left of it
         cash = sum(
             -fill.shares * fill.price_usd - fill.cost_usd
             for fill in result.trades.itertuples()
@@ -50,7 +64,9 @@ def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
     profit = symbol_pnl(tabulate({"ensemble": whole}), "ensemble")
     assert profit.to_numpy().sum() == pytest.approx(whole.equity[-1] - whole.equity[0], abs=0.005)
     assert profit[OTHER].abs().max() < 0.005
-    idle = symbol_pnl(tabulate({"cash": simulate_baselines(market, settings, every=True)["cash"]}), "cash")
+    idle = symbol_pnl(
+        tabulate({"cash": simulate_baselines(market, settings, every=True)["cash"]}), "cash"
+    )
     assert list(idle.columns) == [OTHER]
     assert idle.to_numpy().sum() == 0
 
@@ -58,11 +74,25 @@ def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
 def test_profit_by_month_by_hand() -> None:
     """A session of New York that ends after midnight UTC belongs to the month before."""
     ends = pd.DatetimeIndex(["2024-01-31 15:00", "2024-02-01 00:30", "2024-02-02 15:00"], tz="UTC")
-    profit = pd.DataFrame({"A": [1.0, 2.0, -5.0], "B": [4.0, -9.0, 6.0], OTHER: [0.5, 0.0, 0.25]}, index=ends)
+    profit = pd.DataFrame(
+        {"A": [1.0, 2.0, -5.0], "B": [4.0, -9.0, 6.0], OTHER: [0.5, 0.0, 0.25]}, index=ends
+    )
     table = pnl_by_month(profit, "America/New_York")
     assert table.to_dict("index") == {
-        "2024-01": {"profit_usd": -1.5, "best": "A", "best_usd": 3.0, "worst": "B", "worst_usd": -5.0},
-        "2024-02": {"profit_usd": 1.25, "best": "B", "best_usd": 6.0, "worst": "A", "worst_usd": -5.0},
+        "2024-01": {
+            "profit_usd": -1.5,
+            "best": "A",
+            "best_usd": 3.0,
+            "worst": "B",
+            "worst_usd": -5.0,
+        },
+        "2024-02": {
+            "profit_usd": 1.25,
+            "best": "B",
+            "best_usd": 6.0,
+            "worst": "A",
+            "worst_usd": -5.0,
+        },
     }
     assert pnl_by_month(profit, "UTC")["profit_usd"].tolist() == [5.5, -5.75]
 
@@ -80,7 +110,10 @@ def test_round_trips_by_hand() -> None:
     assert (gains["profit_usd"], losses["profit_usd"]) == (pytest.approx(198), pytest.approx(-52))
     assert everything["profit_usd"] == pytest.approx(146)
     assert everything["mean_minutes"] == pytest.approx(12.5)
-    assert (everything["best_usd"], everything["worst_usd"]) == (pytest.approx(198), pytest.approx(-52))
+    assert (everything["best_usd"], everything["worst_usd"]) == (
+        pytest.approx(198),
+        pytest.approx(-52),
+    )
     assert trips(pd.DataFrame(bought)) == []
 
 
@@ -94,16 +127,24 @@ def test_active_share_by_hand() -> None:
         gaps = [abs(own.get(s, theirs[s] * 0).iloc[k] - theirs[s].iloc[k]) for s in theirs.columns]
         cash = abs(own.iloc[k].sum() - theirs.iloc[k].sum())
         assert found["active_share"].iloc[k] == pytest.approx((sum(gaps) + cash) / 2)
-        assert found["effective"].iloc[k] == pytest.approx(own.iloc[k].sum() ** 2 / (own.iloc[k] ** 2).sum())
+        assert found["effective"].iloc[k] == pytest.approx(
+            own.iloc[k].sum() ** 2 / (own.iloc[k] ** 2).sum()
+        )
     assert active_shares(stored, "equal_weight", "equal_weight")["active_share"].max() == 0
     against_cash = active_shares(stored, "equal_weight", None)
-    assert against_cash["active_share"].to_numpy() == pytest.approx(against_cash["invested"].to_numpy())
+    assert against_cash["active_share"].to_numpy() == pytest.approx(
+        against_cash["invested"].to_numpy()
+    )
     assert against_cash["effective"].to_numpy() == pytest.approx([4, 4, 4], rel=0.05)
     assert active_shares(stored, "cash", "cash")["effective"].tolist() == [0, 0, 0]
 
 
 def test_capacity_rows_are_in_order() -> None:
-    rows = [{"kind": "capital_usd", "setting": "10000000"}, {"kind": "fill"}, {"kind": "capital_usd", "setting": "1e6"}]
+    rows = [
+        {"kind": "capital_usd", "setting": "10000000"},
+        {"kind": "fill"},
+        {"kind": "capital_usd", "setting": "1e6"},
+    ]
     assert [row["setting"] for row in capacity(rows)] == ["1e6", "10000000"]
 
 
@@ -131,7 +172,9 @@ def test_stress_days_are_the_worst_of_the_index() -> None:
     frame = daily()
     found = periods.stress_days(frame, "benchmark", 3)
     assert found["benchmark"].tolist() == sorted(frame["benchmark"])[:3]
-    assert found["ensemble"].tolist() == pytest.approx([0.001 + 0.5 * value for value in found["benchmark"]])
+    assert found["ensemble"].tolist() == pytest.approx(
+        [0.001 + 0.5 * value for value in found["benchmark"]]
+    )
     assert periods.stress_days(frame.abs(), "benchmark").empty
 
 
@@ -157,5 +200,7 @@ def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one() -> None:
     frame = daily()
     changed = frame.copy()
     changed.iloc[100:, 1] = -0.3
-    before, after = (periods.regimes(one, "benchmark")["index has risen"] for one in (frame, changed))
+    before, after = (
+        periods.regimes(one, "benchmark")["index has risen"] for one in (frame, changed)
+    )
     assert before[:101].tolist() == after[:101].tolist()

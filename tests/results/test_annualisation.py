@@ -28,7 +28,15 @@ from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
 LINEAR = {"active_return", "turnover"}
-ROOT = {"annual_volatility", "downside_risk", "sharpe", "sharpe_low", "sharpe_high", "sortino", "tracking_error"}
+ROOT = {
+    "annual_volatility",
+    "downside_risk",
+    "sharpe",
+    "sharpe_low",
+    "sharpe_high",
+    "sortino",
+    "tracking_error",
+}
 ROOT |= {"information_ratio", "information_ratio_low", "information_ratio_high"}
 ROOT |= {"index_information_ratio", "index_tracking_error"}
 ROOT |= {"minute_annual_volatility", "minute_sharpe", "minute_sortino"}
@@ -62,16 +70,27 @@ def test_every_figure_of_a_year_is_of_the_markets_own(both: tuple[Any, Any]) -> 
     for names, factor in ((LINEAR, MORE), (ROOT, MORE**0.5)):
         for name in names:
             assert restless[name] == pytest.approx(usual[name] * factor), name
-    for name, theirs in (("annual_return", empyrical.annual_return), ("calmar", empyrical.calmar_ratio)):
+    for name, theirs in (
+        ("annual_return", empyrical.annual_return),
+        ("calmar", empyrical.calmar_ratio),
+    ):
         assert restless[name] == pytest.approx(theirs(daily, annualization=365)), name
         assert usual[name] == pytest.approx(theirs(daily, annualization=252)), name
 
 
-def test_the_verdict_is_annualised_alike_and_decides_alike(both: tuple[Any, Any], market: MarketTensors) -> None:
+def test_the_verdict_is_annualised_alike_and_decides_alike(
+    both: tuple[Any, Any], market: MarketTensors
+) -> None:
     usual, restless = (assess(one, trials=3, settings=EnvSettings(), market=market) for one in both)
     here, there = (one["evidence"] for one in (usual, restless))
     assert there["active_return"] == pytest.approx(MORE * here["active_return"])
-    for name, factor in (("alpha", MORE), ("low", MORE), ("high", MORE), ("ratio", MORE**0.5), ("visible", MORE**0.5)):
+    for name, factor in (
+        ("alpha", MORE),
+        ("low", MORE),
+        ("high", MORE),
+        ("ratio", MORE**0.5),
+        ("visible", MORE**0.5),
+    ):
         assert there["alpha"][name] == pytest.approx(factor * here["alpha"][name]), name
     for name in ("p_value", "sessions_needed", "beta", "method"):
         assert there["alpha"][name] == here["alpha"][name], name
@@ -87,11 +106,17 @@ def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
     # a bet on an annual ratio is the smaller a day, the more days a year has
     assert ev.e_process(ours, theirs, 365)[-1] != ev.e_process(ours, theirs)[-1]
     factors = random.normal(0, 0.01, (120, 2))
-    assert factor_betas(ours, factors, 365)["alpha"] == pytest.approx(MORE * factor_betas(ours, factors)["alpha"])
+    assert factor_betas(ours, factors, 365)["alpha"] == pytest.approx(
+        MORE * factor_betas(ours, factors)["alpha"]
+    )
     restless = replace(market, meta={"sessions_a_year": 365})
-    drawn = [random_portfolios(one, EnvSettings(), seed=0, count=20).sharpe for one in (market, restless)]
+    drawn = [
+        random_portfolios(one, EnvSettings(), seed=0, count=20).sharpe for one in (market, restless)
+    ]
     np.testing.assert_allclose(drawn[1], drawn[0] * MORE**0.5)
-    assert usual_volatility(restless) == pytest.approx((usual_volatility(market) or 0.0) * MORE**0.5)
+    assert usual_volatility(restless) == pytest.approx(
+        (usual_volatility(market) or 0.0) * MORE**0.5
+    )
 
 
 def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
@@ -106,14 +131,24 @@ def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
 def test_scores_of_the_tournament(market: MarketTensors) -> None:
     random = np.random.default_rng(3)
     returns, index = random.normal(0.001, 0.01, (2, 200))
-    for metric, factor in (("sharpe", MORE**0.5), ("utility", MORE), ("information_ratio", MORE**0.5), ("return", 1.0)):
+    for metric, factor in (
+        ("sharpe", MORE**0.5),
+        ("utility", MORE),
+        ("information_ratio", MORE**0.5),
+        ("return", 1.0),
+    ):
         usual = score(returns, metric, index)
         assert usual is not None
         assert score(returns, metric, index, 365) == pytest.approx(usual * factor), metric
-    growth, depth = empyrical.annual_return(returns, annualization=365), empyrical.max_drawdown(returns)
+    growth, depth = (
+        empyrical.annual_return(returns, annualization=365),
+        empyrical.max_drawdown(returns),
+    )
     assert score(returns, "calmar", index, 365) == pytest.approx(growth / -depth)
     restless = replace(market, meta={"sessions_a_year": 365})
-    usual, more = (evaluate([(noisy_policy(8), one)], EnvSettings()).score for one in (market, restless))
+    usual, more = (
+        evaluate([(noisy_policy(8), one)], EnvSettings()).score for one in (market, restless)
+    )
     assert usual is not None
     assert more == pytest.approx(usual * MORE**0.5)
 
@@ -124,13 +159,20 @@ def test_report_and_figures_say_which_year(both: tuple[Any, Any]) -> None:
         assert stored.sessions_a_year == year
         assert f"Daily returns, {year} sessions a year" in render_report(stored)
         returns = stored.daily_returns()
-        drawn = figures.rolling_figure(returns, "volatility", main="ensemble", window=20, sessions_a_year=year)
+        drawn = figures.rolling_figure(
+            returns, "volatility", main="ensemble", window=20, sessions_a_year=year
+        )
         last = returns["ensemble"].tail(20).std() * year**0.5
-        assert next(trace for trace in drawn.data if trace.name == "Ensemble").y[-1] == pytest.approx(last)
+        assert next(trace for trace in drawn.data if trace.name == "Ensemble").y[
+            -1
+        ] == pytest.approx(last)
         table = periods.regime_table(returns, "equal_weight", "ensemble", year)
         assert table.loc["calm third", "strategy"] == pytest.approx(
-            year * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
+            year
+            * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
         )
         own = {**stored.metrics["ensemble"], "sessions": 40.0, "active_return": year / 1000}
-        said = standing({"ensemble": own, "equal_weight": own}, {"benchmark_portfolio": "equal_weight"})
+        said = standing(
+            {"ensemble": own, "equal_weight": own}, {"benchmark_portfolio": "equal_weight"}
+        )
         assert "Active return +4.00 % in the window" in said

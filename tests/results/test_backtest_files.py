@@ -26,14 +26,23 @@ from fintrader.results.history import round_trips
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
-CONTEXT = {"trials": 80, "run": "a </script> run", "seed": 3, "command": "fintrader run configs/quickstart.yaml"}
+CONTEXT = {
+    "trials": 80,
+    "run": "a </script> run",
+    "seed": 3,
+    "command": "fintrader run configs/quickstart.yaml",
+}
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, BacktestResult]:
     market, settings = make_market(100, 4), EnvSettings(cost_bps=5)
     best = simulate(noisy_policy(4), market, settings, name="best")
-    return {"best": best, "idle": simulate(idle_policy, market, settings), **simulate_baselines(market, settings)}
+    return {
+        "best": best,
+        "idle": simulate(idle_policy, market, settings),
+        **simulate_baselines(market, settings),
+    }
 
 
 def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_path: Path) -> None:
@@ -42,7 +51,14 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        *("analysis.json", "context.json", "equity.parquet", "explanation.json", "honesty.json", "metrics.json"),
+        *(
+            "analysis.json",
+            "context.json",
+            "equity.parquet",
+            "explanation.json",
+            "honesty.json",
+            "metrics.json",
+        ),
         *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
         *("sensitivity.json", "trades.parquet"),
     ]
@@ -50,7 +66,9 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
-def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_simulated(
+    results: dict[str, BacktestResult], tmp_path: Path
+) -> None:
     write_backtest(tmp_path, results, context=CONTEXT)
     stored = read_backtest(tmp_path)
     assert stored.strategies == list(results)
@@ -60,16 +78,24 @@ def test_what_is_read_is_what_was_simulated(results: dict[str, BacktestResult], 
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
         assert (stored.curve()[name].to_numpy() == result.equity).all()
-        assert stored.daily_returns()[name].to_numpy() == pytest.approx(result.daily_returns, abs=1e-15)
+        assert stored.daily_returns()[name].to_numpy() == pytest.approx(
+            result.daily_returns, abs=1e-15
+        )
         ours = stored.trades[stored.trades["strategy"] == name]
         assert len(ours) == len(result.trades)
     weights = stored.weights("best")
     assert weights.shape[0] == 5
     expected = results["best"].weights()[[19, 39, 59, 79, 99]]
     for symbol in weights.columns:
-        assert weights[symbol].to_numpy() == pytest.approx(expected[:, results["best"].symbols.index(symbol)])
+        assert weights[symbol].to_numpy() == pytest.approx(
+            expected[:, results["best"].symbols.index(symbol)]
+        )
     # Position values and cash make up the equity, in the stored tables alone.
-    value = stored.positions.eval("value = shares * price_usd").groupby(["strategy", "minute"])["value"].sum()
+    value = (
+        stored.positions.eval("value = shares * price_usd")
+        .groupby(["strategy", "minute"])["value"]
+        .sum()
+    )
     rows = stored.equity.set_index(["strategy", "minute"])
     for key, usd in value.items():
         assert rows.loc[key, "equity_usd"] - rows.loc[key, "cash_usd"] == pytest.approx(usd)
@@ -100,7 +126,9 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
         read_backtest(tmp_path)
 
 
-def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_a_change_is_seen_when_it_is_opened(
+    results: dict[str, BacktestResult], tmp_path: Path
+) -> None:
     assert write_backtest(tmp_path, results, context=CONTEXT).changed == ""
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(whole) == 11
@@ -113,10 +141,14 @@ def test_a_change_is_seen_when_it_is_opened(results: dict[str, BacktestResult], 
         assert read_backtest(tmp_path).verdict.why == said
         path.write_bytes(data)
     (tmp_path / "seal.json").unlink()
-    assert read_backtest(tmp_path).changed.startswith("Nothing vouches for this result: it has no seal.json")
+    assert read_backtest(tmp_path).changed.startswith(
+        "Nothing vouches for this result: it has no seal.json"
+    )
 
 
-def test_one_that_was_opened_never_mixes_two_writings(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_one_that_was_opened_never_mixes_two_writings(
+    results: dict[str, BacktestResult], tmp_path: Path
+) -> None:
     write_backtest(tmp_path, results, context=CONTEXT)
     held = read_backtest(tmp_path)
     curve = held.curve()
@@ -131,7 +163,9 @@ def test_one_that_was_opened_never_mixes_two_writings(results: dict[str, Backtes
         opened.curve()
 
 
-def test_results_of_different_windows_are_refused(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_results_of_different_windows_are_refused(
+    results: dict[str, BacktestResult], tmp_path: Path
+) -> None:
     other = simulate(idle_policy, make_market(60, 4), EnvSettings())
     with pytest.raises(BacktestError, match="different bars"):
         write_backtest(tmp_path, {**results, "other": other})
@@ -140,7 +174,9 @@ def test_results_of_different_windows_are_refused(results: dict[str, BacktestRes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_report_says_the_trials_first_and_needs_no_network(
+    results: dict[str, BacktestResult], tmp_path: Path
+) -> None:
     stored = write_backtest(tmp_path, results, context=CONTEXT)
     assert not (tmp_path / "report.html").exists()
     page = report.write_report(tmp_path / "report.html", stored).read_text()
@@ -149,7 +185,10 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
     told = stored.verdict
     assert f"{told.headline}: {told.why[0].lower()}{told.why[1:]}" == stored.honesty["verdict"]
     assert told.headline in page
-    assert StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}).verdict.headline == "Not assessed"
+    assert (
+        StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}).verdict.headline
+        == "Not assessed"
+    )
     assert "Best returned" in report.summary(stored)
     assert 'src="http' not in page
     assert all(target.startswith("#") for target in re.findall('href="([^"]*)"', page))
@@ -167,7 +206,9 @@ def test_report_says_the_trials_first_and_needs_no_network(results: dict[str, Ba
 
 def test_no_metric_is_silently_nan() -> None:
     for bars in (2, 21, 60):
-        numbers = simulate(noisy_policy(4), make_market(60, 4).window(0, bars), EnvSettings()).metrics
+        numbers = simulate(
+            noisy_policy(4), make_market(60, 4).window(0, bars), EnvSettings()
+        ).metrics
         assert list(numbers) == [metric.key for metric in CATALOGUE]
         assert all(value is None or math.isfinite(value) for value in numbers.values())
 
@@ -175,12 +216,19 @@ def test_no_metric_is_silently_nan() -> None:
 def trade(minute: int, symbol: str, shares: float, price: float, cost: float) -> dict[str, object]:
     time = pd.Timestamp("2020-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
     when = {"decision_bar": minute, "fill_bar": minute, "decision_time": time, "fill_time": time}
-    what = {"symbol": symbol, "shares": shares, "price_usd": price, "cost_usd": cost, "kind": "order"}
+    what = {
+        "symbol": symbol,
+        "shares": shares,
+        "price_usd": price,
+        "cost_usd": cost,
+        "kind": "order",
+    }
     return {**when, **what, "notional_usd": abs(shares) * price}
 
 
 def test_round_trips_match_the_oldest_lots_first() -> None:
-    """Buy 10 at 100 and 10 at 110, sell 15 at 120: ten lots earn 20 each, five earn 10 each, all less their costs."""
+    """Buy 10 at 100 and 10 at 110, sell 15 at 120: ten lots earn 20 each, five earn 10 each, all
+    less their costs."""
     rows = [
         trade(0, "A", 10, 100, 1.0),
         trade(5, "A", 10, 110, 2.0),

@@ -38,7 +38,9 @@ def test_figures_become_light_and_keep_extremes() -> None:
     rng = np.random.default_rng(1)
     times = np.datetime64("2020-01-02T14:30", "ns") + np.arange(200_000) * np.timedelta64(1, "m")
     lines = [np.cumsum(rng.normal(size=len(times))) for _ in range(6)]
-    figure = go.Figure([go.Scatter(x=times, y=line, customdata=np.arange(len(times))) for line in lines])
+    figure = go.Figure(
+        [go.Scatter(x=times, y=line, customdata=np.arange(len(times))) for line in lines]
+    )
     assert decimation.figure_bytes(figure) > decimation.MAX_CHART_BYTES
     decimation.fit(figure)
     assert decimation.figure_bytes(figure) <= decimation.MAX_CHART_BYTES
@@ -57,7 +59,9 @@ def test_clouds_are_sampled_with_all_that_belongs_to_a_point() -> None:
     y = np.random.default_rng(2).normal(size=size)
     symbols = np.where(index % 2, "x", "circle")
     marker = {"color": index * 2.0, "symbol": symbols, "line": {"width": index % 3}}
-    cloud = go.Scatter(x=-index, y=y, mode="markers", marker=marker, customdata=[f"p{k}" for k in index])
+    cloud = go.Scatter(
+        x=-index, y=y, mode="markers", marker=marker, customdata=[f"p{k}" for k in index]
+    )
     figure = decimation.fit(go.Figure([cloud, go.Scatter(x=[0, 1], y=[0.0, 1.0], mode="lines")]))
     assert decimation.figure_bytes(figure) <= decimation.MAX_CHART_BYTES
     trace = figure.data[0]
@@ -85,7 +89,10 @@ def test_segments_stay_whole() -> None:
 
 def test_a_stack_keeps_the_same_places() -> None:
     rng = np.random.default_rng(4)
-    layers = [go.Scatter(x=np.arange(9_000), y=rng.random(9_000), mode="lines", stackgroup="w") for _ in range(8)]
+    layers = [
+        go.Scatter(x=np.arange(9_000), y=rng.random(9_000), mode="lines", stackgroup="w")
+        for _ in range(8)
+    ]
     figure = decimation.fit(go.Figure(layers))
     assert decimation.figure_bytes(figure) <= decimation.MAX_CHART_BYTES
     assert len({tuple(trace.x) for trace in figure.data}) == 1
@@ -97,7 +104,12 @@ def test_a_chart_that_stays_too_heavy_is_left_out_visibly() -> None:
 
         from fintrader_app import charts
 
-        charts.show(go.Figure(go.Bar(x=[f"name {k}" for k in range(30_000)], y=[0.1 * k for k in range(30_000)])), "a")
+        charts.show(
+            go.Figure(
+                go.Bar(x=[f"name {k}" for k in range(30_000)], y=[0.1 * k for k in range(30_000)])
+            ),
+            "a",
+        )
         charts.show(go.Figure(go.Bar(x=["a"], y=[1.0])), "b")
 
     test = AppTest.from_function(script, default_timeout=60).run()

@@ -1,4 +1,5 @@
-"""One stored backtest, one truth: report and app draw the same numbers, and those are the ones computed by hand."""
+"""One stored backtest, one truth: report and app draw the same numbers, and those are the ones
+computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ pytest.importorskip("streamlit")
 
 from streamlit.testing.v1 import AppTest
 
-from fintrader.backtesting import StoredBacktest, read_backtest, simulate, simulate_baselines, write_backtest
+from fintrader.backtesting import (
+    StoredBacktest,
+    read_backtest,
+    simulate,
+    simulate_baselines,
+    write_backtest,
+)
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.report.compare import render_comparison
@@ -53,15 +60,23 @@ def traces(figure: dict[str, Any]) -> Traces:
     return found
 
 
-def sessions(timezone: str, opening: str, days: list[str], bars: int, minutes: int = 30) -> pd.DatetimeIndex:
+def sessions(
+    timezone: str, opening: str, days: list[str], bars: int, minutes: int = 30
+) -> pd.DatetimeIndex:
     starts = [pd.Timestamp(f"{day} {opening}", tz=timezone) for day in days]
     times = [start + pd.Timedelta(minutes=minutes * k) for start in starts for k in range(bars)]
     return pd.DatetimeIndex(times).tz_convert("UTC")
 
 
 def test_a_gain_of_every_night_stands_in_the_night() -> None:
-    """1 % every night, nothing by day: 100 bps in `overnight`, 0 in every other slot, whatever the season."""
-    days = ["2020-03-05", "2020-03-06", "2020-03-09", "2020-03-10"]  # New York changes its clocks on the 8th
+    """1 % every night, nothing by day: 100 bps in `overnight`, 0 in every other slot, whatever the
+    season."""
+    days = [
+        "2020-03-05",
+        "2020-03-06",
+        "2020-03-09",
+        "2020-03-10",
+    ]  # New York changes its clocks on the 8th
     times = sessions("America/New_York", "09:30", days, bars=13)
     number = np.repeat(np.arange(4), 13)
     curve = pd.Series(100 * 1.01**number, index=times)
@@ -69,7 +84,9 @@ def test_a_gain_of_every_night_stands_in_the_night() -> None:
     assert list(table.columns[:3]) == ["overnight", "10:00", "10:30"]
     assert table.columns[-1] == "15:30"
     assert list(table.index) == [0, 1, 3, 4]
-    assert table["overnight"].tolist()[:2] == pytest.approx([100.0, 100.0])  # Monday's is the weekend
+    assert table["overnight"].tolist()[:2] == pytest.approx(
+        [100.0, 100.0]
+    )  # Monday's is the weekend
     assert table.loc[4, "overnight"] == pytest.approx(100.0)
     assert np.isnan(table.loc[3, "overnight"])  # before the first session there was no night
     assert np.abs(table.drop(columns="overnight").to_numpy()).max() < 1e-9
@@ -79,14 +96,19 @@ def test_a_gain_of_every_night_stands_in_the_night() -> None:
 
 
 def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
-    """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then 12:30."""
+    """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then
+    12:30."""
     quarter = sessions("Asia/Tokyo", "09:00", ["2024-01-15", "2024-01-22"], bars=4, minutes=15)
     noon = sessions("Asia/Tokyo", "12:30", ["2024-01-15", "2024-01-22"], bars=1)
     times = quarter.append(noon).sort_values()
-    curve = pd.Series([100, 101, 103.02, 103.02, 103.02, 106.1106, 106.1106, 106.1106, 106.1106, 108.232812], times)
+    curve = pd.Series(
+        [100, 101, 103.02, 103.02, 103.02, 106.1106, 106.1106, 106.1106, 106.1106, 108.232812],
+        times,
+    )
     table = figures.intraday_returns(curve, np.repeat([0, 1], 5), "Asia/Tokyo")
     assert list(table.columns) == ["overnight", "09:00", "09:30", "12:30"]
-    # overnight: 3 % once. 09:00 holds the bar of 09:15 alone: 1 % and 0. 09:30: 2 % and 0. 12:30: 0 and 2 %.
+    # overnight: 3 % once. 09:00 holds the bar of 09:15 alone: 1 % and 0. 09:30: 2 % and 0. 12:30: 0
+    # and 2 %.
     assert table.loc[0].tolist() == pytest.approx([300, 50, 100, 100])
     half_past = figures.intraday_returns(curve, np.repeat([0, 1], 5), "America/New_York")
     assert list(half_past.index) == [6]  # Sunday evening there: not what anybody in Tokyo means
@@ -108,11 +130,16 @@ def test_drawdown_is_the_metric_of_its_grain() -> None:
     market = make_market(400, 3, session_bars=20)
     result = simulate(noisy_policy(3), market, EnvSettings())
     curve = pd.DataFrame({"a": result.equity}, index=pd.to_datetime(result.minutes, utc=True))
-    by_bar, by_session = figures.drawdown_figure(curve), figures.drawdown_figure(curve, session=result.session)
+    by_bar, by_session = (
+        figures.drawdown_figure(curve),
+        figures.drawdown_figure(curve, session=result.session),
+    )
     assert min(by_bar.data[0].y) == pytest.approx(result.metrics["minute_max_drawdown"])
     assert min(by_session.data[0].y) == pytest.approx(result.metrics["max_drawdown"])
     closes = curve["a"].iloc[[0, *range(19, 400, 20)]]
-    assert figures.deepest_drawdowns(closes)["Depth"].iloc[0] == pytest.approx(result.metrics["max_drawdown"])
+    assert figures.deepest_drawdowns(closes)["Depth"].iloc[0] == pytest.approx(
+        result.metrics["max_drawdown"]
+    )
 
 
 def test_deepest_drawdowns_by_hand() -> None:
@@ -150,7 +177,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("demo", "second")):
         fakes.make_run(root / "runs", name, market=tensors, seed=seed)
         window = make_market(30 * 30, 5, 3, session_bars=30, volatility=0.002)
-        window = replace(window, minutes=window.minutes - 14 * 3600 * 10**9, meta={"timezone": "Asia/Tokyo"})
+        window = replace(
+            window, minutes=window.minutes - 14 * 3600 * 10**9, meta={"timezone": "Asia/Tokyo"}
+        )
         results = {"ensemble": simulate(noisy_policy(5, seed), window, settings)}
         write_backtest(
             RunFolder.named(name, root / "runs").backtest,
@@ -202,7 +231,9 @@ ALONE = {"excess", "without", "drawdown-bars", "exposure"} | {f"trades-{k}" for 
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 
-def test_report_and_app_draw_the_same_numbers(site: Path, stored: StoredBacktest, open_page: Open) -> None:  # noqa: F811
+def test_report_and_app_draw_the_same_numbers(
+    site: Path, stored: StoredBacktest, open_page: Open
+) -> None:
     report = charts_of(render_report(stored))
     assert set(report) - ALONE == set(BOTH)
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
@@ -217,13 +248,18 @@ def test_report_and_app_draw_the_same_numbers(site: Path, stored: StoredBacktest
     # a backtest is told in the time of its market
     assert stored.context["timezone"] == "Asia/Tokyo"
     for drawn in (report["intraday"], pages["backtest", "calendar"]["calendar_slots"]):
-        assert drawn["data"][0]["x"] == ["overnight", "09:30"]  # 00:30 UTC, and a first bar of its own
+        assert drawn["data"][0]["x"] == [
+            "overnight",
+            "09:30",
+        ]  # 00:30 UTC, and a first bar of its own
         assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]
 
 
-def test_comparison_and_app_draw_the_same_numbers(site: Path, open_page: Open) -> None:  # noqa: F811
+def test_comparison_and_app_draw_the_same_numbers(site: Path, open_page: Open) -> None:
     lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
-    page = render_comparison({lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines})
+    page = render_comparison(
+        {lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines}
+    )
     report = charts_of(page)
     app = of_app(open_page(site, "compare", runs="demo,second", lines=",".join(lines.values())))
     assert traces(report["growth"]) == traces(app["compare_equity"])

@@ -1,4 +1,5 @@
-"""Which settings went with the score: a planted dependence is found, luck is not, and what cannot be said is not."""
+"""Which settings went with the score: a planted dependence is found, luck is not, and what cannot
+be said is not."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ import pytest
 from fintrader.results.importance import MIN_PODS, importance, levels, settings_of, shares
 
 
-def race(size: int, seed: int = 0, planted: str = "", noise: float = 1.0, **more: Any) -> pd.DataFrame:
-    """Pods with a log-uniform rate, a gamma and a choice, none of which matters but the `planted` one."""
+def race(
+    size: int, seed: int = 0, planted: str = "", noise: float = 1.0, **more: Any
+) -> pd.DataFrame:
+    """Pods with a log-uniform rate, a gamma and a choice, none of which matters but the `planted`
+    one."""
     random = np.random.default_rng(seed)
     rate, gamma = 10 ** random.uniform(-5, -2, size), random.uniform(0.9, 1.0, size)
     network = random.choice(["small", "wide", "deep"], size)
@@ -22,9 +26,15 @@ def race(size: int, seed: int = 0, planted: str = "", noise: float = 1.0, **more
         "network": np.where(network == "wide", 2.0, 0.0),
     }[planted]
     hyper = [
-        {"rate": r, "gamma": g, "network": n} for r, g, n in zip(rate.tolist(), gamma.tolist(), network, strict=True)
+        {"rate": r, "gamma": g, "network": n}
+        for r, g, n in zip(rate.tolist(), gamma.tolist(), network, strict=True)
     ]
-    table = {"hyper": hyper, "origin": "fresh", "score": effect + noise * random.normal(0, 1, size), "algo": "ppo"}
+    table = {
+        "hyper": hyper,
+        "origin": "fresh",
+        "score": effect + noise * random.normal(0, 1, size),
+        "algo": "ppo",
+    }
     return pd.DataFrame(table | more)
 
 
@@ -40,7 +50,9 @@ def test_what_was_planted_is_found_and_nothing_else(planted: str, size: int) -> 
 
 
 def test_luck_is_called_important_in_one_of_twenty_tournaments_at_most() -> None:
-    alarms = [any(one.important for one in importance(race(24, seed)).shares) for seed in range(300)]
+    alarms = [
+        any(one.important for one in importance(race(24, seed)).shares) for seed in range(300)
+    ]
     assert 3 <= sum(alarms) <= 28  # 15 expected; 28 has a chance of 1 in 1,000
 
 
@@ -48,16 +60,31 @@ def test_a_lucky_founders_line_does_not_vote() -> None:
     founders = race(20, seed=3)
     lucky = int(founders["score"].idxmax())
     children = pd.DataFrame(
-        [{**founders.loc[lucky].to_dict(), "origin": "exploit", "score": 5.0 + k / 100} for k in range(200)]
+        [
+            {**founders.loc[lucky].to_dict(), "origin": "exploit", "score": 5.0 + k / 100}
+            for k in range(200)
+        ]
     )
-    alone, together = importance(founders), importance(pd.concat([founders, children], ignore_index=True))
+    alone, together = (
+        importance(founders),
+        importance(pd.concat([founders, children], ignore_index=True)),
+    )
     assert alone == together
     assert not any(one.important for one in together.shares)
-    assert any(one.important for one in importance(pd.concat([founders, children.assign(origin="fresh")])).shares)
+    assert any(
+        one.important
+        for one in importance(pd.concat([founders, children.assign(origin="fresh")])).shares
+    )
 
 
 def test_one_pod_few_pods_and_failed_ones_make_a_sentence() -> None:
-    for pods in (race(1), race(MIN_PODS - 1), race(40, score=None), race(40, score=np.nan), race(40, origin="exploit")):
+    for pods in (
+        race(1),
+        race(MIN_PODS - 1),
+        race(40, score=None),
+        race(40, score=np.nan),
+        race(40, origin="exploit"),
+    ):
         found = importance(pods)
         assert not found.shares
         assert f"takes {MIN_PODS} scored pods" in found.why
@@ -80,7 +107,10 @@ def test_settings_that_did_not_vary_or_that_only_some_have_are_named_apart() -> 
     assert found.constant == ("fixed", "tau")
     assert {one.setting for one in found.shares} == {"rate", "gamma", "network", "kl"}
     same = importance(race(40, hyper=[{"rate": 0.1}] * 40))
-    assert (same.constant, same.why) == (("rate",), "Every searched setting is the same in all these pods.")
+    assert (same.constant, same.why) == (
+        ("rate",),
+        "Every searched setting is the same in all these pods.",
+    )
 
 
 def test_the_algorithm_is_a_setting_where_several_race() -> None:
@@ -93,7 +123,9 @@ def test_the_algorithm_is_a_setting_where_several_race() -> None:
 
 
 def test_the_share_by_hand() -> None:
-    ranks = np.arange(1.0, 13.0)  # between two halves 2 * 6 * 3**2 = 108 of 143, less what chance makes of two levels
+    ranks = np.arange(
+        1.0, 13.0
+    )  # between two halves 2 * 6 * 3**2 = 108 of 143, less what chance makes of two levels
     codes = np.repeat([0, 1], 6)
     assert shares((ranks - ranks.mean())[None], codes)[0] == pytest.approx(1 - 35 / 143 * 11 / 10)
 
@@ -101,7 +133,9 @@ def test_the_share_by_hand() -> None:
 def test_levels_are_of_equal_counts_values_and_rare_ones_together() -> None:
     assert np.bincount(levels(list(range(48)))).tolist() == [6] * 8
     assert np.bincount(levels([1e-5 * 1.3**k for k in range(12)])).tolist() == [6, 6]
-    assert levels([1, 2, 4] * 10).tolist() == [1, 2, 3] * 10, "a few whole numbers stand for themselves"
+    assert levels([1, 2, 4] * 10).tolist() == [1, 2, 3] * 10, (
+        "a few whole numbers stand for themselves"
+    )
     assert levels([True, False] * 10).tolist() == [2, 1] * 10
     assert levels([[64, 64]] * 5 + [[32]] * 5 + ["x", "y"]).tolist() == [2] * 5 + [1] * 5 + [0, 0]
     tied = levels([0.5] * 30 + [0.1 * k for k in range(30)])

@@ -12,21 +12,39 @@ import numpy as np
 import pytest
 
 from fintrader.files import seal
-from fintrader.results.looks import FIRST, Ledger, LedgerError, Look, Window, astray, by_window, result_hash
+from fintrader.results.looks import (
+    FIRST,
+    Ledger,
+    LedgerError,
+    Look,
+    Window,
+    astray,
+    by_window,
+    result_hash,
+)
 
 DAY = 86_400_000_000_000
 
 
-def window(first: int = 0, days: int = 10, symbols: str = "ABCD", seed: int = 0, made_up: bool = False) -> Window:
+def window(
+    first: int = 0, days: int = 10, symbols: str = "ABCD", seed: int = 0, made_up: bool = False
+) -> Window:
     """Daily bars of one-letter symbols; prices depend on day, symbol and seed alone."""
     minutes = (20_000 + first + np.arange(days)) * DAY
-    close = np.array([[seed + ord(name) + day for name in symbols] for day in range(first, first + days)], dtype=float)
+    close = np.array(
+        [[seed + ord(name) + day for name in symbols] for day in range(first, first + days)],
+        dtype=float,
+    )
     return Window.of(tuple(symbols), minutes, close, made_up)
 
 
-def look(result: str = "a", bars: Window | None = None, name: str = "test", run: str = "run") -> Look:
+def look(
+    result: str = "a", bars: Window | None = None, name: str = "test", run: str = "run"
+) -> Look:
     bars = window() if bars is None else bars
-    return Look("backtest", run, None, run, 0, name, bars, ("ensemble",), result, 8, f"fintrader run {run}")
+    return Look(
+        "backtest", run, None, run, 0, name, bars, ("ensemble",), result, 8, f"fintrader run {run}"
+    )
 
 
 def numbers(ledger: Ledger, *looks: Look) -> list[int]:
@@ -35,8 +53,13 @@ def numbers(ledger: Ledger, *looks: Look) -> list[int]:
 
 def test_a_window_is_known_by_its_bars() -> None:
     bars = window()
-    minutes, close = 20_000 * DAY + np.arange(10) * DAY, np.array([[ord(x) + t for x in "DCBA"] for t in range(10)])
-    assert Window.of(("D", "C", "B", "A"), minutes, close.astype(np.float32)) == bars, "columns in another order"
+    minutes, close = (
+        20_000 * DAY + np.arange(10) * DAY,
+        np.array([[ord(x) + t for x in "DCBA"] for t in range(10)]),
+    )
+    assert Window.of(("D", "C", "B", "A"), minutes, close.astype(np.float32)) == bars, (
+        "columns in another order"
+    )
     holes = np.where(close == close, close, np.nan).astype(float)
     holes[0, 0] = np.nan
     assert Window.of(("D", "C", "B", "A"), minutes, holes).key != bars.key
@@ -59,14 +82,31 @@ def test_a_window_is_known_by_its_bars() -> None:
         (window(seed=1, made_up=True), False),
     ],
 )
-def test_a_look_counts_where_days_and_symbols_overlap(other: Window, same: bool, tmp_path: Path) -> None:
+def test_a_look_counts_where_days_and_symbols_overlap(
+    other: Window, same: bool, tmp_path: Path
+) -> None:
     assert window().overlaps(other) is same
     assert numbers(Ledger(tmp_path), look(), look("b", other)) == [1, 2 if same else 1]
 
 
 def test_only_another_result_on_held_out_bars_is_another_look(tmp_path: Path) -> None:
-    looks = (look("a"), look("a", run="renamed"), look("b"), look("t", name="train"), look("v", name="validation"))
-    assert numbers(Ledger(tmp_path), *looks, look("c"), look("a"), look("b")) == [1, 1, 2, 3, 3, 4, 1, 2]
+    looks = (
+        look("a"),
+        look("a", run="renamed"),
+        look("b"),
+        look("t", name="train"),
+        look("v", name="validation"),
+    )
+    assert numbers(Ledger(tmp_path), *looks, look("c"), look("a"), look("b")) == [
+        1,
+        1,
+        2,
+        3,
+        3,
+        4,
+        1,
+        2,
+    ]
     lines = Ledger(tmp_path).looks()
     assert len(lines) == 8
     (told,) = by_window(lines)
@@ -134,11 +174,16 @@ def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path: Pa
         assert number == line["line"] == {"one": 1, "two": 2}[name]
         home = tmp_path / name / "backtest"
         home.mkdir(parents=True)
-        (home / "seal.json").write_bytes(seal({"format": "fintrader-seal-1", "files": {}, "look": line}))
+        (home / "seal.json").write_bytes(
+            seal({"format": "fintrader-seal-1", "files": {}, "look": line})
+        )
     assert astray(tmp_path) == ([], [])
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole[: whole.index(b"\n") + 1])
-    assert astray(tmp_path) == (["two, test window: its look, line 2 of the ledger, is not there: " + DELETED], [])
+    assert astray(tmp_path) == (
+        ["two, test window: its look, line 2 of the ledger, is not there: " + DELETED],
+        [],
+    )
     ledger.path.unlink()
     assert len(astray(tmp_path)[0]) == 2
     ledger.record(look("z"))

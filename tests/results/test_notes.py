@@ -1,4 +1,5 @@
-"""Notes of a run and its deletion: stored apart, nothing outside the runs folder touched, no look forgotten."""
+"""Notes of a run and its deletion: stored apart, nothing outside the runs folder touched, no look
+forgotten."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ import pytest
 from fintrader.errors import RunError
 from fintrader.results import deletion
 from fintrader.results.deletion import TOMBSTONE, delete_run, loss_of
-from fintrader.results.folders import DamagedFileError, FileCache, Folder, NotThereError, RunsFolder, UnsafePathError
+from fintrader.results.folders import (
+    DamagedFileError,
+    FileCache,
+    Folder,
+    NotThereError,
+    RunsFolder,
+    UnsafePathError,
+)
 from fintrader.results.looks import Ledger
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.results.run import Run, summaries
@@ -34,14 +42,16 @@ def names(runs: RunsFolder) -> list[str]:
     return [run.name for run in summaries(runs, FileCache(summaries=100))]
 
 
-# --- notes -----------------------------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 
 
 def test_notes_come_back_and_change_no_other_file(runs: RunsFolder) -> None:
     demo = runs.run("demo")
     before = {path: path.read_bytes() for path in demo.root.rglob("*") if path.is_file()}
     assert read_notes(demo) == Notes()
-    stored = write_notes(demo, Notes(" costs are wrong \n", (" old ", "old", "a,  b", "", "x" * 90), True))
+    stored = write_notes(
+        demo, Notes(" costs are wrong \n", (" old ", "old", "a,  b", "", "x" * 90), True)
+    )
     assert stored == Notes("costs are wrong", ("old", "a b", "x" * 30), True)
     assert read_notes(demo) == Run(demo.root).summary.notes == stored
     after = {path: path.read_bytes() for path in demo.root.rglob("*") if path.is_file()}
@@ -51,7 +61,9 @@ def test_notes_come_back_and_change_no_other_file(runs: RunsFolder) -> None:
     assert Run(demo.root).summary.notes == Notes()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"note": 3}', '{"tags": "a"}', '{"archived": "yes"}', "x" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"note": 3}', '{"tags": "a"}', '{"archived": "yes"}', "x" * 100_000]
+)
 def test_damaged_notes_are_named_and_break_no_run(runs: RunsFolder, text: str) -> None:
     demo = runs.run("demo")
     (demo.root / FILE).write_text(text)
@@ -63,7 +75,9 @@ def test_damaged_notes_are_named_and_break_no_run(runs: RunsFolder, text: str) -
     assert read_notes(demo).note == "mended"
 
 
-def test_notes_are_written_through_no_link_and_into_no_copy(runs: RunsFolder, tmp_path: Path) -> None:
+def test_notes_are_written_through_no_link_and_into_no_copy(
+    runs: RunsFolder, tmp_path: Path
+) -> None:
     demo = runs.run("demo")
     (tmp_path / "secret").write_text("{}")
     (demo.root / FILE).symlink_to(tmp_path / "secret")
@@ -79,9 +93,16 @@ def test_notes_are_written_through_no_link_and_into_no_copy(runs: RunsFolder, tm
     assert "demo" in names(runs)
 
 
-def test_a_folder_that_may_only_be_read_says_so(runs: RunsFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever tests may write everywhere
-    for refused in (lambda: write_notes(runs.run("demo"), Notes("x")), lambda: delete_run(runs, "demo")):
+def test_a_folder_that_may_only_be_read_says_so(
+    runs: RunsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # whoever tests may write everywhere
+    for refused in (
+        lambda: write_notes(runs.run("demo"), Notes("x")),
+        lambda: delete_run(runs, "demo"),
+    ):
         with pytest.raises(RunError, match="may only be read"):
             refused()
 
@@ -93,7 +114,7 @@ def test_too_much_is_refused(runs: RunsFolder) -> None:
     assert not (runs.root / "demo" / FILE).exists()
 
 
-# --- deletion --------------------------------------------------------------------------------------------------------
+# --- deletion -------------------------------------------------------------------------------------
 
 
 def test_a_deleted_run_is_gone_and_its_looks_are_not(runs: RunsFolder) -> None:
@@ -140,7 +161,9 @@ def killed_between(root: Path) -> None:
     delete_run(RunsFolder.at(root), "demo")
 
 
-def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletion_finishes_it(runs: RunsFolder) -> None:
+def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletion_finishes_it(
+    runs: RunsFolder,
+) -> None:
     child = multiprocessing.get_context("fork").Process(target=killed_between, args=(runs.root,))
     child.start()
     child.join()
@@ -148,18 +171,35 @@ def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletio
     graves = list(runs.root.glob(f"{TOMBSTONE}*"))
     assert len(graves) == 1
     assert (graves[0] / "manifest.json").is_file()
-    assert names(runs) == [name for name in names(runs) if not name.startswith(".") and name != "demo"]
+    assert names(runs) == [
+        name for name in names(runs) if not name.startswith(".") and name != "demo"
+    ]
     with pytest.raises(RunError):
         runs.run(graves[0].name)
     delete_run(runs, "second")
     assert not list(runs.root.glob(f"{TOMBSTONE}*"))
 
 
-ODD = ("..", ".", "", "../demo", "demo/../../keep", "/etc", ".launched", "demo/pods", "a\0b", "ﬁle", "-rf", "no such")
+ODD = (
+    "..",
+    ".",
+    "",
+    "../demo",
+    "demo/../../keep",
+    "/etc",
+    ".launched",
+    "demo/pods",
+    "a\0b",
+    "ﬁle",
+    "-rf",
+    "no such",
+)
 
 
 @pytest.mark.parametrize("name", [*ODD, "linked", "keep"])
-def test_nothing_but_a_run_of_the_folder_is_deleted(runs: RunsFolder, site: Path, name: str) -> None:
+def test_nothing_but_a_run_of_the_folder_is_deleted(
+    runs: RunsFolder, site: Path, name: str
+) -> None:
     (site / "keep").mkdir()
     shutil.copy(runs.root / "demo" / "manifest.json", site / "keep")
     (runs.root / "linked").symlink_to(site / "keep")
@@ -204,7 +244,7 @@ def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs: RunsF
     assert "demo" not in names(runs)
 
 
-# --- command line ----------------------------------------------------------------------------------------------------
+# --- command line ---------------------------------------------------------------------------------
 
 
 def test_notes_and_deletion_on_the_command_line(runs: RunsFolder) -> None:

@@ -27,7 +27,9 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
     assert run.evidence["verdict"] in repr(run)
     text, page = repr(run), run._repr_html_()
     assert text.splitlines()[0].startswith("Run demo: finished")
-    returned = f"{run.backtest('test').metrics['ensemble']['cumulative_return']:.2%}".replace("%", " %")
+    returned = f"{run.backtest('test').metrics['ensemble']['cumulative_return']:.2%}".replace(
+        "%", " %"
+    )
     assert returned in text
     assert returned in page
     assert run.plot().data[0].name == "Ensemble"

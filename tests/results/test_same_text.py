@@ -31,7 +31,10 @@ def rows_of(page: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.S):
         row = re.sub(r'<span class="note">.*?</span>', "", row, flags=re.S)
-        first, *rest = [html.unescape(re.sub("<[^>]*>", "", c)) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        first, *rest = [
+            html.unescape(re.sub("<[^>]*>", "", c))
+            for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+        ]
         found.setdefault(first, rest)
     return found
 
@@ -50,9 +53,13 @@ def report(stored: StoredBacktest) -> dict[str, list[str]]:
     return rows_of(render_report(stored))
 
 
-def test_every_metric_in_report_and_app(template: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+def test_every_metric_in_report_and_app(
+    template: Path, stored: StoredBacktest, report: dict, open_page: Open
+) -> None:
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
-    test = open_page(template, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside)
+    test = open_page(
+        template, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside
+    )
     healthy(test)
     table = table_with(test, "Formula").set_index("Metric")
     titles = [title_of(name) for name in stored.strategies]
@@ -65,8 +72,14 @@ def test_every_metric_in_report_and_app(template: Path, stored: StoredBacktest, 
             compared += 1
     assert compared == len(CATALOGUE) * len(stored.strategies)
     for key, title in tables.SHORT_HEADLINE[:-1]:  # ten sessions: nothing of a year, on either page
-        assert cards(test)[title] == statistic(key, stored.metrics["ensemble"][key]) == report[_title(key)][0]
-    of_a_year = [metric for metric in CATALOGUE if metric.unit.endswith("a year") or "annual" in metric.key]
+        assert (
+            cards(test)[title]
+            == statistic(key, stored.metrics["ensemble"][key])
+            == report[_title(key)][0]
+        )
+    of_a_year = [
+        metric for metric in CATALOGUE if metric.unit.endswith("a year") or "annual" in metric.key
+    ]
     assert len(of_a_year) > 8
     for metric in of_a_year:
         assert set(report[metric.title][: len(stored.strategies)]) == {DASH}, metric.key
@@ -76,14 +89,22 @@ def _title(key: str) -> str:
     return next(metric.title for metric in CATALOGUE if metric.key == key)
 
 
-def test_the_papers_table_in_report_terminal_and_notebook(template: Path, stored: StoredBacktest, report: dict) -> None:
+def test_the_papers_table_in_report_terminal_and_notebook(
+    template: Path, stored: StoredBacktest, report: dict
+) -> None:
     run = Run(template / "runs" / "demo")
     page, printed, notebook = render_report(stored), repr(run), run._repr_html_()
     other = render_comparison({"one": stored, "two": stored})
     paper = [lines_of(printed), rows_of(notebook), report]
     where = "Against cash"
-    active = [lines_of(printed[printed.index(where) :]), *(rows_of(t[t.index(where) :]) for t in (notebook, page))]
-    for (terminal, html_, shown), count in ((paper, len(PAPER_COLUMNS)), (active, len(ACTIVE_COLUMNS) + 1)):
+    active = [
+        lines_of(printed[printed.index(where) :]),
+        *(rows_of(t[t.index(where) :]) for t in (notebook, page)),
+    ]
+    for (terminal, html_, shown), count in (
+        (paper, len(PAPER_COLUMNS)),
+        (active, len(ACTIVE_COLUMNS) + 1),
+    ):
         for name in stored.strategies:
             cells = terminal[name.replace("_", " ")]
             assert len(cells) == count
@@ -92,7 +113,9 @@ def test_the_papers_table_in_report_terminal_and_notebook(template: Path, stored
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
 
 
-def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, report: dict, open_page: Open) -> None:  # noqa: F811
+def test_the_evidence_in_report_and_app(
+    template: Path, stored: StoredBacktest, report: dict, open_page: Open
+) -> None:
     test = open_page(template, "honesty", run="demo")
     healthy(test)
     assert cards(test)["Look"] == report["Look at this window"][0] == "2"
@@ -100,7 +123,9 @@ def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, 
     assert "p-value" not in report
     assert report["E-value"][0].startswith(f"{cards(test)['E-value']}, most ")
     bands = table_with(test, "Estimate").set_index("Metric")
-    assert set(bands.index) == {"Sharpe ratio", "Max drawdown, sessions"}, "thirty sessions have no annual return"
+    assert set(bands.index) == {"Sharpe ratio", "Max drawdown, sessions"}, (
+        "thirty sessions have no annual return"
+    )
     low, high = bands.loc["Max drawdown, sessions", ["Low", "High"]]
     assert f"{low} to {high}" == report["Max drawdown, sessions, 95 % interval"][0]
     rivals = table_with(test, "Against").set_index("Against")
@@ -110,17 +135,28 @@ def test_the_evidence_in_report_and_app(template: Path, stored: StoredBacktest, 
         band = f"{row['Low']} to {row['High']}"
         assert excess[str(name)] == [row["Excess in the window"], band, row["p, paired bootstrap"]]
     above = stored.honesty["random_portfolios"]["share_above"]["cumulative_return"]
-    assert report["Random static portfolios"][0] == f"{statistic('cumulative_return', above)} did better"
+    assert (
+        report["Random static portfolios"][0]
+        == f"{statistic('cumulative_return', above)} did better"
+    )
     assert f"cumulative return {statistic('cumulative_return', above)}" in said(test)
     choices = table_with(test, "Choice")
     changed = rows_of(page[page.index("<h2>What if one choice") :])
-    for setting, returned, sharpe in zip(choices["Setting"], choices["Return"], choices["Sharpe"], strict=True):
+    for setting, returned, sharpe in zip(
+        choices["Setting"], choices["Return"], choices["Sharpe"], strict=True
+    ):
         plain = setting.removesuffix(" (as run)").replace("_", " ")
-        row = next(cells for first, cells in changed.items() if first.endswith(f": {plain}") and cells[0] == returned)
+        row = next(
+            cells
+            for first, cells in changed.items()
+            if first.endswith(f": {plain}") and cells[0] == returned
+        )
         assert row[1] == sharpe
 
 
-def test_scores_in_terminal_and_app(site: Path, open_page: Open, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_scores_in_terminal_and_app(
+    site: Path, open_page: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
     (site / "runs" / "demo" / "tournament.json").write_text("{}")
     cli.main(["status", str(site / "runs" / "demo")])
     printed = capsys.readouterr().out

@@ -18,7 +18,9 @@ RATE = {"low": 3e-5, "high": 3e-3, "log": True, "choices": [], "structural": Fal
 
 def stored(**changes: Any) -> dict[str, Any]:
     """What `config.yaml` of a run with these settings says."""
-    written: dict[str, Any] = yaml.safe_load(dump_yaml(RunConfig.model_validate(overlay({}, changes))))
+    written: dict[str, Any] = yaml.safe_load(
+        dump_yaml(RunConfig.model_validate(overlay({}, changes)))
+    )
     return written
 
 
@@ -37,19 +39,39 @@ def test_a_run_that_says_nothing_has_changed_nothing() -> None:
     [
         ({"seed": 3}, {"seed": (3, 0)}),
         ({"env": {"cost_bps": 20.0}}, {}),  # said, and the same
-        ({"agent": {"algo": "sac"}}, {"agent.algo": ("sac", "ppo")}),  # its other settings are its own defaults
-        ({"agent": {"algo": "sac", "tau": 0.5}}, {"agent.algo": ("sac", "ppo"), "agent.tau": (0.5, 0.01)}),
-        ({"agent": {"algo": "ppo", "network": {"hidden": [8]}}}, {"agent.network.hidden": ([8], [32, 32])}),
+        (
+            {"agent": {"algo": "sac"}},
+            {"agent.algo": ("sac", "ppo")},
+        ),  # its other settings are its own defaults
+        (
+            {"agent": {"algo": "sac", "tau": 0.5}},
+            {"agent.algo": ("sac", "ppo"), "agent.tau": (0.5, 0.01)},
+        ),
+        (
+            {"agent": {"algo": "ppo", "network": {"hidden": [8]}}},
+            {"agent.network.hidden": ([8], [32, 32])},
+        ),
         (
             {"data": {"source": {"kind": "files", "path": "x.csv"}}},
-            {"data.source.kind": ("files", "synthetic"), "data.source.path": ("x.csv", "data/bars")},
+            {
+                "data.source.kind": ("files", "synthetic"),
+                "data.source.path": ("x.csv", "data/bars"),
+            },
         ),
-        ({"tournament": {"search": {"learning_rate": RATE}}}, {"tournament.search.learning_rate": (RATE, None)}),
+        (
+            {"tournament": {"search": {"learning_rate": RATE}}},
+            {"tournament.search.learning_rate": (RATE, None)},
+        ),
         ({"tournament": {"search": {}}}, {}),
-        ({"tournament": {"budget": {"env_steps": 7}}}, {"tournament.budget.env_steps": (7, 100_000)}),
+        (
+            {"tournament": {"budget": {"env_steps": 7}}},
+            {"tournament.budget.env_steps": (7, 100_000)},
+        ),
     ],
 )
-def test_what_differs_from_the_default_is_marked(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_differs_from_the_default_is_marked(
+    changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
     found = changed(stored(**changes))
     assert set(found) == set(expected)
     for name, (value, default) in expected.items():
@@ -58,7 +80,10 @@ def test_what_differs_from_the_default_is_marked(changes: dict[str, Any], expect
 
 
 def test_the_search_space_is_one_value_a_setting() -> None:
-    space = {"gamma": {"low": 0.9, "high": 1.0}, "network.hidden": {"choices": [[8], [16]], "structural": True}}
+    space = {
+        "gamma": {"low": 0.9, "high": 1.0},
+        "network.hidden": {"choices": [[8], [16]], "structural": True},
+    }
     found = changed(stored(tournament={"search": space}))
     assert set(found) == {"tournament.search.gamma", "tournament.search.network.hidden"}
     assert text_of(found["tournament.search.gamma"].value) == "{low: 0.9, high: 1.0}"
@@ -75,7 +100,10 @@ def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_ch
     old = stored(agent={"algo": "sac"}) | {"desk": {"whim": 3}, "seed": 0}
     old["agent"]["forgotten"] = [1]
     found = changed(old)
-    assert {name for name, one in found.items() if not one.known} == {"desk.whim", "agent.forgotten"}
+    assert {name for name, one in found.items() if not one.known} == {
+        "desk.whim",
+        "agent.forgotten",
+    }
     assert not found["desk.whim"].changed
     for odd in (
         {"agent": 3},

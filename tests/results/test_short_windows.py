@@ -1,4 +1,5 @@
-"""Growth over less than a quarter is not compounded to a year, anywhere; and a p-value is never printed as 0.000."""
+"""Growth over less than a quarter is not compounded to a year, anywhere; and a p-value is never
+printed as 0.000."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from fintrader.report.html import render_report
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, COMPOUNDED, FEWEST_SESSIONS
 from fintrader.results.figures import excess_figure
-from fintrader.results.formatting import DASH, chance, p_equals, short_window, standing, table_html, table_text
+from fintrader.results.formatting import (
+    DASH,
+    chance,
+    p_equals,
+    short_window,
+    standing,
+    table_html,
+    table_text,
+)
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -30,7 +39,9 @@ def traded(sessions: int) -> dict[str, BacktestResult]:
     """A policy and its baselines over so many sessions."""
     market = make_market(80 * BARS, 4, session_bars=BARS).window(0, sessions * BARS)
     settings = EnvSettings()
-    return yardsticks(market, settings).beside({"ensemble": simulate(noisy_policy(4), market, settings)})
+    return yardsticks(market, settings).beside(
+        {"ensemble": simulate(noisy_policy(4), market, settings)}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +67,20 @@ def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
 
 def test_no_metric_that_compounds_was_forgotten() -> None:
     compounding = re.compile(r"\^\(?Y|annual return|CAGR", re.I)
-    assert {key for key, metric in BY_KEY.items() if compounding.search(metric.formula)} == COMPOUNDED
+    assert {
+        key for key, metric in BY_KEY.items() if compounding.search(metric.formula)
+    } == COMPOUNDED
 
 
 def test_the_interval_of_the_annual_return_begins_there_too(
     short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
 ) -> None:
     assert set(intervals(short["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "max_drawdown"}
-    assert set(intervals(enough["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "annual_return", "max_drawdown"}
+    assert set(intervals(enough["ensemble"].daily_returns, seed=0)[0]) == {
+        "sharpe",
+        "annual_return",
+        "max_drawdown",
+    }
 
 
 @pytest.mark.slow
@@ -71,18 +88,25 @@ def test_terminal_notebook_report_and_comparison_say_why(
     short: dict[str, BacktestResult], enough: dict[str, BacktestResult], tmp_path: Path
 ) -> None:
     stored, longer = (
-        write_backtest(tmp_path / name, results) for name, results in (("short", short), ("enough", enough))
+        write_backtest(tmp_path / name, results)
+        for name, results in (("short", short), ("enough", enough))
     )
     line = short_window(stored.metrics.values())
     assert WHY in line
 
     def shown(one: StoredBacktest) -> list[str]:
-        pages = [render_report(one), render_comparison({"one": one, "two": one}), table_html(one.metrics)]
+        pages = [
+            render_report(one),
+            render_comparison({"one": one, "two": one}),
+            table_html(one.metrics),
+        ]
         return [" ".join(html.unescape(page).split()) for page in [table_text(one.metrics), *pages]]
 
     assert [line in page for page in shown(stored)] == [True] * 4
     assert [WHY in page for page in shown(longer)] == [False] * 4
-    assert shown(stored)[1].count(f'<span title="{WHY}">{DASH}</span>') >= len(COMPOUNDED) * len(stored.strategies)
+    assert shown(stored)[1].count(f'<span title="{WHY}">{DASH}</span>') >= len(COMPOUNDED) * len(
+        stored.strategies
+    )
     assert "Annual return, 95 % interval" not in shown(stored)[1]
     assert "Annual return, 95 % interval" in shown(longer)[1]
 
@@ -98,7 +122,9 @@ def test_an_active_return_is_the_windows_there() -> None:
     own = {"cumulative_return": 0.02, "active_return": 0.252, "information_ratio": 2.0}
     own |= {"information_ratio_low": 0.5, "information_ratio_high": 3.5}
     said = {
-        sessions: standing({"ensemble": {**own, "sessions": sessions}}, {"benchmark_portfolio": "cash"})
+        sessions: standing(
+            {"ensemble": {**own, "sessions": sessions}}, {"benchmark_portfolio": "cash"}
+        )
         for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)
     }
     assert "Active return +5.00 % in the window" in said[FEWEST_SESSIONS - 13]

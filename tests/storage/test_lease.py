@@ -42,7 +42,9 @@ def test_held_once_and_again(url: str) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_living_holder_elsewhere_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_holder_elsewhere_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Objects(f"file://{tmp_path}")
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 300.0)
     with hold(store) as held:
@@ -54,7 +56,9 @@ def test_a_living_holder_elsewhere_is_left_alone(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_holder_that_slept_finds_itself_superseded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_slept_finds_itself_superseded(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Objects(url)
     asleep = lease.StoreLease(store, lease._take(store, 0))  # never started: it does not beat
     asleep.check()
@@ -67,7 +71,9 @@ def test_a_holder_that_slept_finds_itself_superseded(url: str, monkeypatch: pyte
         awake.check()
 
 
-def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_holder_of_this_machine_is_known_to_be_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 3600.0)  # nobody has to wait for that
     store = Objects(f"file://{tmp_path}")
     ready, tell = os.pipe()
@@ -87,8 +93,11 @@ def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path: Path, mon
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that all believe themselves on machines of their own take turns, and none is left out for ever."""
-    monkeypatch.setattr(lease, "LAPSE_SECONDS", 30.0)  # longer than a busy machine keeps a beat waiting
+    """Processes that all believe themselves on machines of their own take turns, and none is left
+    out for ever."""
+    monkeypatch.setattr(
+        lease, "LAPSE_SECONDS", 30.0
+    )  # longer than a busy machine keeps a beat waiting
     store = Objects(f"file://{tmp_path}/store")
     diary = tmp_path / "diary"
     pids = []
@@ -115,7 +124,9 @@ def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for pid in pids:
         os.waitpid(pid, 0)
     lines = diary.read_text().split("\n")[:-1]
-    assert sorted(line for line in lines if line.startswith("in")) == [f"in {number}" for number in range(5)]
+    assert sorted(line for line in lines if line.startswith("in")) == [
+        f"in {number}" for number in range(5)
+    ]
     for before, after in pairwise(lines):
         if before.startswith("in"):
             number = before.split()[1]
@@ -138,7 +149,9 @@ def test_a_store_without_conditional_writes_says_so(
     assert "cannot write conditionally" in capsys.readouterr().err
 
 
-def test_a_store_that_is_silent_for_a_while(tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_silent_for_a_while(
+    tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Objects(f"file://{tmp_path}", patience=0)
     names = store.names
 

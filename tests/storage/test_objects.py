@@ -67,15 +67,22 @@ def test_one_of_many_creates(url: str) -> None:
     assert store.exclusive
     for round_ in range(3):
         with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(lambda writer, r=round_: store.create(f"round/{r}", b"%d" % writer), range(8)))
+            won = list(
+                pool.map(
+                    lambda writer, r=round_: store.create(f"round/{r}", b"%d" % writer), range(8)
+                )
+            )
         assert sum(won) == 1
         assert store.get(f"round/{round_}") == b"%d" % won.index(True)
-    assert store.create("round/0", store.get("round/0") or b"")  # an equal one is ours: an answer may have been lost
+    assert store.create(
+        "round/0", store.get("round/0") or b""
+    )  # an equal one is ours: an answer may have been lost
     assert not store.create("round/0", b"another")
 
 
 def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
-    """Pods that came to equal curves share one object, and a pull fetches it for all of them side by side."""
+    """Pods that came to equal curves share one object, and a pull fetches it for all of them side
+    by side."""
     store = Objects(url)
     data = bytes(range(256)) * 4096
     digest = hashlib.sha256(data).hexdigest()
@@ -85,7 +92,8 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["runs", "https://a.test/runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"]
+    "url",
+    ["runs", "https://a.test/runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"],
 )
 def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -93,9 +101,13 @@ def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [check_url, check_no_secret, Objects], ids=["store", "path", "objects"])
+@pytest.mark.parametrize(
+    "read", [check_url, check_no_secret, Objects], ids=["store", "path", "objects"]
+)
 def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a machine, here one called runs; write file:///folder .*\(runs/x\)"):
+    with pytest.raises(
+        ConfigError, match=r"a machine, here one called runs; write file:///folder .*\(runs/x\)"
+    ):
         read("file://runs/x")
     read(f"file://{tmp_path}/x")
     read(f"file://localhost{tmp_path}/x")
@@ -147,7 +159,9 @@ def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch)
         store.get("a")
 
 
-def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_comes_back_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Objects(f"file://{tmp_path}/store")
     calls = []
     write = module.write_bytes
@@ -225,12 +239,16 @@ def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> No
     with Objects("memory://locked").lock():  # no lock, and no error
         pass
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageAccessError, match="check the path"), Objects(tmp_path / "file").lock():
+    with (
+        pytest.raises(StorageAccessError, match="check the path"),
+        Objects(tmp_path / "file").lock(),
+    ):
         pass
 
 
 def test_a_file_server_gets_its_folders_first(tmp_path: Path) -> None:
-    """Unlike an object store, a server of files knows folders, and refuses a file in one that is missing."""
+    """Unlike an object store, a server of files knows folders, and refuses a file in one that is
+    missing."""
     store = Objects(f"local://{tmp_path}/new")
     assert store.local is None
     assert not store.exclusive
@@ -246,7 +264,9 @@ def test_small_files_of_settings(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file("/small/list.csv", content)
     for home in (str(tmp_path), f"file://{tmp_path}", "memory://small"):
         assert read_whole(f"{home}/list.csv", "data.list") == content
-        assert list(read_csv(f"{home}/list.csv", "data.list")) == [(2, {"ticker": "AAA", "day": "2016-01-04"})]
+        assert list(read_csv(f"{home}/list.csv", "data.list")) == [
+            (2, {"ticker": "AAA", "day": "2016-01-04"})
+        ]
         with pytest.raises(DataError, match=r"none.csv: no such file; see data.list"):
             read_whole(f"{home}/none.csv", "data.list")
     with pytest.raises(DataError, match=r"Is a directory; .*; see data.list"):
@@ -270,7 +290,8 @@ def test_urls_and_paths_are_told_apart() -> None:
 
 
 def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
-    """What lay there is not gone, and nothing is written below the empty folder where it was mounted."""
+    """What lay there is not gone, and nothing is written below the empty folder where it was
+    mounted."""
     store = Objects(tmp_path / "mounted" / "runs" / "one", patience=0.0)
     store.put("name", b"bytes")
     (tmp_path / "mounted").rename(tmp_path / "away")

@@ -28,7 +28,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def race(tmp_path: Path) -> Race:
-    """A tournament of stub pods: in threads of this process, or (`processes=True`) in spawned ones."""
+    """A tournament of stub pods: in threads of this process, or (`processes=True`) in spawned
+    ones."""
 
     def run(
         name: str = "run",
@@ -45,6 +46,12 @@ def race(tmp_path: Path) -> Race:
         launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
         launcher = how.pop("launcher", launcher)
         usual = {"beside": tmp_path, "body": "tests.engines.stubs:body"}
-        return stub_race(folder, settings(workers=workers, **changes), seed=seed, launcher=launcher, **{**usual, **how})
+        return stub_race(
+            folder,
+            settings(workers=workers, **changes),
+            seed=seed,
+            launcher=launcher,
+            **{**usual, **how},
+        )
 
     return run

@@ -36,9 +36,13 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
         pytest.param("full", 19, marks=pytest.mark.slow),
     ],
 )
-def test_struck_at_many_operations(tmp_path: Path, undisturbed: RunFolder, points: int, mode: str, stride: int) -> None:
+def test_struck_at_many_operations(
+    tmp_path: Path, undisturbed: RunFolder, points: int, mode: str, stride: int
+) -> None:
     tally, expected = Tally(), everything(undisturbed)
-    for at in range(1, points // 2 if mode == "full" else points, stride):  # `full` strikes before, never after
+    for at in range(
+        1, points // 2 if mode == "full" else points, stride
+    ):  # `full` strikes before, never after
         faults = Faults(mode, at, tmp_path / f"{mode}-{at}.mark")
         strike = partial(forked, pods=PODS, faults=faults)
         tally.strike_and_recover(tmp_path, f"{mode}-{at}", PODS, expected, strike)
@@ -81,7 +85,8 @@ def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFol
 
 
 def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path) -> None:
-    """A pod that an earlier orchestrator started is one of the next one's: the first to come to something stands."""
+    """A pod that an earlier orchestrator started is one of the next one's: the first to come to
+    something stands."""
     from fintrader.tournament.pod import run_pod
     from fintrader.tournament.spec import PodContext
 
@@ -93,9 +98,15 @@ def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path)
             old.check()
         specs = [stubs.spec(0), stubs.spec(1)]
         by_old = run_pod(specs[0], PodContext(run, tmp_path, token=old.token), chaos.body)
-        assert run_pod(specs[0], PodContext(run, tmp_path, token=new.token, attempt=2), chaos.body) == by_old
+        assert (
+            run_pod(specs[0], PodContext(run, tmp_path, token=new.token, attempt=2), chaos.body)
+            == by_old
+        )
         by_new = run_pod(specs[1], PodContext(run, tmp_path, token=new.token), chaos.body)
-        assert run_pod(specs[1], PodContext(run, tmp_path, token=old.token, attempt=2), chaos.body) == by_new
+        assert (
+            run_pod(specs[1], PodContext(run, tmp_path, token=old.token, attempt=2), chaos.body)
+            == by_new
+        )
         assert RunStore(run).results() == {"p0000": by_old, "p0001": by_new}
 
 
@@ -120,7 +131,9 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
             run.events.write_bytes(run.events.read_bytes()[:-20])
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
-    assert all(line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines())
+    assert all(
+        line.startswith("{") and line.endswith("}") for line in run.events.read_text().splitlines()
+    )
 
 
 def test_a_foreign_database_that_never_ends_is_damaged(
@@ -129,10 +142,14 @@ def test_a_foreign_database_that_never_ends_is_damaged(
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     with closing(sqlite3.connect(run.leaderboard)) as connection:
-        (columns,) = connection.execute("SELECT group_concat(name) FROM pragma_table_info('leaderboard')").fetchone()
+        (columns,) = connection.execute(
+            "SELECT group_concat(name) FROM pragma_table_info('leaderboard')"
+        ).fetchone()
         same = ", ".join(f"1 AS {name}" for name in columns.split(","))
         again = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n)"
-        connection.executescript(f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n")
+        connection.executescript(
+            f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n"
+        )
     monkeypatch.setattr("fintrader.results.leaderboard.READ_SECONDS", 0.2)
     with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader tournament rebuild"):
         read_leaderboard(run.leaderboard)
@@ -149,15 +166,23 @@ def test_a_foreign_database_takes_no_memory(
     monkeypatch.setattr("fintrader.results.leaderboard.CELL_BYTES", 100_000)
     assert len(read_leaderboard(run.leaderboard)) > 0
     with closing(sqlite3.connect(run.leaderboard)) as connection:
-        (columns,) = connection.execute("SELECT group_concat(name) FROM pragma_table_info('leaderboard')").fetchone()
+        (columns,) = connection.execute(
+            "SELECT group_concat(name) FROM pragma_table_info('leaderboard')"
+        ).fetchone()
         large = ", ".join(f"zeroblob(200000) AS {name}" for name in columns.split(","))
-        connection.executescript(f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS SELECT {large}")
+        connection.executescript(
+            f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS SELECT {large}"
+        )
     with pytest.raises(RunError, match=r"too big.*fintrader tournament rebuild"):
         read_leaderboard(run.leaderboard)
 
 
-@pytest.mark.parametrize("victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"])
-def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path: Path, undisturbed: RunFolder, victim: str) -> None:
+@pytest.mark.parametrize(
+    "victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"]
+)
+def test_a_damaged_artifact_is_set_aside_and_made_again(
+    tmp_path: Path, undisturbed: RunFolder, victim: str
+) -> None:
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     store = RunStore(run)

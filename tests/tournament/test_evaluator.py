@@ -35,7 +35,10 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
         return benchmark_portfolio(market, env, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(evaluator, "benchmark_portfolio", portfolio)
-    own, index = (one.daily_returns for one in (simulate(cautious, market, ENV), benchmark_portfolio(market, ENV)))
+    own, index = (
+        one.daily_returns
+        for one in (simulate(cautious, market, ENV), benchmark_portfolio(market, ENV))
+    )
     found = {
         metric: evaluate([(cautious, market)], ENV, metric=metric, windows=windows)  # type: ignore[arg-type]
         for metric in ("information_ratio", "sharpe")
@@ -45,7 +48,9 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
     ratios = [metrics.information_ratio(a, b) for a, b in parts]
     assert found["information_ratio"].score == pytest.approx(np.mean(ratios))
     assert found["information_ratio"].benchmark_score == 0.0
-    assert found["sharpe"].benchmark_score == pytest.approx(np.mean([metrics.sharpe(b) for _, b in parts]))
+    assert found["sharpe"].benchmark_score == pytest.approx(
+        np.mean([metrics.sharpe(b) for _, b in parts])
+    )
     for one in found.values():
         assert one.returns == tuple(own)
         assert one.active_returns == tuple(own - index)
@@ -54,7 +59,8 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
 
 
 def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_nothing() -> None:
-    """A benchmark that never trades after its first bar can be held exactly: on every block, and over all of them."""
+    """A benchmark that never trades after its first bar can be held exactly: on every block, and
+    over all of them."""
     market = make_market(120, 3, session_bars=10, gaps=False)
     env = ENV.model_copy(update={"benchmark": "cash"})
     blocks = [market.window(0, 50), market.window(70, 120)]
@@ -86,7 +92,9 @@ def test_active_utility_has_the_environments_risk_aversion() -> None:
     assert scores[0.0] - scores[10.0] == pytest.approx(252 * 5 * days.var(ddof=1))
 
 
-def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(tmp_path: Path) -> None:
+def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(
+    tmp_path: Path,
+) -> None:
     market = make_market(100, 3, session_bars=10)
     policy, asked = _Idle(), []
 
@@ -102,7 +110,9 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
     first = curve()
     for percent in (5, 13, 14, 20, 26):
         first.offer((policy, market), percent / 100, 10 * percent)
-    with (tmp_path / "validation.jsonl").open("a") as file:  # what somebody else wrote there harms nobody
+    with (tmp_path / "validation.jsonl").open(
+        "a"
+    ) as file:  # what somebody else wrote there harms nobody
         file.write('{"share": [0.375], "fold": {}}\n[]\n{"sha')
     killed = curve()
     for percent in (26, 40, 100):

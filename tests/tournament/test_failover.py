@@ -1,4 +1,5 @@
-"""An orchestrator is killed and its pods live on: the next one takes them over, and nothing is trained twice."""
+"""An orchestrator is killed and its pods live on: the next one takes them over, and nothing is
+trained twice."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 def _command_or_folder(pid: int) -> str:
     """What tells that a process is a worker of this test: the files it has open."""
     with suppress(OSError):
-        return " ".join(os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir() if one.exists())
+        return " ".join(
+            os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir() if one.exists()
+        )
     return ""
 
 
@@ -64,7 +67,9 @@ def killed_with_pods_at_work(run: RunFolder, pods: list[str]) -> None:
     for pod in pods:
         stubs.plant(run, pod, "wait")
     pid = fork(lambda: race(run))
-    until(lambda: all(stubs.waiting(run.root / "faults" / pod) for pod in pods), "the pods that wait")
+    until(
+        lambda: all(stubs.waiting(run.root / "faults" / pod) for pod in pods), "the pods that wait"
+    )
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -80,7 +85,10 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
         verify(run)
     if not at_work_still:
         stubs.release(run, ["p0001", "p0002"])
-        until(lambda: {"p0001", "p0002"} <= set(chaos.acknowledged(run)), "their results without an orchestrator")
+        until(
+            lambda: {"p0001", "p0002"} <= set(chaos.acknowledged(run)),
+            "their results without an orchestrator",
+        )
         until(lambda: gone(left["p0001"]) and gone(left["p0002"]), "their processes to end")
     before = chaos.acknowledged(run)
 
@@ -98,12 +106,16 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
     until(lambda: all(gone(pid) for _, pid in trainings(run)), "every process to be gone")
 
 
-# --- one launcher after another ------------------------------------------------------------------------------------
+# --- one launcher after another -------------------------------------------------------------------
 
 
-def launcher(run: RunFolder, *names: str, orphan_seconds: float = PATIENCE_SECONDS, **more: Any) -> LocalLauncher:
+def launcher(
+    run: RunFolder, *names: str, orphan_seconds: float = PATIENCE_SECONDS, **more: Any
+) -> LocalLauncher:
     access = PodContext(run, run.root / "market", orphan_seconds=orphan_seconds)
-    return LocalLauncher(access, body=BODY, slots=lambda: [Slot(name) for name in names or ("a",)], **more)
+    return LocalLauncher(
+        access, body=BODY, slots=lambda: [Slot(name) for name in names or ("a",)], **more
+    )
 
 
 def left_behind(run: RunFolder, spec: PodSpec, orphan_seconds: float = PATIENCE_SECONDS) -> int:
@@ -115,7 +127,10 @@ def left_behind(run: RunFolder, spec: PodSpec, orphan_seconds: float = PATIENCE_
 
     pid = fork(work)
     known = len(trainings(run))
-    until(lambda: len(trainings(run)) > known and at_work.holder(run.pod(spec.pod)) is not None, "the pod at work")
+    until(
+        lambda: len(trainings(run)) > known and at_work.holder(run.pod(spec.pod)) is not None,
+        "the pod at work",
+    )
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return trainings(run)[-1][1]
@@ -150,13 +165,19 @@ def test_two_trainings_of_one_pod_at_once_are_impossible(run: RunFolder) -> None
     orphan = left_behind(run, spec)
     with closing(launcher(run)) as one, closing(launcher(run)) as two:
         futures = [one.submit(spec), two.submit(spec)]
-        until(lambda: all(local.progress()["p0000"].note for local in (one, two)), "both to hear of the orphan")
+        until(
+            lambda: all(local.progress()["p0000"].note for local in (one, two)),
+            "both to hear of the orphan",
+        )
         assert trainings(run) == [("p0000", orphan)]
         os.kill(orphan, signal.SIGKILL)
         until(lambda: len(trainings(run)) == 2, "one of them to go on")
         assert gone(orphan)
         stubs.release(run, ["p0000"])
-        assert [future.result(timeout=PATIENCE_SECONDS).status for future in futures] == ["done", "done"]
+        assert [future.result(timeout=PATIENCE_SECONDS).status for future in futures] == [
+            "done",
+            "done",
+        ]
         assert len(trainings(run)) == 2
         assert futures[0].result() == futures[1].result() == RunStore(run).read_result("p0000")
 
@@ -196,12 +217,16 @@ def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> N
     with leases.acquire(run, None):
         orphan = left_behind(run, spec, orphan_seconds=0.1)
         number = len((run.root / "counted").read_text().split())
-        until(lambda: len((run.root / "counted").read_text().split()) > number + 200, "it to count on")
+        until(
+            lambda: len((run.root / "counted").read_text().split()) > number + 200, "it to count on"
+        )
         assert not gone(orphan)
     until(lambda: gone(orphan), "it to end by itself")
 
 
-def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_there_now(run: RunFolder) -> None:
+def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_there_now(
+    run: RunFolder,
+) -> None:
     store, other = RunStore(run), stubs.spec(0, seed=7)
     store.write_spec(other)
     with pytest.raises(Fenced, match="holds another run by now"):

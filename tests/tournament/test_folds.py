@@ -52,18 +52,24 @@ def test_no_learner_sees_its_block_or_the_embargo_around_it(folds: int) -> None:
         near = {day + step for day in own for step in range(-embargo, embargo + 1)}
         trained = set().union(*(sessions(piece) for piece in block.pieces))
         assert trained == everything - near
-        assert all(len(sessions(piece)) == max(sessions(piece)) - min(sessions(piece)) + 1 for piece in block.pieces)
+        assert all(
+            len(sessions(piece)) == max(sessions(piece)) - min(sessions(piece)) + 1
+            for piece in block.pieces
+        )
 
 
 def test_folds_that_cannot_be_are_refused(tmp_path: Path) -> None:
     market = make_market(240, 3, session_bars=10)
-    with pytest.raises(ConfigError, match=r"9 folds of 16 sessions leave one fewer than two; lower it to 8"):
+    with pytest.raises(
+        ConfigError, match=r"9 folds of 16 sessions leave one fewer than two; lower it to 8"
+    ):
         make_blocks(market, 9, ENV)
     with pytest.raises(ConfigError, match=r"no piece of 181 bars is left.*shorten the episode"):
         make_blocks(market, 3, ENV.model_copy(update={"episode_bars": 180}))
     with pytest.raises(ConfigError, match="validation_folds"):  # at the door, not by every pod
         real_race(
-            RunFolder(tmp_path / "run"), SETTINGS.model_copy(update={"validation": "kfold", "validation_folds": 9})
+            RunFolder(tmp_path / "run"),
+            SETTINGS.model_copy(update={"validation": "kfold", "validation_folds": 9}),
         )
 
 
@@ -75,13 +81,20 @@ def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_p
     kfold.take(load(RunStore(context.run).get(str(result.snapshot))))
     blocks = make_blocks(MarketTensors.load(context.market), 3, ENV)
     *judged, whole = kfold.policies
-    alone = [simulate(one, block.held_out, ENV).daily_returns for one, block in zip(judged, blocks, strict=True)]
+    alone = [
+        simulate(one, block.held_out, ENV).daily_returns
+        for one, block in zip(judged, blocks, strict=True)
+    ]
     returns = np.concatenate(alone)
     assert len(result.returns) == len(result.active_returns) == len(returns) == 16
-    assert result.returns == pytest.approx(returns, abs=0.005)  # positions are sold at the end of a block
+    assert result.returns == pytest.approx(
+        returns, abs=0.005
+    )  # positions are sold at the end of a block
     assert result.returns[: len(alone[0]) - 1] == pytest.approx(alone[0][:-1])
     stored = load_policy(context.folder / "policy.safetensors")
-    assert all(torch.equal(a, b) for a, b in zip(stored.parameters(), whole.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(stored.parameters(), whole.parameters(), strict=True)
+    )
     for one in judged:
         pairs = zip(one.actor.parameters(), whole.actor.parameters(), strict=True)
         assert not any(torch.equal(a, b) for a, b in pairs if a.ndim == 2)
@@ -101,11 +114,16 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
         return train(agent, env, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(learners, "train", spy)
-    child = spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": result.snapshot})
+    child = spec.model_copy(
+        update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": result.snapshot}
+    )
     train_pod(tmp_path, child)
     market = MarketTensors.load(context.market)
     seen = [sum(piece.num_bars for piece in block.pieces) for block in make_blocks(market, 3, ENV)]
-    assert [bars for bars, _ in began] == [*seen, market.windows.validation[1] - market.windows.train[0]]
+    assert [bars for bars, _ in began] == [
+        *seen,
+        market.windows.validation[1] - market.windows.train[0],
+    ]
     for learner, (_, first) in zip(("fold-0", "fold-1", "fold-2", "whole"), began, strict=True):
         inherited = [name for name in first if name.startswith(("modules.", "optimisers."))]
         assert any(name.startswith("modules.policy.actor") for name in inherited)
@@ -137,13 +155,17 @@ def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_p
 def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     market = market_file(tmp_path)
-    wanted = SETTINGS.model_copy(update={**KFOLD, "metric": "information_ratio", "ensemble_shrinkage": "james_stein"})
+    wanted = SETTINGS.model_copy(
+        update={**KFOLD, "metric": "information_ratio", "ensemble_shrinkage": "james_stein"}
+    )
     threads = ThreadLauncher(run, market, train_and_evaluate, workers=1)
     with pytest.raises(ConfigError, match=r"set agent\.head\.kind to tilt"):
         real_race(
             RunFolder(tmp_path / "aim"),
             wanted,
-            launcher=ThreadLauncher(RunFolder(tmp_path / "aim"), market, train_and_evaluate, workers=1),
+            launcher=ThreadLauncher(
+                RunFolder(tmp_path / "aim"), market, train_and_evaluate, workers=1
+            ),
         )
     assert not list((tmp_path / "aim").glob("pods/*")), "refused before anything is trained"
     tilting = ENV.model_copy(update={"benchmark": "equal_weight"})
@@ -153,7 +175,9 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     policy = load_policy(result.ensemble_policy)
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == len(result.members)
-    assert {one.head.settings.conviction for one in policy.members} == {stored["shrinkage"]["conviction"]}
+    assert {one.head.settings.conviction for one in policy.members} == {
+        stored["shrinkage"]["conviction"]
+    }
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
     specs: dict[str, PodSpec] = RunStore(run).specs()
     assert {spec.folds for spec in specs.values()} == {3}
@@ -162,6 +186,8 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     pods = [load_policy(run.pod(name) / "policy.safetensors") for name in result.members]
     for pod in pods:
         assert not isinstance(pod, EnsemblePolicy)
-        shrunk = pod.head.settings.model_copy(update={"conviction": stored["shrinkage"]["conviction"]})
+        shrunk = pod.head.settings.model_copy(
+            update={"conviction": stored["shrinkage"]["conviction"]}
+        )
         pod.head = ActionHead(policy.layout, shrunk)
     torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))

@@ -1,4 +1,5 @@
-"""Learner fusion in one process and over several: the same bytes, and a lost rank is a lost pod, tried again."""
+"""Learner fusion in one process and over several: the same bytes, and a lost rank is a lost pod,
+tried again."""
 
 from __future__ import annotations
 
@@ -55,7 +56,11 @@ def test_variances_are_merged_with_what_lies_between_their_means() -> None:
     torch.manual_seed(0)
     halves = [torch.randn(500, 3, dtype=torch.float64) * (1 + k) + 4 * k for k in range(2)]
     states = [
-        {"modules.n.mean": half.mean(0), "modules.n.var": half.var(0, correction=0), "modules.w.var": torch.ones(1) * k}
+        {
+            "modules.n.mean": half.mean(0),
+            "modules.n.var": half.var(0, correction=0),
+            "modules.w.var": torch.ones(1) * k,
+        }
         for k, half in enumerate(halves)
     ]
     fused = average(states)
@@ -80,17 +85,28 @@ def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> No
     output, context = train_pod(tmp_path, spec)
     assert output.env_steps == 384
     assert set(output.rung_scores) == {"0.5"}
-    states = [fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)]
+    states = [
+        fusion.read_agent_state(context.folder / "round-2" / f"replica-{k}") for k in range(2)
+    ]
     final = load(RunStore(context.run).get(str(output.snapshot)))
-    # a matrix of weights: the counts of the normalisers are equal, and a loaded file has no order of its own
-    weight = min(name for name in final if name.startswith("modules.policy") and final[name].ndim == 2)
+    # a matrix of weights: the counts of the normalisers are equal, and a loaded file has no order
+    # of its own
+    weight = min(
+        name for name in final if name.startswith("modules.policy") and final[name].ndim == 2
+    )
     assert not torch.equal(states[0][weight], states[1][weight])
     torch.testing.assert_close(final[weight], (states[0][weight] + states[1][weight]) / 2)
     stored = load_policy(context.folder / "policy.safetensors").state_dict()
-    assert any(torch.equal(tensor, final[weight]) for tensor in stored.values() if tensor.shape == final[weight].shape)
+    assert any(
+        torch.equal(tensor, final[weight])
+        for tensor in stored.values()
+        if tensor.shape == final[weight].shape
+    )
 
 
-def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_turns_agree_and_kills_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = fused_spec()
     whole, _ = train_pod(tmp_path / "a", spec)
     beside, _ = train_pod(tmp_path / "b", spec, device="cpu+cpu")
@@ -100,7 +116,11 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path: Path, monkey
         train_pod(tmp_path / "c", spec)
     again, _ = train_pod(tmp_path / "c", spec)
     assert again.snapshot == whole.snapshot
-    assert (again.score, again.returns, again.env_steps) == (whole.score, whole.returns, whole.env_steps)
+    assert (again.score, again.returns, again.env_steps) == (
+        whole.score,
+        whole.returns,
+        whole.env_steps,
+    )
 
 
 NO_GPU = pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
@@ -112,7 +132,11 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     alone, there = train_pod(tmp_path / "alone", spec)
     ranked, here = train_pod(tmp_path / "ranked", spec, device="cpu/cpu")
     assert ranked.snapshot == alone.snapshot
-    assert (ranked.score, ranked.returns, ranked.env_steps) == (alone.score, alone.returns, alone.env_steps)
+    assert (ranked.score, ranked.returns, ranked.env_steps) == (
+        alone.score,
+        alone.returns,
+        alone.env_steps,
+    )
     for number in range(2):
         one, other = read_round(there.folder, number), read_round(here.folder, number)
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
@@ -131,7 +155,9 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
         ([1, 0], "rank", "rank 0 of 2 on cpu: exited with status 1"),
     ],
 )
-def test_who_ended_a_rank_is_told_apart(tmp_path: Path, codes: list[int | None], reason: str, said: str) -> None:
+def test_who_ended_a_rank_is_told_apart(
+    tmp_path: Path, codes: list[int | None], reason: str, said: str
+) -> None:
     """What counts against `retries`, and what does not."""
 
     class Ended:
@@ -139,7 +165,11 @@ def test_who_ended_a_rank_is_told_apart(tmp_path: Path, codes: list[int | None],
 
         def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
             for task, code in zip(tasks, codes, strict=True):
-                lost = {"reason": "rank", "detail": "its node died"} if code is None else {"log": "log"}
+                lost = (
+                    {"reason": "rank", "detail": "its node died"}
+                    if code is None
+                    else {"log": "log"}
+                )
                 on_message(task["rank"], {"kind": "ended", "code": code, **lost})
 
         def stop(self) -> None: ...
@@ -155,7 +185,13 @@ def test_who_ended_a_rank_is_told_apart(tmp_path: Path, codes: list[int | None],
 @pytest.mark.slow
 def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
     spec_settings = SETTINGS.model_copy(
-        update={"pods": 1, "replicas": 2, "fusions": 3, "budget": Budget(env_steps=3 * 256), "devices": ("cpu/cpu",)}
+        update={
+            "pods": 1,
+            "replicas": 2,
+            "fusions": 3,
+            "budget": Budget(env_steps=3 * 256),
+            "devices": ("cpu/cpu",),
+        }
     )
 
     pod = tmp_path / "run" / "pods" / "p0000"
@@ -205,13 +241,21 @@ def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second host is a thread that does what the task on another node does, on an empty disk."""
+def test_a_rank_elsewhere_needs_nothing_but_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second host is a thread that does what the task on another node does, on an empty
+    disk."""
     ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node")
+    )
     monkeypatch.setattr(nodes, "address", lambda: LOOPBACK)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    url, spec = f"file://{tmp_path}/store/run", fused_spec().model_copy(update={"data_hash": "digest"})
+    url, spec = (
+        f"file://{tmp_path}/store/run",
+        fused_spec().model_copy(update={"data_hash": "digest"}),
+    )
     here = RunFolder(tmp_path / "run")
     mirror = attach(here.root, url)
     alone, _ = train_pod(tmp_path / "alone", spec)
@@ -265,9 +309,13 @@ def test_backends() -> None:
 def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
-    group = RankGroup(fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()])
+    group = RankGroup(
+        fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()]
+    )
     port = group.store.port
-    bound = [entry.laddr.ip for entry in psutil.Process().net_connections() if entry.laddr.port == port]
+    bound = [
+        entry.laddr.ip for entry in psutil.Process().net_connections() if entry.laddr.port == port
+    ]
     assert set(bound) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert "127.0.0.1" in bound
 
@@ -275,12 +323,15 @@ def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
 @pytest.mark.gpu
 @NO_GPU
 def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
-    """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored replicas."""
+    """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored
+    replicas."""
     count = max(1, min(2, torch.cuda.device_count()))
     spec: PodSpec = fused_spec(fusions=2)
     devices = [torch.device(f"cuda:{number}") for number in range(count)]
     assert ranks.backend_of(rank_addresses([str(device) for device in devices], 1)) == "nccl"
-    context = PodContext(RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000")
+    context = PodContext(
+        RunFolder(tmp_path), market_file(tmp_path), folder=tmp_path / "pods" / "p0000"
+    )
     context.folder.mkdir(parents=True)
     learner = ranks.ProcessFusion(spec, context, devices, maker(spec, context))
     try:
@@ -288,7 +339,9 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
     finally:
         learner.close()
     fused = learner.state()
-    expected = average([read_agent_state(home_of(context.folder, 1, replica)) for replica in range(2)])
+    expected = average(
+        [read_agent_state(home_of(context.folder, 1, replica)) for replica in range(2)]
+    )
     for name, tensor in expected.items():
         if name.startswith(INHERITED):
             assert torch.equal(fused[name], tensor), name

@@ -1,4 +1,5 @@
-"""Who may be a parent: the best of each family, or of each depth; and children that go on unchanged."""
+"""Who may be a parent: the best of each family, or of each depth; and children that go on
+unchanged."""
 
 from __future__ import annotations
 
@@ -21,8 +22,12 @@ from tests.tournament.test_roles import breeder
 
 def child(index: int, score: float | None, parent: Entry | None = None) -> Entry:
     generation = parent.spec.generation + 1 if parent else 0
-    spec = stubs.spec(index, generation=generation, **({"parent": parent.spec.pod} if parent else {}))
-    outcome = {"status": "failed"} if score is None else {"status": "done", "snapshot": f"sha-{index}"}
+    spec = stubs.spec(
+        index, generation=generation, **({"parent": parent.spec.pod} if parent else {})
+    )
+    outcome = (
+        {"status": "failed"} if score is None else {"status": "done", "snapshot": f"sha-{index}"}
+    )
     return Entry(spec, PodResult(pod=spec.pod, score=score, **outcome))
 
 
@@ -31,7 +36,9 @@ def family(draws: list[tuple[int, float | None]]) -> list[Entry]:
     entries: list[Entry] = []
     for index, (parent, score) in enumerate(draws):
         able = [one for one in entries if one.inheritable]
-        entries.append(child(index, score, able[parent % len(able)] if able and parent >= 0 else None))
+        entries.append(
+            child(index, score, able[parent % len(able)] if able and parent >= 0 else None)
+        )
     return entries
 
 
@@ -54,7 +61,9 @@ SCORES = st.sampled_from([None, *map(float, range(-6, 7))])
     st.integers(1, 5),
     st.sampled_from(["lineage", "age"]),
 )
-def test_elites_are_the_best_of_each_niche(draws: list[tuple[int, float | None]], size: int, niche: Niche) -> None:
+def test_elites_are_the_best_of_each_niche(
+    draws: list[tuple[int, float | None]], size: int, niche: Niche
+) -> None:
     """Slow and obvious: group all that was ever applied, take the best of each, sort and cut."""
     entries = family(draws)
     board = Leaderboard(size, niche)
@@ -113,8 +122,12 @@ def test_some_children_go_on_unchanged() -> None:
     for index in range(3):
         submit(board, child(index, float(index)))
     for share in (0.0, 0.5, 1.0):
-        specs = [breeder(unchanged=share, fresh=0.0).propose(index, board) for index in range(20, 220)]
-        same = sum(spec.agent == board.rows[0].spec.agent for spec in specs if spec.parent == "p0002")
+        specs = [
+            breeder(unchanged=share, fresh=0.0).propose(index, board) for index in range(20, 220)
+        ]
+        same = sum(
+            spec.agent == board.rows[0].spec.agent for spec in specs if spec.parent == "p0002"
+        )
         survivors = sum(spec.origin == "survivor" for spec in specs)
         assert abs(survivors / 200 - share) <= (0.15 if share == 0.5 else 0.0)
         assert same <= survivors

@@ -65,7 +65,9 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(
     assert abs(time.time() - real()) > 3000
     assert compare(plain.folder, run) == []
     assert not [event for event in read_jsonl(run.events) if event["event"] == "lost"]
-    assert race("run", order="submission", body="tests.nowhere:body").leaderboard == stored.leaderboard
+    assert (
+        race("run", order="submission", body="tests.nowhere:body").leaderboard == stored.leaderboard
+    )
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
@@ -73,7 +75,8 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(
     "how",
     [
         pytest.param(
-            {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}, marks=pytest.mark.slow
+            {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12},
+            marks=pytest.mark.slow,
         ),
         {"order": "submission"},
     ],
@@ -88,7 +91,9 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         attach(run.root, f"{url}/stored")
         stored = race("stored", **how)
         assert compare(plain.folder, run) == []
-        assert (run.ensemble / "policy.safetensors").read_bytes() == plain.ensemble_policy.read_bytes()
+        assert (
+            run.ensemble / "policy.safetensors"
+        ).read_bytes() == plain.ensemble_policy.read_bytes()
         assert stored.members == plain.members
 
         shutil.rmtree(run.root)  # a finished one is finished elsewhere, too, and costs no pod
@@ -97,7 +102,9 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         assert again.leaderboard == stored.leaderboard
         assert compare(plain.folder, run) == []
 
-        copy = working_copy(f"{url}/stored", tmp_path / "copies")  # somebody looks on, without writing
+        copy = working_copy(
+            f"{url}/stored", tmp_path / "copies"
+        )  # somebody looks on, without writing
         mirror = mirror_of(copy)
         before = mirror.objects.names()
         mirror.pull(curves=True)
@@ -134,14 +141,18 @@ def test_killed_anywhere_then_the_disk_is_emptied(
     assert struck > 1
 
 
-def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path: Path, undisturbed: RunFolder) -> None:
+def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
     strike = partial(chaos.kill_at_work, pods=PODS)
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
 
 
-def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
+def test_a_superseded_head_and_its_pods_change_nothing(
+    tmp_path: Path, run: RunFolder, url: str, race: Race
+) -> None:
     store = Objects(url)
     late = leases.StoreLease(store, leases._take(store, 0))  # a head that sleeps
     leases._held.clear()
@@ -152,7 +163,11 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
     elsewhere = RunFolder(tmp_path / "elsewhere" / "run")
     attach(elsewhere.root, url)
     with pytest.raises(Fenced):  # its machine is not the one that drives the run now
-        run_pod(spec, PodContext(elsewhere, tmp_path, mirror_of(elsewhere.root), token=late.token), stubs.body)
+        run_pod(
+            spec,
+            PodContext(elsewhere, tmp_path, mirror_of(elsewhere.root), token=late.token),
+            stubs.body,
+        )
     assert "pods/p0002/result.json" not in store.names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
     mirror = mirror_of(run.root)
@@ -168,7 +183,9 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path: Path, run: RunF
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
-def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: RunFolder, victim: str) -> None:
+def test_a_damaged_object_is_made_again(
+    run: RunFolder, url: str, undisturbed: RunFolder, victim: str
+) -> None:
     assert forked(run, PODS - 1).status == DONE
     store = Objects(url)
     last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
@@ -196,7 +213,9 @@ def test_a_damaged_object_is_made_again(run: RunFolder, url: str, undisturbed: R
     assert emptied.check(run, url, {}, everything(undisturbed), PODS) == []
 
 
-def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
+def test_damaged_state_that_cannot_be_made_again_is_told(
+    tmp_path: Path, run: RunFolder, url: str, race: Race
+) -> None:
     race("run", pods=3)
     store = Objects(url)
     kept = {name: store.get(name) or b"" for name in store.names()}
@@ -232,7 +251,8 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
 
 
 def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
-    """Like the null model: its pods lie below its own name, its files in the index of the run, under one lease."""
+    """Like the null model: its pods lie below its own name, its files in the index of the run,
+    under one lease."""
     url = f"file://{tmp_path}/store/run"
     home = RunFolder(tmp_path / "run")
     attach(home.root, url)
@@ -256,7 +276,8 @@ def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
 def test_a_cluster_node_that_does_not_see_the_folder(
     tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a Ray task does there: with a store it works from a copy of its own, without one it says what is wrong."""
+    """What a Ray task does there: with a store it works from a copy of its own, without one it says
+    what is wrong."""
     import queue
 
     from fintrader.tournament.launchers.ray import tasks as node
@@ -292,7 +313,9 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
-def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path: Path, run: RunFolder, url: str, race: Race) -> None:
+def test_a_tournament_whose_pods_never_see_the_heads_disk(
+    tmp_path: Path, run: RunFolder, url: str, race: Race
+) -> None:
     how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
     plain = race("plain", **how)
     node = RunFolder(working_copy(url, tmp_path / "node"))

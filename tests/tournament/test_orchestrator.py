@@ -21,13 +21,24 @@ from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
 
 
-def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_pool_size(race: Race) -> None:
+def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_pool_size(
+    race: Race,
+) -> None:
     first = race("a", workers=1, pool_size=3)
     second = race("b", workers=3, pool_size=3)
     other = race("c", seed=2)
     assert everything(first.folder) == everything(second.folder)
     assert everything(first.folder) != everything(other.folder)
-    assert [spec.seen for spec in RunStore(first.folder).specs().values()] == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert [spec.seen for spec in RunStore(first.folder).specs().values()] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert first.trials == 8
     assert first.best == first.leaderboard[0]["pod"]
 
@@ -41,7 +52,9 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> Non
     for spec in children:
         assert spec.snapshot == results[spec.parent].snapshot
         assert specs[spec.parent].index < spec.seen
-        assert spec.agent["width"] == specs[spec.parent].agent["width"]  # structural: the weights would not fit
+        assert (
+            spec.agent["width"] == specs[spec.parent].agent["width"]
+        )  # structural: the weights would not fit
         assert spec.agent["learning_rate"] != specs[spec.parent].agent["learning_rate"]
 
 
@@ -49,7 +62,9 @@ def test_arrival_writes_its_order_and_uses_all_workers(race: Race) -> None:
     run = race(pods=10, order="arrival", workers=3).folder
     applied = [event["pod"] for event in events_of(run, "applied")]
     assert sorted(applied) == sorted(RunStore(run).specs())
-    assert [row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])] == applied
+    assert [
+        row["pod"] for row in sorted(read_pods(run.leaderboard), key=lambda row: row["applied"])
+    ] == applied
 
 
 def test_calling_again_changes_nothing_and_more_pods_extend_it(race: Race) -> None:
@@ -65,7 +80,9 @@ def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
     race(pods=3)
     with pytest.raises(TournamentError, match="other seed"):
         race(pods=3, seed=7)
-    with pytest.raises(TournamentError, match=r"other settings \(temperature: 1.0 there, 9.0 here\)"):
+    with pytest.raises(
+        TournamentError, match=r"other settings \(temperature: 1.0 there, 9.0 here\)"
+    ):
         race(pods=3, temperature=9.0)
 
 
@@ -86,17 +103,23 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
         pytest.param("oom", "oom", marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_pod_is_noted_and_tried_again(race: Race, tmp_path: Path, kind: str, reason: str) -> None:
+def test_a_lost_pod_is_noted_and_tried_again(
+    race: Race, tmp_path: Path, kind: str, reason: str
+) -> None:
     undisturbed = race("a", pods=4)
     plant(RunFolder(tmp_path / "b"), "p0001", kind)
     disturbed = race("b", pods=4, processes=True)
     lost = events_of(disturbed.folder, "lost")
-    assert [(event["pod"], event["attempt"], event["reason"]) for event in lost] == [("p0001", 1, reason)]
+    assert [(event["pod"], event["attempt"], event["reason"]) for event in lost] == [
+        ("p0001", 1, reason)
+    ]
     assert everything(disturbed.folder) == everything(undisturbed.folder)
     assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
 
 
-def test_what_is_killed_from_outside_has_not_failed_however_often(race: Race, tmp_path: Path) -> None:
+def test_what_is_killed_from_outside_has_not_failed_however_often(
+    race: Race, tmp_path: Path
+) -> None:
     plant(RunFolder(tmp_path / "a"), "p0001", "kill", times=4)
     run = race("a", pods=2, processes=True, retries=0).folder
     result = RunStore(run).read_result("p0001")

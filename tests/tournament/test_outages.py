@@ -1,4 +1,5 @@
-"""A store that does not answer for a while. Times are those of a test; `tournament.outage_seconds` is an hour."""
+"""A store that does not answer for a while. Times are those of a test; `tournament.outage_seconds`
+is an hour."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Outage:
 def test_pods_train_on_and_their_results_are_delivered(
     tmp_path: Path, race: Race, away: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times as long as a store is waited for by default, and longer than a pod may be silent."""
+    """Ten times as long as a store is waited for by default, and longer than a pod may be
+    silent."""
     whole = everything(race("plain", pods=6).folder)
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
@@ -72,7 +74,9 @@ def test_pods_train_on_and_their_results_are_delivered(
     assert len(emptied.results_in(f"file://{tmp_path}/store/run")) == 6
 
 
-def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(tmp_path: Path, race: Race, away: Path) -> None:
+def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(
+    tmp_path: Path, race: Race, away: Path
+) -> None:
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
     outage = Outage(away, results=2, seconds=600.0)

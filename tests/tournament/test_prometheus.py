@@ -27,7 +27,9 @@ from tests.engines.races import settings
 from tests.engines.waiting import PATIENCE_SECONDS
 from tests.tournament.conftest import Race
 
-pytest.importorskip("prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'")
+pytest.importorskip(
+    "prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'"
+)
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "configs" / "grafana" / "tournament.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -35,7 +37,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=PATIENCE_SECONDS) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{endpoint.port}{path}", timeout=PATIENCE_SECONDS
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -44,7 +48,9 @@ def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
 def parse(text: str) -> Samples:
     from prometheus_client.parser import text_string_to_metric_families
 
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    samples = (
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    )
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
@@ -55,7 +61,9 @@ def scrape(endpoint: Endpoint) -> Samples:
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    return {dict(labels)[label]: value for (found, labels), value in samples.items() if found == name}
+    return {
+        dict(labels)[label]: value for (found, labels), value in samples.items() if found == name
+    }
 
 
 @pytest.fixture
@@ -64,7 +72,9 @@ def endpoint() -> Any:
         yield server
 
 
-def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, endpoint: Endpoint) -> None:
+def test_the_endpoint_tells_the_truth_at_every_turn(
+    race: Race, tmp_path: Path, endpoint: Endpoint
+) -> None:
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0003", "nan")
     scraped = threading.Event()
@@ -94,7 +104,15 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, 
     for number, samples in enumerate(turns, 1):
         states = by_label(samples, "fintrader_pods", "state")
         assert sum(states.values()) == 8, states
-        assert set(states) == {"planned", "waiting", "running", "arrived", "done", "stopped", "failed"}
+        assert set(states) == {
+            "planned",
+            "waiting",
+            "running",
+            "arrived",
+            "done",
+            "stopped",
+            "failed",
+        }
         assert samples["fintrader_reconcile_seconds_count", (("run", "run"),)] == number
     steps = [samples["fintrader_env_steps_total", (("run", "run"),)] for samples in turns]
     assert steps == sorted(steps), "a counter never falls"
@@ -102,15 +120,24 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race: Race, tmp_path: Path, 
     assert by_label(last, "fintrader_submissions_total", "status") == {"done": 7, "failed": 1}
     assert by_label(last, "fintrader_pod_losses_total", "reason") == {"nan": 1, "oom": 2}
     assert last["fintrader_launches_total", (("run", "run"),)] == 8 + 1 + 1
-    assert steps[-1] == 7 * 100 + 50, "the failed pod had done 50 steps, and its second attempt repeated them"
+    assert steps[-1] == 7 * 100 + 50, (
+        "the failed pod had done 50 steps, and its second attempt repeated them"
+    )
     assert last["fintrader_capacity_pods", (("run", "run"),)] == 2
-    assert last["fintrader_best_score", (("metric", "sharpe"), ("run", "run"))] == result.leaderboard[0]["score"]
+    assert (
+        last["fintrader_best_score", (("metric", "sharpe"), ("run", "run"))]
+        == result.leaderboard[0]["score"]
+    )
     assert last["fintrader_leaderboard_rows", (("run", "run"),)] == len(result.leaderboard)
-    assert last["fintrader_reconcile_seconds_bucket", (("le", "+Inf"), ("run", "run"))] == len(turns)
+    assert last["fintrader_reconcile_seconds_bucket", (("le", "+Inf"), ("run", "run"))] == len(
+        turns
+    )
     assert list(by_label(last, "fintrader_build_info", "torch").values()) == [1]
 
 
-def test_counts_survive_a_restart_but_the_rate_does_not_jump(race: Race, endpoint: Endpoint) -> None:
+def test_counts_survive_a_restart_but_the_rate_does_not_jump(
+    race: Race, endpoint: Endpoint
+) -> None:
     race("run", pods=4)
     with endpoint.watching("run", settings(pods=6, workers=2)) as watch:
         race("run", pods=6, how={"watch": watch})
@@ -122,9 +149,12 @@ def test_counts_survive_a_restart_but_the_rate_does_not_jump(race: Race, endpoin
 
 
 def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 steps a second for 50 seconds, then none; a mark a second, so that half a minute has 31 of them."""
+    """100 steps a second for 50 seconds, then none; a mark a second, so that half a minute has 31
+    of them."""
     now, rates = 0.0, []
-    monkeypatch.setattr("fintrader.tournament.prometheus.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        "fintrader.tournament.prometheus.time", SimpleNamespace(monotonic=lambda: now)
+    )
     watch = Watch("run", settings(), lambda seconds: None)
     watch._marks.append((now, 0))
     for second in range(1, 101):
@@ -135,7 +165,9 @@ def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatc
     assert (rates[64], rates[-1]) == (pytest.approx(100 * (50 - 34) / 31), 0.0)
 
 
-def test_every_family_of_the_catalogue_is_told(race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_family_of_the_catalogue_is_told(
+    race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "nvidia-smi"  # answers as the real one does
     tool.write_text('#!/bin/sh\nprintf "0, 1024, 81559\\n1, [N/A], 81559\\n"\n')
     tool.chmod(0o755)
@@ -147,7 +179,9 @@ def test_every_family_of_the_catalogue_is_told(race: Race, tmp_path: Path, monke
         samples = scrape(endpoint)
     told = {name for name, _ in samples}
     for name, metric in CATALOGUE.items():
-        suffix = {"counter": "_total", "histogram": "_count", "info": "_info", "gauge": ""}[metric.kind]
+        suffix = {"counter": "_total", "histogram": "_count", "info": "_info", "gauge": ""}[
+            metric.kind
+        ]
         assert name + suffix in told, name
         assert metric.meaning
     assert samples["fintrader_gpu_memory_used_bytes", (("gpu", "0"),)] == 2**30
@@ -176,7 +210,11 @@ def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
 def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
     assert RunConfig().metrics_port is None
     assert RunConfig().metrics_host == endpoint.host == "127.0.0.1"
-    bound = [found.laddr.ip for found in psutil.Process().net_connections() if found.laddr.port == endpoint.port]
+    bound = [
+        found.laddr.ip
+        for found in psutil.Process().net_connections()
+        if found.laddr.port == endpoint.port
+    ]
     assert set(bound) == {"127.0.0.1"}
 
 
@@ -190,14 +228,30 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_path: Path) -> None:
     """Everything real: the process, the pods' processes, the endpoint, the logs."""
     options = {
-        "runs-dir": tmp_path / "runs", "cache": tmp_path / "cache", "name": "seen", "metrics-port": 0,
-        "log-format": "json", "data.source.num-sessions": 25, "env.num-envs": 16, "env.episode-bars": 200,
-        "env.decision-interval": 10, "tournament.pods": 3, "tournament.workers": 1, "tournament.budget.env-steps": 1000,
+        "runs-dir": tmp_path / "runs",
+        "cache": tmp_path / "cache",
+        "name": "seen",
+        "metrics-port": 0,
+        "log-format": "json",
+        "data.source.num-sessions": 25,
+        "env.num-envs": 16,
+        "env.episode-bars": 200,
+        "env.decision-interval": 10,
+        "tournament.pods": 3,
+        "tournament.workers": 1,
+        "tournament.budget.env-steps": 1000,
         "tournament.ensemble-size": 2,
-    }  # fmt: skip
+    }
     words = [f"--{name}={value}" for name, value in options.items()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fintrader", "tournament", str(ROOT / "configs" / "quickstart.yaml"), *words],
+        [
+            sys.executable,
+            "-m",
+            "fintrader",
+            "tournament",
+            str(ROOT / "configs" / "quickstart.yaml"),
+            *words,
+        ],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -227,12 +281,23 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
 def queries() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    return found + [item["query"]["query"] for item in dashboard["templating"]["list"] if item["type"] == "query"]
+    return found + [
+        item["query"]["query"]
+        for item in dashboard["templating"]["list"]
+        if item["type"] == "query"
+    ]
 
 
 def test_every_query_of_the_dashboard_names_a_metric_that_exists() -> None:
-    suffixes = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "info": ("_info",), "gauge": ("",)}
-    known = {name + suffix for name, metric in CATALOGUE.items() for suffix in suffixes[metric.kind]}
+    suffixes = {
+        "histogram": ("_bucket", "_count", "_sum"),
+        "counter": ("_total",),
+        "info": ("_info",),
+        "gauge": ("",),
+    }
+    known = {
+        name + suffix for name, metric in CATALOGUE.items() for suffix in suffixes[metric.kind]
+    }
     known |= {"process_resident_memory_bytes", "process_cpu_seconds_total"}
     labels = {"job", "instance", "le"}.union(*(metric.labels for metric in CATALOGUE.values()))
     assert len(queries()) > 10
@@ -241,5 +306,9 @@ def test_every_query_of_the_dashboard_names_a_metric_that_exists() -> None:
         assert names, query
         assert names <= known, query
         used = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", query)
-        used += [label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")]
+        used += [
+            label.strip()
+            for group in re.findall(r"\bby \(([^)]*)\)", query)
+            for label in group.split(",")
+        ]
         assert set(used) <= labels, query

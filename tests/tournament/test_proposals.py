@@ -31,7 +31,8 @@ SEARCH = {
 
 
 def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]:
-    """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a width of 20."""
+    """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a
+    width of 20."""
     board, specs = Leaderboard(16), []
     for index in range(count):
         spec = generator.fresh(index, board)
@@ -39,7 +40,9 @@ def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]
         more: dict[str, Any] = {"status": "done"}
         if stopped and index % 2:
             more = {"status": "stopped", "rung_scores": {"0.25": score}}
-        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more)))
+        submit(
+            board, Entry(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more))
+        )
         specs.append((score, spec))
     return specs
 
@@ -47,7 +50,9 @@ def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]
 @pytest.mark.parametrize("stopped", [False, True])
 def test_proposals_find_what_draws_find_later(stopped: bool) -> None:
     drawn, proposed = (
-        np.mean([score for score, _ in search(breeder(search=SEARCH, proposals=how), 40, stopped)[20:]])
+        np.mean(
+            [score for score, _ in search(breeder(search=SEARCH, proposals=how), 40, stopped)[20:]]
+        )
         for how in ("drawn", "tpe")
     )
     assert proposed > drawn + 0.3
@@ -56,7 +61,9 @@ def test_proposals_find_what_draws_find_later(stopped: bool) -> None:
 def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges() -> None:
     first = [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
     assert first == [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
-    assert first != [spec for _, spec in search(breeder(seed=1, search=SEARCH, proposals="tpe"), 25)]
+    assert first != [
+        spec for _, spec in search(breeder(seed=1, search=SEARCH, proposals="tpe"), 25)
+    ]
     for spec in first[1:]:
         assert 1e-5 <= spec.agent["learning_rate"] <= 1e-1
         assert isinstance(spec.agent["width"], int)
@@ -76,8 +83,13 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
     board = Leaderboard(16)
     for index in range(12):
         spec = breeder(search=SEARCH).fresh(index, board)
-        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")))
-    found = proposed({"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1)
+        submit(
+            board,
+            Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")),
+        )
+    found = proposed(
+        {"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1
+    )
     assert found["steps"] in range(1, 9)
 
 
@@ -86,18 +98,32 @@ def test_children_do_not_count() -> None:
     generator, board = breeder(search=SEARCH, proposals="tpe"), Leaderboard(16)
     for index in range(12):
         spec = generator.fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
-        submit(board, Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")))
+        submit(
+            board,
+            Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")),
+        )
     assert generator.fresh(20, board).agent == generator.fresh(20, Leaderboard(16)).agent
 
 
 def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
-    """Niches, unchanged children and proposals are pure functions of what was seen, also after a stop."""
-    how: dict[str, Any] = {"proposals": "tpe", "fresh": 0.5, "niche": "lineage", "unchanged": 0.5, "search": SEARCH}
+    """Niches, unchanged children and proposals are pure functions of what was seen, also after a
+    stop."""
+    how: dict[str, Any] = {
+        "proposals": "tpe",
+        "fresh": 0.5,
+        "niche": "lineage",
+        "unchanged": 0.5,
+        "search": SEARCH,
+    }
     whole = race("whole", pods=16, **how).folder
     for pods in (13, 16):
         halves = race("halves", pods=pods, **how).folder
     maker = Generator(
-        settings(pods=16, **how), (StubAgent(),), env={}, seed=1, data_hash=RunStore(whole).identity()["data_hash"]
+        settings(pods=16, **how),
+        (StubAgent(),),
+        env={},
+        seed=1,
+        data_hash=RunStore(whole).identity()["data_hash"],
     )
     assert RunStore(whole).specs() == RunStore(halves).specs()
     assert [problem for check in verify(whole, generator=maker) for problem in check.problems] == []

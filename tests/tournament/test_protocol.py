@@ -1,4 +1,5 @@
-"""Lease, spec, result and log under every schedule: a model explored to its end, and the real code on seeds.
+"""Lease, spec, result and log under every schedule: a model explored to its end, and the real code
+on seeds.
 
 The invariants are stated in `docs/tournament.md`.
 """
@@ -44,7 +45,9 @@ def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -
         explore(Rules(pods=2, **broken))
 
 
-@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 1400), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize(
+    "seeds", [range(80), pytest.param(range(80, 1400), marks=pytest.mark.slow)], ids=len
+)
 def test_the_real_code_on_schedules_of_seeds(tmp_path: Path, seeds: range) -> None:
     adopted = superseded = killed = taken_over = 0
     for seed in seeds:
@@ -66,7 +69,9 @@ def _own_spec(store: MirroredStore, spec: PodSpec) -> PodSpec:
     return spec
 
 
-def test_real_code_without_a_rule_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_code_without_a_rule_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MirroredStore, "write_spec", _own_spec)
     for seed in range(200):
         home = tmp_path / str(seed)
@@ -76,7 +81,9 @@ def test_real_code_without_a_rule_is_found_out(tmp_path: Path, monkeypatch: pyte
     raise AssertionError("nobody noticed")
 
 
-def test_a_token_that_was_swept_away_is_not_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_was_swept_away_is_not_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the look at who holds the run and the claim, two others may have come and gone."""
     store = lease.Objects(f"file://{tmp_path}")
     create, looked = store.create, []

@@ -45,7 +45,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> TournamentResult:
     return real_race(RunFolder(tmp_path_factory.mktemp("real") / "run"))
 
 
-def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(finished: TournamentResult) -> None:
+def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(
+    finished: TournamentResult,
+) -> None:
     market = make_market(240, 3, session_bars=10).split().validation
     result = RunStore(finished.folder).read_result(finished.best)
     backtest = simulate(load_policy(finished.best_policy), market, ENV)
@@ -54,15 +56,21 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
     env = TradingEnv.evaluation(market, ENV)
     obs, _ = env.reset()
     ensemble = load_policy(finished.ensemble_policy, market=market)
-    members = [load_policy(finished.folder.pod(name) / "policy.safetensors") for name in finished.members]
+    members = [
+        load_policy(finished.folder.pod(name) / "policy.safetensors") for name in finished.members
+    ]
     expected = torch.stack([member(obs.float()) for member in members]).mean(0)
     torch.testing.assert_close(ensemble(obs.float()), expected)
-    assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(finished.members)
+    assert read_json(finished.folder.ensemble / "ensemble.json")["members"] == list(
+        finished.members
+    )
     assert finished.trials == 4
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
 
 
-def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finished: TournamentResult) -> None:
+def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(
+    finished: TournamentResult,
+) -> None:
     for name, result in RunStore(finished.folder).results().items():
         rows = read_jsonl(finished.folder.pod(name) / "validation.jsonl")
         assert rows[-1] == {
@@ -78,12 +86,18 @@ def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finishe
 def test_looking_at_the_curve_changes_nothing(
     finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
+    spec = next(
+        spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
+    )
     monkeypatch.setattr(bodies.ValidationCurve, "TIME", 1.0)
     looked, _ = train_pod(tmp_path / "looked", spec)
     monkeypatch.setattr(bodies.ValidationCurve, "offer", lambda *_: None)
     blind, _ = train_pod(tmp_path / "blind", spec)
-    assert (looked.snapshot, looked.score, looked.returns) == (blind.snapshot, blind.score, blind.returns)
+    assert (looked.snapshot, looked.score, looked.returns) == (
+        blind.snapshot,
+        blind.score,
+        blind.returns,
+    )
 
 
 def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None:
@@ -116,7 +130,8 @@ def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None
 
 
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
-    """Two algorithms, halving, parts of the validation window with a penalty, seconds on the clock."""
+    """Two algorithms, halving, parts of the validation window with a penalty, seconds on the
+    clock."""
     settings = SETTINGS.model_copy(
         update={
             "pods": 8,
@@ -150,10 +165,14 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
 def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
     finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = next(spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None)
+    fresh = next(
+        spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
+    )
     spec = fresh.model_copy(update={"rungs": (0.5,)})
     whole, _ = train_pod(tmp_path / "whole", spec)
-    monkeypatch.setattr(bodies, "evaluate", dies_at(2, bodies.evaluate))  # after the rung and all of the training
+    monkeypatch.setattr(
+        bodies, "evaluate", dies_at(2, bodies.evaluate)
+    )  # after the rung and all of the training
     with pytest.raises(KeyboardInterrupt):
         train_pod(tmp_path / "killed", spec)
     again, _ = train_pod(tmp_path / "killed", spec)
@@ -171,7 +190,9 @@ def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
 
     def spy(parts: Any, *rest: Any, **named: Any) -> Any:
         found = evaluate(parts, *rest, **named)
-        seen[found.score] = {name: tensor.clone() for name, tensor in parts[0][0].state_dict().items()}
+        seen[found.score] = {
+            name: tensor.clone() for name, tensor in parts[0][0].state_dict().items()
+        }
         return found
 
     monkeypatch.setattr(bodies, "evaluate", spy)
@@ -182,9 +203,14 @@ def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
     assert whole.rung_scores[str(whole.chosen_at)] == whole.score
     assert whole.env_steps == 640
     stored = load_policy(context.folder / "policy.safetensors")
-    assert all(torch.equal(tensor, seen[whole.score][name]) for name, tensor in stored.state_dict().items())
+    assert all(
+        torch.equal(tensor, seen[whole.score][name]) for name, tensor in stored.state_dict().items()
+    )
     state = load(RunStore(context.run).get(str(whole.snapshot)))
-    assert all(torch.equal(tensor, state[f"modules.policy.{name}"]) for name, tensor in stored.state_dict().items())
+    assert all(
+        torch.equal(tensor, state[f"modules.policy.{name}"])
+        for name, tensor in stored.state_dict().items()
+    )
     assert any(name.startswith("optimisers.") for name in state)
     backtest = simulate(stored, make_market(240, 3, session_bars=10).split().validation, ENV)
     assert backtest.metrics["sharpe"] == whole.score
@@ -200,10 +226,19 @@ def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
 
 NETWORK = NetworkSettings(hidden=(8,))
 LEARNERS = PPO(network=NETWORK, num_steps=8, num_minibatches=1, learners=2)
-PIPELINE = SAC(network=NETWORK, learning_starts=32, batch_size=16, report_every=8, buffer_size=1000, pipeline=True)
+PIPELINE = SAC(
+    network=NETWORK,
+    learning_starts=32,
+    batch_size=16,
+    report_every=8,
+    buffer_size=1000,
+    pipeline=True,
+)
 
 
-@pytest.mark.parametrize("agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"])
+@pytest.mark.parametrize(
+    "agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"]
+)
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,15 +267,22 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     made = trained[0][0]
     assert isinstance(made, PipelinedAgent) == (agent is PIPELINE)
     if isinstance(made, OnPolicyAgent):
-        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners) == (agent is LEARNERS)
+        assert isinstance(getattr(made.learner, "__self__", None), BatchedLearners) == (
+            agent is LEARNERS
+        )
     stored = RunStore(context.run).get(str(whole.snapshot))
     state = load(stored)
     policy = load_policy(context.folder / "policy.safetensors").state_dict()
-    assert all(torch.equal(tensor, state[f"modules.policy.{name}"]) for name, tensor in policy.items())
+    assert all(
+        torch.equal(tensor, state[f"modules.policy.{name}"]) for name, tensor in policy.items()
+    )
     # a child begins with its parent's networks and moments
     run_folder = tmp_path / "child"
     digest = RunStore(RunFolder(run_folder)).put(stored)
-    train_pod(run_folder, spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": digest}))
+    train_pod(
+        run_folder,
+        spec.model_copy(update={"pod": "p0001", "seed": 9, "parent": spec.pod, "snapshot": digest}),
+    )
     began = trained[-1][1]
     inherited = [name for name in state if name.startswith(("modules.", "optimisers."))]
     assert any(name.startswith("optimisers.") for name in inherited)
@@ -251,11 +293,22 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     ("words", "key", "value"),
     [
         ("--agent.algo a2c --agent.learners 2 --agent.num-steps 16", "learners", 2),
-        ("--agent.algo td3 --agent.pipeline True --agent.learning-starts 32 --agent.batch-size 16", "pipeline", True),
+        (
+            (
+                "--agent.algo td3 --agent.pipeline True --agent.learning-starts 32"
+                " --agent.batch-size 16"
+            ),
+            "pipeline",
+            True,
+        ),
     ],
 )
-def test_the_command_line_switches_them_on(words: str, key: str, value: object, tmp_path: Path) -> None:
-    path = classic(tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}})
+def test_the_command_line_switches_them_on(
+    words: str, key: str, value: object, tmp_path: Path
+) -> None:
+    path = classic(
+        tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}}
+    )
     main(["train", str(path), *words.split()])
     assert evaluation(tmp_path)["env_steps"] >= 256
     home = tmp_path / "runs" / "classic" / "train"

@@ -41,14 +41,19 @@ def kept(run: RunFolder) -> set[str]:
     store = RunStore(run)
     found = {pod for pod, result in store.results().items() if store.policy_path(pod).is_file()}
     assert found == {
-        pod for pod, result in store.results().items() if store.snapshot_path(str(result.snapshot)).is_file()
+        pod
+        for pod, result in store.results().items()
+        if store.snapshot_path(str(result.snapshot)).is_file()
     }
     return found
 
 
 def board(ended: TournamentResult) -> list[tuple[object, ...]]:
     """The leaderboard without times and machines."""
-    return [tuple(row[name] for name in ("pod", "score", "snapshot", "policy", "parent")) for row in ended.leaderboard]
+    return [
+        tuple(row[name] for name in ("pod", "score", "snapshot", "policy", "parent"))
+        for row in ended.leaderboard
+    ]
 
 
 def ancestors(run: RunFolder, pods: set[str]) -> set[str]:
@@ -61,7 +66,9 @@ def ancestors(run: RunFolder, pods: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("order", ["submission", "arrival"])
 def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race: Race, order: str) -> None:
-    runs = {keep: race(keep, keep=keep, order=order, **MANY) for keep in ("all", "lineage", "leaders")}
+    runs = {
+        keep: race(keep, keep=keep, order=order, **MANY) for keep in ("all", "lineage", "leaders")
+    }
     for keep, ended in runs.items():
         rows = {str(row["pod"]) for row in ended.leaderboard}
         wanted = {
@@ -70,11 +77,15 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race: Race, o
             "leaders": rows,
         }
         assert kept(ended.folder) == wanted[keep]
-        assert [check.problems for check in verify(ended.folder) if check.what != "specs"] == [()] * 5
+        assert [check.problems for check in verify(ended.folder) if check.what != "specs"] == [
+            ()
+        ] * 5
         assert len(RunStore(ended.folder).results()) == 40
     if order == "submission":
         assert board(runs["all"]) == board(runs["lineage"]) == board(runs["leaders"])
-        assert runs["all"].ensemble_policy.read_bytes() == runs["leaders"].ensemble_policy.read_bytes()
+        assert (
+            runs["all"].ensemble_policy.read_bytes() == runs["leaders"].ensemble_policy.read_bytes()
+        )
 
 
 def test_it_goes_on_where_much_was_dropped(race: Race) -> None:
@@ -121,7 +132,9 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
     with pytest.raises(KeyboardInterrupt):
         race("a", keep="leaders", body=dies, **MANY)
     assert store.has_result(parent)
-    ended = race("a", keep="leaders", **MANY).folder  # the next start leaves alone what is needed again
+    ended = race(
+        "a", keep="leaders", **MANY
+    ).folder  # the next start leaves alone what is needed again
     assert store.read_result(child.pod).snapshot == grown.snapshot
     assert [event["pod"] for event in events_of(ended, "damaged")] == [parent]
     race("a", keep="leaders", **MANY)
@@ -130,7 +143,14 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
 
 @pytest.mark.parametrize("stride", [83, pytest.param(11, marks=pytest.mark.slow)])
 def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: int) -> None:
-    how = {"pods": 10, "leaderboard_size": 2, "ensemble_size": 2, "workers": 2, "retries": 50, "keep": "leaders"}
+    how = {
+        "pods": 10,
+        "leaderboard_size": 2,
+        "ensemble_size": 2,
+        "workers": 2,
+        "retries": 50,
+        "keep": "leaders",
+    }
     wanted = settings(**how)
     whole = RunFolder(tmp_path / "whole")
     chaos.stub_race_of(whole, wanted)
@@ -143,7 +163,12 @@ def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: in
         if not faults.mark.exists():
             break
         struck += 1
-        assert os.waitstatus_to_exitcode(os.waitpid(chaos.fork(partial(chaos.stub_race_of, run, wanted)), 0)[1]) == DONE
+        assert (
+            os.waitstatus_to_exitcode(
+                os.waitpid(chaos.fork(partial(chaos.stub_race_of, run, wanted)), 0)[1]
+            )
+            == DONE
+        )
         assert rows(run) == rows(whole)
         assert kept(run) == kept(whole)
         assert not events_of(run, "damaged")
@@ -156,7 +181,10 @@ def _struck(run: RunFolder, wanted: TournamentSettings, faults: Faults) -> None:
 
 
 def rows(run: RunFolder) -> list[tuple[object, ...]]:
-    return [(row["pod"], row["score"], row["snapshot"], row["policy"]) for row in read_leaderboard(run.leaderboard)]
+    return [
+        (row["pod"], row["score"], row["snapshot"], row["policy"])
+        for row in read_leaderboard(run.leaderboard)
+    ]
 
 
 def test_what_others_have_too_stays(race: Race) -> None:
@@ -199,7 +227,9 @@ def test_what_a_failed_pod_left_stays(race: Race) -> None:
         return stubs.body(spec, context)
 
     run = race(body=body, retries=0, keep="leaders", **MANY).folder
-    assert {"metrics.jsonl", "failed.safetensors"} < {path.name for path in run.pod("p0003").iterdir()}
+    assert {"metrics.jsonl", "failed.safetensors"} < {
+        path.name for path in run.pod("p0003").iterdir()
+    }
 
 
 def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_path: Path) -> None:
@@ -209,8 +239,12 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_
     objects = {path.name for path in (tmp_path / "store" / "run" / "objects").iterdir()}
     results = RunStore(RunFolder(tmp_path / "run")).results()
     rows = {str(row["pod"]) for row in first.leaderboard}
-    assert {result.snapshot for result in results.values()} & objects == {results[pod].snapshot for pod in rows}
-    assert {result.policy for result in results.values()} & objects == {results[pod].policy for pod in rows}
+    assert {result.snapshot for result in results.values()} & objects == {
+        results[pod].snapshot for pod in rows
+    }
+    assert {result.policy for result in results.values()} & objects == {
+        results[pod].policy for pod in rows
+    }
     shutil.rmtree(tmp_path / "run")
     attach(tmp_path / "run", url)
     ended = race("run", keep="leaders", order="submission", **{**MANY, "pods": 44})

@@ -34,9 +34,15 @@ from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent
 
 
-def entry(index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any) -> Entry:
-    spec = stubs.spec(index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {}))
-    outcome = {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
+def entry(
+    index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any
+) -> Entry:
+    spec = stubs.spec(
+        index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {})
+    )
+    outcome = (
+        {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
+    )
     return Entry(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
 
 
@@ -48,24 +54,39 @@ def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
 
 
 def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Generator:
-    return Generator(settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h")
+    return Generator(
+        settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h"
+    )
 
 
 def bred(
-    generator: Generator, board: Leaderboard, name: str, parent: Entry | None = None, count: int = 30
+    generator: Generator,
+    board: Leaderboard,
+    name: str,
+    parent: Entry | None = None,
+    count: int = 30,
 ) -> list[Any]:
     """That setting of so many children of the board's best, or of another parent."""
-    made = (generator.child(index, board, parent or board.rows[0], generation=1) for index in range(count))
+    made = (
+        generator.child(index, board, parent or board.rows[0], generation=1)
+        for index in range(count)
+    )
     return [child.agent[name] for child in made]
 
 
 @given(
-    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.0, -1.0])), max_size=12), st.integers(1, 5), st.randoms()
+    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0, 2.0, -1.0])), max_size=12),
+    st.integers(1, 5),
+    st.randoms(),
 )
-def test_the_board_does_not_depend_on_the_order_of_results(scores: list[float | None], size: int, random: Any) -> None:
+def test_the_board_does_not_depend_on_the_order_of_results(
+    scores: list[float | None], size: int, random: Any
+) -> None:
     """Slow and obvious: sort everything by (score down, index up) and cut."""
     entries = [entry(index, value) for index, value in enumerate(scores)]
-    expected = sorted((e for e in entries if e.result.score is not None), key=lambda e: (-e.score, e.spec.index))[:size]
+    expected = sorted(
+        (e for e in entries if e.result.score is not None), key=lambda e: (-e.score, e.spec.index)
+    )[:size]
     random.shuffle(entries)
     board = Leaderboard(size)
     for one in entries:
@@ -90,7 +111,9 @@ def test_rank_softmax_follows_its_formula() -> None:
     uniforms = (np.arange(20_000) + 0.5) / 20_000
     counts = Counter(rank_softmax(4, 1.5, u) for u in uniforms)
     weights = np.exp(-np.arange(4) / 1.5)
-    np.testing.assert_allclose([counts[rank] / 20_000 for rank in range(4)], weights / weights.sum(), atol=1e-3)
+    np.testing.assert_allclose(
+        [counts[rank] / 20_000 for rank in range(4)], weights / weights.sum(), atol=1e-3
+    )
     assert rank_softmax(9, 1e-3, 0.999) == 0
     assert rank_softmax(3, 1e9, 0.999999999) == 2
 
@@ -133,7 +156,9 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
     rate = as_set.learning_rate
     space = {"learning_rate": Range(low=3e-5, high=rate, log=True)}
     board = board_of(1.0, agent=as_set.model_dump(mode="json"))
-    assert set(bred(breeder(as_set, search=space, resample=0.0), board, "learning_rate")) == {rate / 1.25}
+    assert set(bred(breeder(as_set, search=space, resample=0.0), board, "learning_rate")) == {
+        rate / 1.25
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,14 +173,21 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
         ({"choices": (8,)}, 8, {8}),
     ],
 )
-def test_steps_never_end_where_they_began(space: dict[str, Any], at: int, expected: set[int]) -> None:
+def test_steps_never_end_where_they_began(
+    space: dict[str, Any], at: int, expected: set[int]
+) -> None:
     generator = breeder(search={"width": Range(**space)}, resample=0.0)
-    assert set(bred(generator, board_of(1.0, agent=StubAgent(width=at).model_dump()), "width")) == expected
+    assert (
+        set(bred(generator, board_of(1.0, agent=StubAgent(width=at).model_dump()), "width"))
+        == expected
+    )
 
 
 def test_a_zero_that_no_factor_moves_is_drawn_anew() -> None:
     generator = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
-    assert min(bred(generator, board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump()), "gamma")) > 0
+    assert (
+        min(bred(generator, board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump()), "gamma")) > 0
+    )
 
 
 def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
@@ -174,14 +206,21 @@ def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
         ({"algo": {"low": 0, "high": 1}}, "need a number"),
     ],
 )
-def test_an_impossible_search_space_is_refused_at_the_door(search: dict[str, Any], message: str) -> None:
+def test_an_impossible_search_space_is_refused_at_the_door(
+    search: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         breeder(search={name: Range(**space) for name, space in search.items()})
 
 
 @pytest.mark.parametrize(
     "space",
-    [{"low": 2, "high": 1}, {"low": 0, "high": 1, "log": True}, {"low": 1}, {"low": 1, "high": 2, "choices": (1,)}],
+    [
+        {"low": 2, "high": 1},
+        {"low": 0, "high": 1, "log": True},
+        {"low": 1},
+        {"low": 1, "high": 2, "choices": (1,)},
+    ],
 )
 def test_an_impossible_range_is_refused(space: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"give|impossible"):
@@ -220,24 +259,38 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
 
 
 def test_scores_are_the_metrics_of_the_backtest() -> None:
-    returns, index = np.array([0.01, -0.02, 0.03, 0.0, 0.01]), np.array([0.0, -0.03, 0.03, 0.01, 0.0])
+    returns, index = (
+        np.array([0.01, -0.02, 0.03, 0.0, 0.01]),
+        np.array([0.0, -0.03, 0.03, 0.01, 0.0]),
+    )
     assert score(returns, "sharpe", index) == metrics.sharpe(returns)
     assert score(returns, "return", index) == metrics.cumulative_return(returns)
     assert score(returns, "calmar", index) == pytest.approx(metrics.calmar(returns))
-    assert score(returns, "utility", index) == pytest.approx(252 * (returns.mean() - returns.var(ddof=1) / 2))
-    assert score(returns, "information_ratio", index) == pytest.approx(metrics.information_ratio(returns, index))
-    assert [score(np.zeros(3), metric, index[:3]) for metric in ("sharpe", "return", "calmar", "utility")] == [0.0] * 4
+    assert score(returns, "utility", index) == pytest.approx(
+        252 * (returns.mean() - returns.var(ddof=1) / 2)
+    )
+    assert score(returns, "information_ratio", index) == pytest.approx(
+        metrics.information_ratio(returns, index)
+    )
+    assert [
+        score(np.zeros(3), metric, index[:3])
+        for metric in ("sharpe", "return", "calmar", "utility")
+    ] == [0.0] * 4
     gains = score(np.array([0.01, 0.01]), "calmar", index[:2])
     assert math.isfinite(gains)
     with pytest.raises(ConfigError, match="unknown metric 'luck'; choose one of sharpe, return"):
         score(returns, "luck", index)
 
 
-def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hardly_anything() -> None:
+def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hardly_anything() -> (
+    None
+):
     index = np.array([0.01, -0.02, 0.03, 0.0])
     assert score(index, "information_ratio", index) == 0.0
     # a millionth a day, every day: without a floor this would be divided by nothing
-    assert score(index + 1e-6, "information_ratio", index) == pytest.approx(252e-6 / LEAST_TRACKING_ERROR)
+    assert score(index + 1e-6, "information_ratio", index) == pytest.approx(
+        252e-6 / LEAST_TRACKING_ERROR
+    )
 
 
 def test_windows_that_do_not_fit_are_refused() -> None:
@@ -246,7 +299,10 @@ def test_windows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="validation_windows"):
         check_windows(3, "sharpe", 2)
     check_windows(63, "calmar", 1)
-    with pytest.raises(ConfigError, match=r"1 part\(s\) of 63 sessions .* 62 session.*set tournament.metric to sharpe"):
+    with pytest.raises(
+        ConfigError,
+        match=r"1 part\(s\) of 63 sessions .* 62 session.*set tournament.metric to sharpe",
+    ):
         check_windows(62, "calmar", 1)  # a Calmar ratio of a few weeks is no number to choose by
 
 
@@ -261,7 +317,9 @@ def test_members_are_the_best_or_the_best_that_differ() -> None:
 
 def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
     board = Leaderboard(8)
-    for index, (value, parent) in enumerate([(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]):
+    for index, (value, parent) in enumerate(
+        [(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]
+    ):
         one = entry(index, float(value))
         spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
         submit(board, Entry(spec, one.result))
@@ -271,8 +329,15 @@ def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
         return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
 
     assert chosen(4, board.rows) == [0, 1, 3, 4]
-    assert chosen(3, board.rows) == [0, 3]  # fewer rather than more of one founder, or one below the mean
-    assert chosen(3, [board.rows[0], board.rows[3], board.rows[5]]) == [0, 3, 5]  # nobody was kept out for it
+    assert chosen(3, board.rows) == [
+        0,
+        3,
+    ]  # fewer rather than more of one founder, or one below the mean
+    assert chosen(3, [board.rows[0], board.rows[3], board.rows[5]]) == [
+        0,
+        3,
+        5,
+    ]  # nobody was kept out for it
     assert chosen(3, board.rows[:3]) == [0]  # but never none
 
 
@@ -290,7 +355,9 @@ def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() ->
 
 
 @pytest.mark.parametrize(("wanted", "times"), [(0.5, 0.5), (3.0, 3.0), (12.0, MOST_CONVICTION)])
-def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted: float, times: float) -> None:
+def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
+    wanted: float, times: float
+) -> None:
     random = np.random.default_rng(0)
     days = random.normal(2e-4, 1e-3, 250)
     learned = float(days.std(ddof=1)) * 252**0.5
@@ -321,10 +388,16 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
         ({"survivors": 8, "population": 8}, "survivors"),
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         ({"halving_rungs": (0.5, 0.2)}, "rungs"),
-        ({"validation": "kfold", "replicas": 2}, "cannot be fused of 2 replicas; set replicas to 1"),
+        (
+            {"validation": "kfold", "replicas": 2},
+            "cannot be fused of 2 replicas; set replicas to 1",
+        ),
         ({"ensemble_tracking_error": 0.02}, "set ensemble_shrinkage to james_stein too"),
         ({"devices": ()}, "at least one device"),
-        ({"devices": ("cuda:0/1",), "replicas": 1}, "spans 2 devices needs a learner for each; set replicas to 2"),
+        (
+            {"devices": ("cuda:0/1",), "replicas": 1},
+            "spans 2 devices needs a learner for each; set replicas to 2",
+        ),
         ({"devices": ("cuda:0/1", "cuda:2")}, "join 1 and 2 devices"),
     ],
 )
@@ -350,7 +423,9 @@ def test_a_pod_has_a_learner_for_each_device_it_spans(asked: dict[str, Any], lea
     assert breeder(**asked).fresh(0, Leaderboard(4)).replicas == learners
 
 
-def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process counts the GPUs it may use from 0, so `cuda:0` alone says nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     run = RunFolder(tmp_path)
@@ -361,11 +436,15 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path: Path, m
     assert "place" not in result.reproducible()
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_configurations_say_in_which_order_results_count(path: Path) -> None:
     """Those that promise the same numbers to everybody must not live on a default."""
     asked = read_yaml(path)["tournament"]
-    assert "pods" not in asked or asked["order"] == ("arrival" if path.stem == "podracer" else "submission")
+    assert "pods" not in asked or asked["order"] == (
+        "arrival" if path.stem == "podracer" else "submission"
+    )
 
 
 def test_a_record_of_another_version_is_a_typed_error(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ PODS, FOUNDERS = 12, 2
 
 
 class Sleeper(ThreadLauncher):
-    """Stops its process after the lease was checked and before specs are made, once so many results are there."""
+    """Stops its process after the lease was checked and before specs are made, once so many results
+    are there."""
 
     results = -1
 
@@ -95,7 +96,9 @@ def test_a_head_that_slept_between_lease_and_spec(
     first = head(one, machine="one", workers=3, sleeps_at=4)  # checks its lease, and sleeps
     asleep(first)
     made = len([name for name in store.names("pods") if name.endswith("spec.json")])
-    second = head(two, machine="two", workers=1, sleeps_at=made)  # takes over, and is about to make the next spec
+    second = head(
+        two, machine="two", workers=1, sleeps_at=made
+    )  # takes over, and is about to make the next spec
     asleep(second)
     assert ended(first) == REFUSED  # it wakes up, and writes specs before it asks again
     late = [name.split("/")[1] for name in store.names("pods") if name.endswith("spec.json")][made:]
@@ -116,7 +119,9 @@ def test_a_head_that_slept_between_lease_and_spec(
     applied = [event["pod"] for event in read_jsonl(three.events) if event["event"] == "applied"]
     assert len(applied) == len(set(applied)) == PODS
 
-    again = RunFolder(tmp_path / "again" / "run")  # what the sleeper made is part of what a replay is given
+    again = RunFolder(
+        tmp_path / "again" / "run"
+    )  # what the sleeper made is part of what a replay is given
     wanted = settings(pods=PODS, order=ORDER, founders=FOUNDERS, fresh=0.0)
     threads = ThreadLauncher(again, tmp_path, stubs.body, workers=2)
     how = {"agent": stubs.StubAgent(), "seed": 5, "ensemble": stubs.ensemble, "data_hash": "data"}
@@ -124,14 +129,20 @@ def test_a_head_that_slept_between_lease_and_spec(
     assert compare(three, again) == []
 
 
-def test_the_spec_that_stands_counts_wherever_another_one_lies(machines: Callable[[str], RunFolder]) -> None:
+def test_the_spec_that_stands_counts_wherever_another_one_lies(
+    machines: Callable[[str], RunFolder],
+) -> None:
     stores = [open_store(run, mirror_of(run.root)) for run in map(machines, ("one", "two"))]
     first, other = stubs.spec(0, seed=1), stubs.spec(0, seed=2)
     assert stores[0].write_specs([first]) == [first]
-    RunStore(stores[1].run).write_spec(other)  # as an earlier version left it, which was ended before it stored it
+    RunStore(stores[1].run).write_spec(
+        other
+    )  # as an earlier version left it, which was ended before it stored it
     assert stores[1].write_specs([other, stubs.spec(1)]) == [first, stubs.spec(1)]
     assert stores[1].read_spec("p0000") == RunStore(stores[1].run).read_spec("p0000") == first
-    assert len(list(stores[1].run.pod("p0000").glob("spec.damaged-*.json"))) == 1  # nothing is thrown away
+    assert (
+        len(list(stores[1].run.pod("p0000").glob("spec.damaged-*.json"))) == 1
+    )  # nothing is thrown away
     assert stores[0].unbroken_specs() == [first, stubs.spec(1)]
     assert stores[0].write_spec(first) == first
 
@@ -139,7 +150,8 @@ def test_the_spec_that_stands_counts_wherever_another_one_lies(machines: Callabl
 def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
     tmp_path: Path, machines: Callable[[str], RunFolder], race: Race
 ) -> None:
-    """Specs of one turn are stored side by side, so a head may be ended after the second and before the first."""
+    """Specs of one turn are stored side by side, so a head may be ended after the second and before
+    the first."""
     whole = race("plain", pods=6)
     run = machines("one")
     race("one/run", pods=2)
@@ -150,7 +162,9 @@ def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
     assert early.pod not in {event["pod"] for event in events_of(run, "damaged")}
 
 
-def test_locks_that_keep_nobody_out_are_noticed(tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_keep_nobody_out_are_noticed(
+    tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on some network file systems; with a store the store keeps them apart."""
     run = RunFolder(tmp_path / "run")
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
@@ -168,7 +182,9 @@ def test_locks_that_keep_nobody_out_are_noticed(tmp_path: Path, race: Race, monk
         race("run", pods=2)
 
 
-def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(tmp_path: Path) -> None:
+def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(
+    tmp_path: Path,
+) -> None:
     diary = tmp_path / "diary"
     run = RunFolder(tmp_path / "run")
     pids = []

@@ -1,4 +1,5 @@
-"""A pod's training state in the store: a machine is lost in the middle, another one with an empty disk goes on."""
+"""A pod's training state in the store: a machine is lost in the middle, another one with an empty
+disk goes on."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def stored(url: str, pod: str) -> dict[str, str]:
 def test_another_machine_goes_on_in_the_middle(
     tmp_path: Path, kind: str, changes: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learners, "train", partial(learners.train, checkpoint_seconds=0.0))  # after every update
+    monkeypatch.setattr(
+        learners, "train", partial(learners.train, checkpoint_seconds=0.0)
+    )  # after every update
     spec = fused_spec(budget=Budget(env_steps=STEPS), **changes)
     market = market_file(tmp_path)
     told: list[tuple[float, int]] = []
@@ -55,7 +58,9 @@ def test_another_machine_goes_on_in_the_middle(
     def report(share: float, env_steps: int, note: str) -> None:
         told.append((share, env_steps))
 
-    undisturbed = run_pod(spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report))
+    undisturbed = run_pod(
+        spec, PodContext(RunFolder(tmp_path / "undisturbed"), market, report=report)
+    )
     begin = told[0][0]
     with object_stores.place(kind, tmp_path, monkeypatch) as url:
         first = RunFolder(working_copy(url, tmp_path / "first"))
@@ -68,25 +73,35 @@ def test_another_machine_goes_on_in_the_middle(
                 raise Struck
 
         with pytest.raises(Struck):
-            run_pod(spec, PodContext(first, market, mirror_of(first.root), report=strike, store_seconds=0.02))
+            run_pod(
+                spec,
+                PodContext(first, market, mirror_of(first.root), report=strike, store_seconds=0.02),
+            )
         shutil.rmtree(tmp_path / "first")
 
         second = RunFolder(working_copy(url, tmp_path / "second"))
         told.clear()
         result = run_pod(
-            spec, PodContext(second, market, mirror_of(second.root), attempt=2, report=report, store_seconds=60.0)
+            spec,
+            PodContext(
+                second, market, mirror_of(second.root), attempt=2, report=report, store_seconds=60.0
+            ),
         )
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
         assert result.reproducible() == undisturbed.reproducible()
         assert open_store(second, mirror_of(second.root)).get(str(result.snapshot))
-        records = read_jsonl(second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl"))
+        records = read_jsonl(
+            second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl")
+        )
         assert [record["update"] for record in records] == list(range(1, len(records) + 1))
         left = [name for name in Objects(url).names("pods") if "/state" in name]
         assert left == []
 
 
-def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_path: Path, race: Race) -> None:
+def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(
+    tmp_path: Path, race: Race
+) -> None:
     url = f"file://{tmp_path}/store/run"
     attach(tmp_path / "run", url)
     race("run", pods=2)
@@ -94,7 +109,9 @@ def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_
     for name in ("pods/p0000/state.json", "pods/p0001/state/0123", "pods/p0007/state/0123"):
         store.put(name, b"left behind")
     race("run", pods=2)
-    assert [name for name in store.names("pods") if "/state" in name] == ["pods/p0007/state/0123"]  # it may yet run
+    assert [name for name in store.names("pods") if "/state" in name] == [
+        "pods/p0007/state/0123"
+    ]  # it may yet run
 
 
 def checkpoint(folder: Path, url: str) -> tuple[TrainingState, Path]:
@@ -110,7 +127,12 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
     assert not one.save()  # there is nothing yet
     (here / "state.safetensors").write_text("half way")
     (here / "fused-0.safetensors").write_text("first round")
-    for name in ("round-0/replica-0/state.safetensors", "round-1/replica-0/state.safetensors", "rank-1.log", ".lock"):
+    for name in (
+        "round-0/replica-0/state.safetensors",
+        "round-1/replica-0/state.safetensors",
+        "rank-1.log",
+        ".lock",
+    ):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(name)
     assert one.save()
@@ -121,7 +143,9 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
         "state.safetensors",
     ]
     (here / "state.safetensors").write_text("a little further")
-    assert not checkpoint(tmp_path / "one", url)[0].restore()  # after a kill, this disk knows better
+    assert not checkpoint(tmp_path / "one", url)[
+        0
+    ].restore()  # after a kill, this disk knows better
     (there / "state.safetensors").write_text("older than what is stored")
     assert two.restore()
     assert (there / "state.safetensors").read_text() == "half way"

@@ -68,7 +68,9 @@ def test_lineage_leads_to_a_founder(race: Race) -> None:
         old, new = child["changed"]["learning_rate"]
         assert (old, new) == (parent["hyper"]["learning_rate"], child["hyper"]["learning_rate"])
     rows = {row["pod"]: row for row in status(run)["leaderboard"]}
-    assert all(row["lineage_env_steps"] == 100 * len(lineage(pods, pod)) for pod, row in rows.items())
+    assert all(
+        row["lineage_env_steps"] == 100 * len(lineage(pods, pod)) for pod, row in rows.items()
+    )
     with pytest.raises(RunError, match="no pod"):
         lineage(pods, "p9999")
     assert Run(run).lineage(eldest.pod)["pod"].tolist() == [step["pod"] for step in steps]
@@ -98,7 +100,11 @@ def test_the_database_is_only_an_index(race: Race, order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"order": "arrival", "workers": 3}, {"scheduler": "generational", "population": 4, "survivors": 2}]
+    "changes",
+    [
+        {"order": "arrival", "workers": 3},
+        {"scheduler": "generational", "population": 4, "survivors": 2},
+    ],
 )
 def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, object]) -> None:
     first = race("a", pods=12, **changes)
@@ -117,7 +123,9 @@ def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, obj
     assert {p.name for p in (first.folder.root / "snapshots").iterdir()} == {
         p.name for p in (target.root / "snapshots").iterdir()
     }
-    assert first.ensemble_policy.read_bytes() == (target.ensemble / "policy.safetensors").read_bytes()
+    assert (
+        first.ensemble_policy.read_bytes() == (target.ensemble / "policy.safetensors").read_bytes()
+    )
     other = race("c", pods=12, seed=9, **changes)
     assert compare(first.folder, other.folder) != []
 
@@ -133,7 +141,8 @@ def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
 
 
 def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
-    """4 -> 64 -> 3 pods, each within two reconciles of the wish. Pods wait until both were looked at."""
+    """4 -> 64 -> 3 pods, each within two reconciles of the wish. Pods wait until both were looked
+    at."""
     run = RunFolder(tmp_path / "run")
     trace: dict[int, tuple[int, int]] = {}
     release = threading.Event()
@@ -161,7 +170,8 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
 
 
 def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) -> None:
-    """Capacity that finds no work is no promise: neither in the answer to the wish nor in the event log."""
+    """Capacity that finds no work is no promise: neither in the answer to the wish nor in the event
+    log."""
     run = RunFolder(tmp_path / "run")
     told: list[str] = []
     most = 0
@@ -176,14 +186,17 @@ def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) 
     race(pods=12, how={"watch": control})
     assert most <= 2
     assert told == [
-        "at work from the next reconcile on: 6 pods, but at most 2: `order: submission` lets no more work at once"
+        "at work from the next reconcile on: 6 pods, but at most 2: `order: submission` lets no"
+        " more work at once"
     ]
     (event,) = events_of(run, "capacity")
     assert (event["pods"], event["at_once"]) == (6, 2)
     assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
 
 
-def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scaling_what_nobody_races_promises_nothing(
+    race: Race, capsys: pytest.CaptureFixture[str]
+) -> None:
     generations = {"scheduler": "generational", "population": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
@@ -196,18 +209,25 @@ def test_scaling_what_nobody_races_promises_nothing(race: Race, capsys: pytest.C
     assert effect(bred, 1).endswith(": 1 pod")
     lines = finished.events.read_text().splitlines(keepends=True)
     finished.events.write_text("".join(line for line in lines if '"finished"' not in line))
-    assert effect(finished, 6) == "nothing is at work now; once the run is resumed by its own command: 6 pods"
+    assert (
+        effect(finished, 6)
+        == "nothing is at work now; once the run is resumed by its own command: 6 pods"
+    )
 
 
 def test_the_time_left_counts_this_sitting_only(
     race: Race, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A night between two sittings is no part of the rate, and neither are results that were there before."""
+    """A night between two sittings is no part of the rate, and neither are results that were there
+    before."""
     run = race(pods=4).folder
     assert status(run)["eta_seconds"] is None, "finished"
     began, now = time.time(), time.time() + 10.0
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
-    events = [{"event": "resumed", "time": began, "pods": 9}, {"event": "applied", "time": began + 5, "pod": "p0004"}]
+    events = [
+        {"event": "resumed", "time": began, "pods": 9},
+        {"event": "applied", "time": began + 5, "pod": "p0004"},
+    ]
     append_jsonl(run.events, events[0])
     with lease.acquire(run, None):
         assert status(run)["eta_seconds"] is None, "no result yet"
@@ -218,7 +238,9 @@ def test_the_time_left_counts_this_sitting_only(
     assert status(run)["eta_seconds"] is None, "nobody races it"
 
 
-def test_scaling_down_processes_drains_without_orphans_or_losses(race: Race, tmp_path: Path) -> None:
+def test_scaling_down_processes_drains_without_orphans_or_losses(
+    race: Race, tmp_path: Path
+) -> None:
     run, pods = RunFolder(tmp_path / "b"), [f"p{number:04d}" for number in range(3)]
     for pod in pods:
         plant(run, pod, "wait")
@@ -236,7 +258,9 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(race: Race, tmp
     assert [event["pods"] for event in events_of(run, "capacity")] == [1]
     assert not events_of(run, "lost")
     assert events_of(run, "drained")
-    commands = [one.as_dict(["cmdline"], [])["cmdline"] for one in psutil.Process().children(recursive=True)]
+    commands = [
+        one.as_dict(["cmdline"], [])["cmdline"] for one in psutil.Process().children(recursive=True)
+    ]
     assert not [command for command in commands if "tournament.worker" in " ".join(command)]
     undisturbed = race("a", pods=6, pool_size=3)
     assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)

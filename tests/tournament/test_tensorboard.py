@@ -23,7 +23,10 @@ def read(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {tag: [(e.step, e.value, e.wall_time) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value, e.wall_time) for e in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def run(race: Race, tmp_path: Path) -> RunFolder:
     path = folder.pod("p0002") / "metrics.jsonl"
     path.unlink()
     for k in (1, 2, 3):
-        append_jsonl(path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k, "memory_mib": 7})
+        append_jsonl(
+            path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k, "memory_mib": 7}
+        )
     return folder
 
 
@@ -45,9 +50,13 @@ def test_every_value_is_there(run: RunFolder) -> None:
     curves = read(exported.out / "p0002")
     began = results["p0002"].started
     assert [(step, value) for step, value, _ in curves["training/loss"]] == [
-        (10, 1.0), (20, 0.5), (30, pytest.approx(1 / 3)),
-    ]  # fmt: skip
-    assert [wall - began for *_, wall in curves["training/loss"]] == pytest.approx([1, 2, 3], abs=1e-3)
+        (10, 1.0),
+        (20, 0.5),
+        (30, pytest.approx(1 / 3)),
+    ]
+    assert [wall - began for *_, wall in curves["training/loss"]] == pytest.approx(
+        [1, 2, 3], abs=1e-3
+    )
     for pod, result in results.items():
         curves = read(exported.out / pod)
         ((step, value, _),) = curves["validation/score"]
@@ -58,7 +67,13 @@ def test_every_value_is_there(run: RunFolder) -> None:
     scores = [value for _, value, _ in race_curves["tournament/score"]]
     best = [value for _, value, _ in race_curves["tournament/best_score"]]
     assert best == [max(scores[: k + 1]) for k in range(5)]
-    assert [value for _, value, _ in race_curves["tournament/env_steps"]] == [100, 200, 300, 400, 500]
+    assert [value for _, value, _ in race_curves["tournament/env_steps"]] == [
+        100,
+        200,
+        300,
+        400,
+        500,
+    ]
 
 
 def test_an_export_replaces_the_last_one_and_nothing_else(run: RunFolder, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`fintrader verify`, and random faults in any file: what follows ends equal, or in one line that says what to do."""
+"""`fintrader verify`, and random faults in any file: what follows ends equal, or in one line that
+says what to do."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_a_fault_in_any_file(
     assert 0 < refused < len(seeds)
 
 
-def test_a_whole_run_passes_and_a_running_one_is_left_alone(run: RunFolder, stopped: RunFolder) -> None:
+def test_a_whole_run_passes_and_a_running_one_is_left_alone(
+    run: RunFolder, stopped: RunFolder
+) -> None:
     assert problems(run) == []
     assert problems(stopped) == []
     with lease.acquire(run, None), pytest.raises(TournamentError, match="is running"):
@@ -114,7 +117,9 @@ def forge(path: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [edit, forge])
-def test_another_score_or_seed_is_found_out_and_mended(run: RunFolder, undisturbed: RunFolder, change: Any) -> None:
+def test_another_score_or_seed_is_found_out_and_mended(
+    run: RunFolder, undisturbed: RunFolder, change: Any
+) -> None:
     store = RunStore(run)
     score = store.read_result("p0001").score
     change(store.result_path("p0001"), score=score + 100)
@@ -145,7 +150,15 @@ def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(
     tmp_path: Path, undisturbed: RunFolder, what: str
 ) -> None:
     files = ["spec.json", "result.json", "policy.safetensors"]
-    names = ["pods", "pods/p0001", "snapshots", "tournament.json", "events.jsonl", "leaderboard.sqlite", "ensemble"]
+    names = [
+        "pods",
+        "pods/p0001",
+        "snapshots",
+        "tournament.json",
+        "events.jsonl",
+        "leaderboard.sqlite",
+        "ensemble",
+    ]
     names += [f"pods/p0001/{name}" for name in files]
     for name in names:
         run = RunFolder(Path(shutil.copytree(undisturbed.root, tmp_path / name.replace("/", "-"))))
@@ -172,7 +185,9 @@ def test_a_pod_is_trained_although_a_folder_stands_where_its_policy_goes(
 
 
 @pytest.mark.parametrize("name", ["", "-wal", "-shm"])
-def test_a_database_that_nobody_can_write_to_is_made_again(run: RunFolder, undisturbed: RunFolder, name: str) -> None:
+def test_a_database_that_nobody_can_write_to_is_made_again(
+    run: RunFolder, undisturbed: RunFolder, name: str
+) -> None:
     place = Path(f"{run.leaderboard}{name}")
     place.touch()
     faults.misplace(place, "folder")
@@ -203,10 +218,14 @@ def test_a_file_of_another_run_is_found_out_and_costs_no_result(
         for one in (run, other):
             records = EventLog(one.events).records
             one.events.unlink()
-            EventLog(one.events).append(*({k: v for k, v in event.items() if k != "of"} for event in records))
+            EventLog(one.events).append(
+                *({k: v for k, v in event.items() if k != "of"} for event in records)
+            )
     shutil.copy(other.root / name, run.root / name)
     before = chaos.acknowledged(run)
-    assert any(f"{name} is" in problem and "another tournament" in problem for problem in problems(run))
+    assert any(
+        f"{name} is" in problem and "another tournament" in problem for problem in problems(run)
+    )
     if logs_say or name == "tournament.json":
         assert "another tournament" in again(run) or "other seed" in again(run)
     repair(run, generator=MAKER)
@@ -233,7 +252,9 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     assert everything(run) == whole
 
 
-def test_other_settings_are_not_taken_for_those_of_a_lost_note(run: RunFolder, undisturbed: RunFolder) -> None:
+def test_other_settings_are_not_taken_for_those_of_a_lost_note(
+    run: RunFolder, undisturbed: RunFolder
+) -> None:
     RunStore(run).identity_path.unlink()
     with pytest.raises(TournamentError, match="do not follow from these settings"):
         chaos.stub_race_of(run, WANTED.model_copy(update={"perturb": 2.0}))
@@ -241,7 +262,9 @@ def test_other_settings_are_not_taken_for_those_of_a_lost_note(run: RunFolder, u
     assert everything(run) == everything(undisturbed)
 
 
-def test_what_is_foreign_in_the_database_does_not_survive(run: RunFolder, undisturbed: RunFolder) -> None:
+def test_what_is_foreign_in_the_database_does_not_survive(
+    run: RunFolder, undisturbed: RunFolder
+) -> None:
     for statement in faults.SQL[4:6]:
         with closing(sqlite3.connect(run.leaderboard)) as connection:
             connection.executescript(statement)
@@ -249,12 +272,19 @@ def test_what_is_foreign_in_the_database_does_not_survive(run: RunFolder, undist
     repair(run, generator=MAKER)
     assert problems(run) == []
     with closing(sqlite3.connect(run.leaderboard)) as connection:
-        assert connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'foreign%'").fetchall() == []
+        assert (
+            connection.execute(
+                "SELECT name FROM sqlite_master WHERE name LIKE 'foreign%'"
+            ).fetchall()
+            == []
+        )
     assert everything(run) == everything(undisturbed)
 
 
 def test_lines_of_the_log_are_numbered(run: RunFolder) -> None:
     lines = run.events.read_bytes().splitlines(keepends=True)
     run.events.write_bytes(b"".join([*lines[:3], *lines[4:]]))
-    with pytest.raises(TournamentError, match=r"line 4 is not as it was written, or not in its place"):
+    with pytest.raises(
+        TournamentError, match=r"line 4 is not as it was written, or not in its place"
+    ):
         EventLog(run.events)

@@ -1,7 +1,9 @@
-"""Columns that know too much: what truncation cannot prove of a value that somebody else computed, its strength shows.
+"""Columns that know too much: what truncation cannot prove of a value that somebody else computed,
+its strength shows.
 
-A column that holds the next return is the same in every truncated view of its file. But nothing that is honest orders
-returns as well as it does: each column is compared with the returns after it, over several horizons, and traded.
+A column that holds the next return is the same in every truncated view of its file. But nothing
+that is honest orders returns as well as it does: each column is compared with the returns after it,
+over several horizons, and traded.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from fintrader.data.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
 
 IMPLAUSIBLE_IC = 0.1
-"""Rank correlation with the return ahead. Of real minute bars no honest column that is significant reaches 0.04."""
+"""Rank correlation with the return ahead. Of real minute bars no honest column that is significant
+reaches 0.04."""
 IMPLAUSIBLE_SHARPE = 10.0
 """A year, before costs. Of real minute bars no honest column reaches 6."""
 FALSE_ALARMS = 0.001
 """Probability that any column of a market without information passes the test of significance."""
 STRONGER = 1.25
-"""Where a signal is planted others may echo it: implausible is who knows so many times more than the signal."""
+"""Where a signal is planted others may echo it: implausible is who knows so many times more than
+the signal."""
 NEXT_OPEN = "to the next open"
 _BLOCKS, _FEWEST_BLOCKS, _HORIZONS_A_BLOCK = 50, 12, 3
 _MOST_ROWS = 20_000
@@ -46,19 +50,26 @@ class Alarm:
     """The value in standard errors."""
 
     def __str__(self) -> str:
-        return f"{self.column}: {self.what} {self.value:+.3g} with the return {self.horizon} ahead (t = {self.t:+.1f})"
+        return (
+            f"{self.column}: {self.what} {self.value:+.3g} with the return {self.horizon} ahead (t"
+            f" = {self.t:+.1f})"
+        )
 
 
 def implausible(market: MarketTensors, planted: str | None = None) -> tuple[Alarm, ...]:
-    """Columns whose rank correlation with a return ahead, or whose Sharpe ratio, is too good: both too large to be
-    honest and too significant to be chance. At most one of each kind a column, the most significant.
+    """Columns whose rank correlation with a return ahead, or whose Sharpe ratio, is too good: both
+    too large to be honest and too significant to be chance. At most one of each kind a column, the
+    most significant.
 
-    `planted` names a column that is meant to be good: it raises no alarm, and others are measured against it.
+    `planted` names a column that is meant to be good: it raises no alarm, and others are measured
+    against it.
     """
     strengths, ratios = list(rank_correlations(market)), list(sharpe_ratios(market))
     found: dict[tuple[str, str], Alarm] = {}
     for tried, level in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
-        known = {(one.what, one.horizon): abs(one.value) for one, _ in tried if one.column == planted}
+        known = {
+            (one.what, one.horizon): abs(one.value) for one, _ in tried if one.column == planted
+        }
         for one, samples in tried:
             enough = max(level, STRONGER * known.get((one.what, one.horizon), 0.0))
             significant = student.ppf(1 - FALSE_ALARMS / (2 * len(tried)), samples - 1)
@@ -70,10 +81,12 @@ def implausible(market: MarketTensors, planted: str | None = None) -> tuple[Alar
 
 
 def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
-    """Every column over every horizon that fits often enough into the market, and the blocks that its t stands on.
+    """Every column over every horizon that fits often enough into the market, and the blocks that
+    its t stands on.
 
-    Spearman's over time, of each symbol with a trade at the bar, averaged over symbols; its error is that of the mean
-    of up to fifty blocks of consecutive bars, each at least three horizons long.
+    Spearman's over time, of each symbol with a trade at the bar, averaged over symbols; its error
+    is that of the mean of up to fifty blocks of consecutive bars, each at least three horizons
+    long.
     """
     growth = market.events.growth(market.close)
     closes, opens = _log(market.close, growth), _log(market.open, growth)
@@ -85,10 +98,14 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
         if (blocks := min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))) >= _FEWEST_BLOCKS:
             rows = some[some < bars - horizon]
             ahead = closes[rows + horizon] - closes[rows]
-            yield from _strengths(market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks)
+            yield from _strengths(
+                market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks
+            )
     last = np.flatnonzero(np.diff(session))
     if (blocks := min(_BLOCKS, len(last) // _HORIZONS_A_BLOCK)) >= _FEWEST_BLOCKS:
-        yield from _strengths(market, last, opens[last + 1] - closes[last], traded[last], NEXT_OPEN, blocks)
+        yield from _strengths(
+            market, last, opens[last + 1] - closes[last], traded[last], NEXT_OPEN, blocks
+        )
 
 
 def _log(prices: Tensor, growth: Tensor | None) -> Array:
@@ -100,24 +117,35 @@ def _log(prices: Tensor, growth: Tensor | None) -> Array:
 def _strengths(
     market: MarketTensors, rows: Array, ahead: Array, traded: Array, horizon: str, blocks: int
 ) -> Iterator[tuple[Alarm, int]]:
-    """Every column at `rows` `[R]` with the returns `ahead` `[R, N]`; context with their mean over symbols."""
+    """Every column at `rows` `[R]` with the returns `ahead` `[R, N]`; context with their mean over
+    symbols."""
     known = np.isfinite(ahead)
     together = np.where(known, ahead, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     columns: list[tuple[str, Tensor, Array, Array]] = [
-        (name, market.features[rows, :, k], ahead, traded) for k, name in enumerate(market.feature_names)
+        (name, market.features[rows, :, k], ahead, traded)
+        for k, name in enumerate(market.feature_names)
     ]
     columns += [
-        (name, market.context[rows, k : k + 1], together[:, None], np.asarray(known.any(axis=1, keepdims=True)))
+        (
+            name,
+            market.context[rows, k : k + 1],
+            together[:, None],
+            np.asarray(known.any(axis=1, keepdims=True)),
+        )
         for k, name in enumerate(market.context_names)
     ]
     for name, values, returns, counted in columns:
         means = _block_means(values.numpy(), returns, counted & np.isfinite(returns), blocks)
         if len(means) >= _FEWEST_BLOCKS:
-            yield Alarm(name, "rank correlation", float(means.mean()), horizon, _t(means)), len(means)
+            yield (
+                Alarm(name, "rank correlation", float(means.mean()), horizon, _t(means)),
+                len(means),
+            )
 
 
 def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Array:
-    """Mean product of the two's rank scores in each block of rows, of `[R, N]`; blocks without any are left out."""
+    """Mean product of the two's rank scores in each block of rows, of `[R, N]`; blocks without any
+    are left out."""
     total, count = np.zeros(blocks), np.zeros(blocks)
     block = np.arange(len(values)) * blocks // len(values)
     for column in range(values.shape[1]):
@@ -130,8 +158,11 @@ def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Ar
 
 
 def _says(values: Array) -> Array:
-    """Where a column says something: not at the one value that most rows hold, if there are several beside it."""
-    usual = np.median(values) if len(values) else 0.0  # what most rows hold is in the middle of them
+    """Where a column says something: not at the one value that most rows hold, if there are several
+    beside it."""
+    usual = (
+        np.median(values) if len(values) else 0.0
+    )  # what most rows hold is in the middle of them
     other = values != usual
     several = other.any() and np.ptp(values[other]) > 0
     if several and np.count_nonzero(other) < len(values) / 2:
@@ -154,8 +185,8 @@ def _t(samples: Array) -> float:
 def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     """Of a trade on every feature, before costs, and the sessions it stands on.
 
-    Each symbol is held long at the closes where the column is above its mean over time, short where it is below,
-    from the next open to the one after.
+    Each symbol is held long at the closes where the column is above its mean over time, short where
+    it is below, from the next open to the one after.
     """
     opens = _log(market.open, market.events.growth(market.close))
     ahead = opens[2:] - opens[1:-1]

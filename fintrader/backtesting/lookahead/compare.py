@@ -25,7 +25,8 @@ class Leak:
     """One thing that changed with the future."""
 
     what: str
-    """The name: `feature return_5`, `context turbulence`, `close`, `observation`, `fill`, `equity`, ..."""
+    """The name: `feature return_5`, `context turbulence`, `close`, `observation`, `fill`, `equity`,
+    ..."""
     cut: int
     """From this bar on the future was changed."""
     bar: int
@@ -41,21 +42,32 @@ class Leak:
         return f"{self.what}: {where}{f' ({self.detail})' if self.detail else ''}{often}"
 
 
-def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode) -> list[Leak]:
-    """Every array before `cut`, for the symbols that both have; one leak a column, at its first differing bar."""
+def compare_markets(
+    market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode
+) -> list[Leak]:
+    """Every array before `cut`, for the symbols that both have; one leak a column, at its first
+    differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
-    ours, theirs = (torch.tensor([m.symbols.index(name) for name in common]) for m in (market, changed))
+    ours, theirs = (
+        torch.tensor([m.symbols.index(name) for name in common]) for m in (market, changed)
+    )
     leaks = []
 
     def check(what: str, one: Tensor, other: Tensor) -> None:
-        same = (one == other) | (one.isnan() & other.isnan()) if one.is_floating_point() else one == other
+        same = (
+            (one == other) | (one.isnan() & other.isnan())
+            if one.is_floating_point()
+            else one == other
+        )
         rows = same if same.ndim == 1 else same.all(1)
         if bool(rows.all()):
             return
         bar = int((~rows).nonzero()[0])
         at: tuple[int, ...] = (bar,) if same.ndim == 1 else (bar, int((~same[bar]).nonzero()[0]))
         where = "" if same.ndim == 1 else f"{common[at[1]]}, "
-        leaks.append(Leak(what, cut, bar, mode, where + _apart(one, float(one[at]), float(other[at]))))
+        leaks.append(
+            Leak(what, cut, bar, mode, where + _apart(one, float(one[at]), float(other[at])))
+        )
 
     for name in _SYMBOL_ARRAYS:
         check(name, getattr(market, name)[:cut, ours], getattr(changed, name)[:cut, theirs])
@@ -71,38 +83,67 @@ def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int, mod
         check("shares_outstanding", market.shares_outstanding[:cut, ours], known[:cut, theirs])
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
-        leaks.append(Leak("symbols", cut, 0, mode, f"the future decides that {', '.join(missing)} are in the market"))
+        leaks.append(
+            Leak(
+                "symbols",
+                cut,
+                0,
+                mode,
+                f"the future decides that {', '.join(missing)} are in the market",
+            )
+        )
     return leaks
 
 
 def _apart(column: Tensor, one: float, other: float) -> str:
     """`0.31 and 0.12, 1.3 deviations apart`."""
     text = f"{one:.6g} and {other:.6g}"
-    values = column[column.isfinite()].to(torch.float64) if column.is_floating_point() else column[:0]
+    values = (
+        column[column.isfinite()].to(torch.float64) if column.is_floating_point() else column[:0]
+    )
     spread = float(values.std()) if len(values) > 1 else 0.0
-    return f"{text}, {abs(one - other) / spread:.2g} deviations apart" if spread > 0 and one - other else text
+    return (
+        f"{text}, {abs(one - other) / spread:.2g} deviations apart"
+        if spread > 0 and one - other
+        else text
+    )
 
 
 def unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]:
-    """Columns that say the same from `cut` on though every bar is another: they are not made of the bars.
+    """Columns that say the same from `cut` on though every bar is another: they are not made of the
+    bars.
 
     Columns that hold one value throughout say nothing, and are left out.
     """
-    columns = {name: (market.features[..., k], changed.features[..., k]) for k, name in enumerate(market.feature_names)}
-    columns |= {name: (market.context[:, k], changed.context[:, k]) for k, name in enumerate(market.context_names)}
+    columns = {
+        name: (market.features[..., k], changed.features[..., k])
+        for k, name in enumerate(market.feature_names)
+    }
+    columns |= {
+        name: (market.context[:, k], changed.context[:, k])
+        for k, name in enumerate(market.context_names)
+    }
     if market.symbols != changed.symbols:
         return set()
     return {
         name
         for name, (one, other) in columns.items()
-        if name not in CALENDAR and torch.equal(one[cut:], other[cut:]) and bool((one[cut:] != one[cut]).any())
+        if name not in CALENDAR
+        and torch.equal(one[cut:], other[cut:])
+        and bool((one[cut:] != one[cut]).any())
     }
 
 
 def compare_trading(
-    market: MarketTensors, changed: MarketTensors, cut: int, mode: Mode, env: EnvSettings, policy: Policy
+    market: MarketTensors,
+    changed: MarketTensors,
+    cut: int,
+    mode: Mode,
+    env: EnvSettings,
+    policy: Policy,
 ) -> list[Leak]:
-    """Observations, fills, equity and orders before `cut`, traded by the same policy in both markets."""
+    """Observations, fills, equity and orders before `cut`, traded by the same policy in both
+    markets."""
     if market.symbols != changed.symbols:
         return []
     (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
@@ -117,18 +158,23 @@ def compare_trading(
     ours_usd, theirs_usd = one.trade_log.equity[:cut], other.trade_log.equity[:cut]
     if (apart := np.flatnonzero(ours_usd != theirs_usd)).size:
         bar = int(apart[0])
-        leaks.append(Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD"))
+        leaks.append(
+            Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD")
+        )
     ours_held, theirs_held = one.trade_log.shares[:cut], other.trade_log.shares[:cut]
     if (moved := np.argwhere(ours_held != theirs_held)).size:
         bar, asset = moved[0].tolist()
         held = f"{ours_held[bar, asset]:,.6g} and {theirs_held[bar, asset]:,.6g} shares"
         leaks.append(Leak("fill", cut, bar, mode, f"{market.symbols[asset]}, {held}"))
-    # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it should.
+    # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it
+    # should.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
     if (asked := np.flatnonzero(one.wanted != other.wanted)).size and not split and not leaks:
         asset = int(asked[0])
         held = f"{one.wanted[asset]:,.6g} and {other.wanted[asset]:,.6g} shares"
-        leaks.append(Leak("order", cut, seen[-1][0], mode, f"{market.symbols[asset]}, {held} wanted"))
+        leaks.append(
+            Leak("order", cut, seen[-1][0], mode, f"{market.symbols[asset]}, {held} wanted")
+        )
     return leaks
 
 
@@ -166,9 +212,11 @@ def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Polic
 def _trade(
     market: MarketTensors, env: EnvSettings, policy: Policy, cut: int
 ) -> tuple[BacktestAccount, list[tuple[int, Tensor]]]:
-    """Decide up to the last bar before `cut`, whose order fills later: the account, and what it saw when.
+    """Decide up to the last bar before `cut`, whose order fills later: the account, and what it saw
+    when.
 
-    The first decision is put off so that the last one falls on that bar: an order may not know the bar it fills in.
+    The first decision is put off so that the last one falls on that bar: an order may not know the
+    bar it fills in.
     """
     account = BacktestAccount(market, env)
     seen: list[tuple[int, Tensor]] = []

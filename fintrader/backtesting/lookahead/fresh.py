@@ -1,7 +1,9 @@
-"""Markets built in processes that never built another: nothing that is remembered from one build reaches the next.
+"""Markets built in processes that never built another: nothing that is remembered from one build
+reaches the next.
 
-A spawned process opens the source and then builds nothing itself. For every view it forks: the copy has the bars, but
-no feature has run in it, so a cache that was filled with the whole of them is empty there.
+A spawned process opens the source and then builds nothing itself. For every view it forks: the copy
+has the bars, but no feature has run in it, so a cache that was filled with the whole of them is
+empty there.
 """
 
 from __future__ import annotations
@@ -37,12 +39,19 @@ _ANSWER = "answer.json"
 class FreshBuilds:
     """Builds views of the market of some settings. A context manager: the process ends with it.
 
-    `setup` names a function (`package.module:function`) that is called in the process before anything is built, for
-    what a script of your own would have done by then. Raises what a build would raise; BacktestError where code of
-    your own fails on a view.
+    `setup` names a function (`package.module:function`) that is called in the process before
+    anything is built, for what a script of your own would have done by then. Raises what a build
+    would raise; BacktestError where code of your own fails on a view.
     """
 
-    def __init__(self, settings: DataSettings, *, seed: int, cache: Path | None = None, setup: str | None = None):
+    def __init__(
+        self,
+        settings: DataSettings,
+        *,
+        seed: int,
+        cache: Path | None = None,
+        setup: str | None = None,
+    ):
         self._folder = TemporaryDirectory(prefix="fintrader-lookahead-")
         self._count = 0
         path = os.pathsep.join(part or "." for part in sys.path)
@@ -50,7 +59,9 @@ class FreshBuilds:
         command = [sys.executable, "-c", f"from {__name__} import main; main()"]
         pipe = subprocess.PIPE
         environment = {**os.environ, **threads, "PYTHONPATH": path}
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment
+        )
         self.span: tuple[int, int] = (0, 0)
         """First and last time of all bars."""
         try:
@@ -87,7 +98,8 @@ class FreshBuilds:
         return next(iter(self.each([view])))
 
     def each(self, views: Sequence[View]) -> Iterator[MarketTensors]:
-        """The markets of views, in their order; as many are built at once as there are processors."""
+        """The markets of views, in their order; as many are built at once as there are
+        processors."""
         for batch in _batches(views, os.cpu_count() or 1):
             jobs = []
             for view in batch:
@@ -110,7 +122,9 @@ class FreshBuilds:
             self._process.stdin.flush()
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         except (BrokenPipeError, ValueError):
-            raise BacktestError("the process that builds views ended; was its memory used up?") from None
+            raise BacktestError(
+                "the process that builds views ended; was its memory used up?"
+            ) from None
         if (text := answer.get("error")) is not None:
             raise getattr(errors, answer["type"], BacktestError)(text)
         return answer
@@ -141,8 +155,11 @@ def _problem(error: Exception) -> dict[str, str]:
         return {"error": str(error), "type": type(error).__name__}
     place = traceback.extract_tb(error.__traceback__)[-1]
     return {
-        "error": f"building a view of the market failed in {place.name} ({Path(place.filename).name}, line "
-        f"{place.lineno}): {type(error).__name__}: {error}; code that runs on every row must run on fewer rows too",
+        "error": (
+            f"building a view of the market failed in {place.name} ({Path(place.filename).name},"
+            f" line {place.lineno}): {type(error).__name__}: {error}; code that runs on every row"
+            " must run on fewer rows too"
+        ),
         "type": "BacktestError",
     }
 
@@ -173,10 +190,15 @@ class _Server:
         children = []
         for job in jobs:
             view, folder = _view(job["view"]), Path(job["folder"])
-            session_grid(self.settings.calendar, view.start, view.end)  # forks find it ready: it takes a second
+            session_grid(
+                self.settings.calendar, view.start, view.end
+            )  # forks find it ready: it takes a second
             child = os.fork()
             if child == 0:
-                said: dict[str, Any] = {"error": "code of your own ended the process", "type": "BacktestError"}
+                said: dict[str, Any] = {
+                    "error": "code of your own ended the process",
+                    "type": "BacktestError",
+                }
                 try:
                     self.build(view, folder)
                     said = {}
@@ -189,13 +211,17 @@ class _Server:
         answers: list[dict[str, Any]] = []
         for child, answer in children:
             os.waitpid(child, 0)
-            lost = {"error": "a process that built a view was killed; was its memory used up?", "type": "BacktestError"}
+            lost = {
+                "error": "a process that built a view was killed; was its memory used up?",
+                "type": "BacktestError",
+            }
             answers.append(json.loads(answer.read_text()) if answer.is_file() else lost)
         return next((answer for answer in answers if answer), {})
 
 
 def main() -> None:
-    """Answer lines of JSON until the pipe ends. What code of others prints goes to standard error."""
+    """Answer lines of JSON until the pipe ends. What code of others prints goes to standard
+    error."""
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
         server: _Server | None = None

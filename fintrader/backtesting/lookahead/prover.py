@@ -20,7 +20,12 @@ from fintrader.backtesting.lookahead.compare import (
     unmoved,
 )
 from fintrader.backtesting.lookahead.fresh import FreshBuilds
-from fintrader.backtesting.lookahead.report import LookaheadReport, gathered, planted_column, trusted
+from fintrader.backtesting.lookahead.report import (
+    LookaheadReport,
+    gathered,
+    planted_column,
+    trusted,
+)
 from fintrader.backtesting.lookahead.views import MODES, Cut, Mode, View
 from fintrader.config import Settings
 from fintrader.data.bars import Array
@@ -43,11 +48,14 @@ class LookaheadSettings(Settings):
     """How many views of the market the look-ahead check compares."""
 
     cuts: int = Field(3, ge=1)
-    """Random bars after the training window at which the whole market's future is cut off, and scrambled."""
+    """Random bars after the training window at which the whole market's future is cut off, and
+    scrambled."""
     prefixes: int = Field(200, ge=0)
-    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, in a piece around it."""
+    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, in a
+    piece around it."""
     run: int = Field(100, ge=0)
-    """So many bars in a row are cut at, too: a peek that comes back after no more bars than that cannot hide."""
+    """So many bars in a row are cut at, too: a peek that comes back after no more bars than that
+    cannot hide."""
     exhaustive: bool = False
     """Cut off and scramble at every bar from the second session on. Takes hours."""
 
@@ -62,13 +70,15 @@ def lookahead(
     setup: str | None = None,
     progress: Progress | None = None,
 ) -> LookaheadReport:
-    """The whole way from bars to equity, for a configuration, every view built in a process that built nothing before.
+    """The whole way from bars to equity, for a configuration, every view built in a process that
+    built nothing before.
 
-    Cuts of the whole market lie after the training window: inside it, the statistics that features are standardised
-    with change with the bars, as they should. The pieces around a bar have training windows of their own, before it.
-    `cache` is where a vendor's bars are kept, `setup` names a function (`package.module:function`) that the process
-    calls first. Raises DataError where the market cannot be built, BacktestError where there is no bar to cut at or
-    where code of your own fails on a part of the rows.
+    Cuts of the whole market lie after the training window: inside it, the statistics that features
+    are standardised with change with the bars, as they should. The pieces around a bar have
+    training windows of their own, before it. `cache` is where a vendor's bars are kept, `setup`
+    names a function (`package.module:function`) that the process calls first. Raises DataError
+    where the market cannot be built, BacktestError where there is no bar to cut at or where code of
+    your own fails on a part of the rows.
     """
     settings = settings or LookaheadSettings()
     data = data.effective()
@@ -89,7 +99,9 @@ def lookahead(
         report = find_leaks(market, rebuild, env, cuts=settings.cuts, seed=seed, progress=progress)
         found += report.leaks
         tried: list[int] = []
-        untried = [f"{name}: says nothing before {bars:,} bars" for name, bars in pieces.late.items()]
+        untried = [
+            f"{name}: says nothing before {bars:,} bars" for name, bars in pieces.late.items()
+        ]
         with (progress or SILENT).task("look-ahead", total=market.num_bars, unit="bars") as task:
             for piece in pieces.plan(settings):
                 try:
@@ -128,17 +140,22 @@ def find_leaks(
     begin = market.windows.train[1] if market.windows else market.num_bars // 3
     candidates = np.arange(begin + 2, market.num_bars - 2)
     if not candidates.size or cuts < 1:
-        raise BacktestError("there is no bar after the training window to cut at; give a longer market or more cuts")
+        raise BacktestError(
+            "there is no bar after the training window to cut at; give a longer market or more cuts"
+        )
     rng = numpy_generator(seed, "lookahead")
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
     policy = policy or reacting_policy(market, seed, env)
     leaks: list[Leak] = []
-    with (progress or SILENT).task("look-ahead", total=len(chosen) * len(MODES), unit="builds") as task:
+    with (progress or SILENT).task(
+        "look-ahead", total=len(chosen) * len(MODES), unit="builds"
+    ) as task:
         for cut in chosen.tolist():
             for mode in MODES:
                 changed = rebuild(cut, mode)
                 leaks += compare_markets(market, changed, cut, mode)
-                # A symbol whose bars are cut off ends there and is sold: fills are compared where nothing ends.
+                # A symbol whose bars are cut off ends there and is sold: fills are compared where
+                # nothing ends.
                 if mode == "scrambled":
                     leaks += compare_trading(market, changed, cut, mode, env, policy)
                 task.advance()
@@ -147,7 +164,8 @@ def find_leaks(
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some sessions, built as a market of their own, and the bars of the whole market to cut it at."""
+    """Some sessions, built as a market of their own, and the bars of the whole market to cut it
+    at."""
 
     view: View
     first: int
@@ -175,7 +193,8 @@ def _leaks_of(piece: _Piece, build: FreshBuilds, env: EnvSettings, seed: int) ->
 
 
 class _Pieces:
-    """A market's sessions, where something happens at their edges, and how much must lie before a cut."""
+    """A market's sessions, where something happens at their edges, and how much must lie before a
+    cut."""
 
     def __init__(self, market: MarketTensors, calendar: str, seed: int) -> None:
         session = market.session.numpy()
@@ -192,24 +211,33 @@ class _Pieces:
         warm_up = max([bar for bar in says.values() if bar < _LONGEST_WARM_UP], default=0)
         half = int(np.median(np.diff(self.first))) // 2
         self.before = int(self.session[min(warm_up + half, market.num_bars - 1)]) + 1
-        """Sessions before the one that is tried: until every column says something, and half of one to scale it by."""
+        """Sessions before the one that is tried: until every column says something, and half of one
+        to scale it by."""
 
     def cut(self, bar: int, mode: Mode) -> Cut:
         """From `bar` on everything changes."""
         seen = int(self.session[bar - 1])
-        return Cut(int(self.market.minutes[bar]), self.days[seen], bool(self.session[bar] != seen), mode)
+        return Cut(
+            int(self.market.minutes[bar]), self.days[seen], bool(self.session[bar] != seen), mode
+        )
 
     def plan(self, settings: LookaheadSettings) -> Iterator[_Piece]:
         """A piece for each session but the first (and the second, of a market of three)."""
         rng = numpy_generator(self.seed, "lookahead-prefixes")
-        wanted: dict[int, list[tuple[int, Mode]]] = {number: [] for number in range(1, self.sessions)}
+        wanted: dict[int, list[tuple[int, Mode]]] = {
+            number: [] for number in range(1, self.sessions)
+        }
         chosen = np.arange(settings.prefixes) * (self.sessions - 1) // max(settings.prefixes, 1) + 1
         for number in chosen.tolist():
             bar = int(rng.integers(self.first[number], self.first[number + 1]))
             wanted[number].append((bar, MODES[int(rng.integers(len(MODES)))]))
         if self.sessions > 1 and settings.run and not settings.exhaustive:
             # one piece for all, so that what a feature does at every so many of its rows comes up
-            start = int(rng.integers(self.first[1], max(self.market.num_bars - settings.run, self.first[1]) + 1))
+            start = int(
+                rng.integers(
+                    self.first[1], max(self.market.num_bars - settings.run, self.first[1]) + 1
+                )
+            )
             bars = range(start, min(start + settings.run, self.market.num_bars))
             piece = self._piece(int(self.session[start]), [(bar, "cut") for bar in bars])
             if piece is not None:
@@ -219,16 +247,20 @@ class _Pieces:
             begin, end = int(self.first[number]), int(self.first[number + 1])
             wanted[number].append((begin, MODES[number % len(MODES)]))
             if number in eventful:
-                wanted[number] += [(bar, mode) for bar in (begin, begin + 1, end - 1) for mode in MODES]
+                wanted[number] += [
+                    (bar, mode) for bar in (begin, begin + 1, end - 1) for mode in MODES
+                ]
             if settings.exhaustive:
                 wanted[number] = [(bar, mode) for bar in range(begin, end) for mode in MODES]
-            piece = self._piece(number, sorted({pair for pair in wanted[number] if begin <= pair[0] < end}))
+            piece = self._piece(
+                number, sorted({pair for pair in wanted[number] if begin <= pair[0] < end})
+            )
             if piece is not None:
                 yield piece
 
     def _eventful(self) -> set[int]:
-        """Sessions at whose edges something else happens: splits, dividends, members who come or go, half days and the
-        sessions after these, listings and ends."""
+        """Sessions at whose edges something else happens: splits, dividends, members who come or
+        go, half days and the sessions after these, listings and ends."""
         market, first = self.market, self.first
         length = np.diff(first)
         found = set(self.session[market.events.bar.numpy()].tolist())
@@ -241,7 +273,8 @@ class _Pieces:
         return found
 
     def _piece(self, number: int, cuts: Sequence[tuple[int, Mode]]) -> _Piece | None:
-        """The sessions around one: enough before it, and one after it, or after the last cut, where there is one."""
+        """The sessions around one: enough before it, and one after it, or after the last cut, where
+        there is one."""
         last = max((int(self.session[bar]) for bar, _ in cuts), default=number)
         stop = min(last + 1, self.sessions - 1)
         trained = min(number - 1, stop - 2)
@@ -251,11 +284,17 @@ class _Pieces:
         first, end = int(self.first[start]), int(self.first[stop + 1])
         days, minutes = self.days, self.market.minutes
         view = View(
-            int(minutes[first]), int(minutes[end - 1]), days[start], days[stop],
-            (days[trained], days[trained + 1], days[trained + 2]), self.market.symbols,
-        )  # fmt: skip
+            int(minutes[first]),
+            int(minutes[end - 1]),
+            days[start],
+            days[stop],
+            (days[trained], days[trained + 1], days[trained + 2]),
+            self.market.symbols,
+        )
         own = int(self.first[number + 1] - self.first[number])
-        return _Piece(view, first, end - first, own, tuple((bar, self.cut(bar, mode)) for bar, mode in cuts))
+        return _Piece(
+            view, first, end - first, own, tuple((bar, self.cut(bar, mode)) for bar, mode in cuts)
+        )
 
 
 def _first_words(market: MarketTensors) -> dict[str, int]:

@@ -24,7 +24,8 @@ class LookaheadReport:
     prefixes: tuple[int, ...] = ()
     """Bars from which on the future of a piece around them was changed."""
     alarms: tuple[str, ...] = ()
-    """Columns that know implausibly much of the returns after them: no proof, but a reason to ask."""
+    """Columns that know implausibly much of the returns after them: no proof, but a reason to
+    ask."""
     trusted: tuple[str, ...] = ()
     """What no view can prove because it is not made of bars."""
     untried: tuple[str, ...] = ()
@@ -54,14 +55,21 @@ class LookaheadReport:
 def gathered(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """One of each name, the first that was found, and how often it was."""
     ordered = sorted(enumerate(leaks), key=lambda item: (item[1].what, item[0]))
-    groups = [[leak for _, leak in group] for _, group in itertools.groupby(ordered, key=lambda item: item[1].what)]
+    groups = [
+        [leak for _, leak in group]
+        for _, group in itertools.groupby(ordered, key=lambda item: item[1].what)
+    ]
     return tuple(replace(group[0], times=sum(leak.times for leak in group)) for group in groups)
 
 
-def trusted(data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequence[str]) -> tuple[str, ...]:
-    """By name, what nobody computed from the bars that were changed; `unmoved` are columns that did not react.
+def trusted(
+    data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequence[str]
+) -> tuple[str, ...]:
+    """By name, what nobody computed from the bars that were changed; `unmoved` are columns that did
+    not react.
 
-    A file's rows are hidden from their dates on, but when each was really known only its maker can say.
+    A file's rows are hidden from their dates on, but when each was really known only its maker can
+    say.
     """
     features, universe, source = data.features, data.universe, data.source
     planted = planted_column(data)
@@ -71,7 +79,10 @@ def trusted(data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequen
         if name != planted
     ]
     if isinstance(source, PlantedInSettings):
-        found.append(f"feature {planted}: planted, and {'looks ahead on purpose' if source.ic else 'noise alone'}")
+        found.append(
+            f"feature {planted}: planted, and"
+            f" {'looks ahead on purpose' if source.ic else 'noise alone'}"
+        )
     elif planted is not None:
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
     if data.benchmark.path is not None:
@@ -82,7 +93,11 @@ def trusted(data: DataSettings, benchmark: str, own_index: bool, unmoved: Sequen
     if universe.membership is not None:
         found.append(f"membership: {base_name(universe.membership)}")
     elif universe.index is not None:
-        who = "fintrader's own table" if universe.index == "nasdaq100" else "the package index-constitution"
+        who = (
+            "fintrader's own table"
+            if universe.index == "nasdaq100"
+            else "the package index-constitution"
+        )
         found.append(f"membership: {universe.index} by {who}")
     if universe.shares_outstanding is not None:
         found.append(f"shares outstanding: {base_name(universe.shares_outstanding)}")

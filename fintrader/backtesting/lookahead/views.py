@@ -1,4 +1,5 @@
-"""What could be seen at a bar: the bars of some days up to it, and every dated file up to that day."""
+"""What could be seen at a bar: the bars of some days up to it, and every dated file up to that
+day."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class View:
     start: dt.date
     end: dt.date
     windows: tuple[dt.date, dt.date, dt.date] | None = None
-    """Last day of training, days of validation and test: of a piece of the range; None: the whole, as configured."""
+    """Last day of training, days of validation and test: of a piece of the range; None: the whole,
+    as configured."""
     symbols: tuple[str, ...] = ()
     """Of a piece: the whole market's symbols."""
     cut: Cut | None = None
@@ -60,8 +62,8 @@ class View:
 def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSettings:
     """The (effective) settings of a view; dated files that end at its cut are written to `folder`.
 
-    A piece has no choice of symbols by its bars, and no signal planted into real bars: both belong to the windows of
-    the whole.
+    A piece has no choice of symbols by its bars, and no signal planted into real bars: both belong
+    to the windows of the whole.
     """
     # what another future holds is no market's doing
     values: dict[str, Any] = {"start": view.start, "end": view.end, "waive": STOPPING}
@@ -69,9 +71,14 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
     if view.windows is not None:
         train, validation, test = view.windows
         values["windows"] = WindowSettings(
-            train=(view.start, train), validation=(validation, validation), test=(test, view.end), embargo_sessions=0
+            train=(view.start, train),
+            validation=(validation, validation),
+            test=(test, view.end),
+            embargo_sessions=0,
         )
-        universe = universe.model_copy(update={"symbols": (), "min_coverage": 0.0, "max_symbols": None})
+        universe = universe.model_copy(
+            update={"symbols": (), "min_coverage": 0.0, "max_symbols": None}
+        )
         if isinstance(settings.source, PlantedInSettings):
             values["source"] = settings.source.files()
     if view.cut is not None:
@@ -80,10 +87,17 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
         before = [day for day in (settings.adjust.as_of, cut.day) if day is not None]
         values["adjust"] = settings.adjust.model_copy(update={"as_of": min(before)})
         if settings.benchmark.path is not None:
-            path = _level_until(settings.benchmark, "data.benchmark.path", cut, folder / "benchmark.csv")
+            path = _level_until(
+                settings.benchmark, "data.benchmark.path", cut, folder / "benchmark.csv"
+            )
             values["benchmark"] = settings.benchmark.model_copy(update={"path": path})
         daily = {
-            name: _level_until(BenchmarkSettings(path=path), f"data.features.daily.{name}", cut, folder / f"{name}.csv")
+            name: _level_until(
+                BenchmarkSettings(path=path),
+                f"data.features.daily.{name}",
+                cut,
+                folder / f"{name}.csv",
+            )
             for name, path in settings.features.daily.items()
         }
         values["features"] = settings.features.model_copy(update={"daily": daily})
@@ -91,7 +105,8 @@ def settings_of(settings: DataSettings, view: View, folder: Path) -> DataSetting
 
 
 def _level_until(settings: BenchmarkSettings, setting: str, cut: Cut, path: Path) -> str:
-    """A series without the rows that nobody could know; the file itself where no row would be left."""
+    """A series without the rows that nobody could know; the file itself where no row would be
+    left."""
     assert settings.path is not None
     table = read_level(settings.path, settings, setting)
     days = table["when"].dt.normalize()
@@ -109,28 +124,43 @@ def _level_until(settings: BenchmarkSettings, setting: str, cut: Cut, path: Path
     return str(path)
 
 
-def _universe_until(universe: UniverseSettings, day: dt.date, end: dt.date, folder: Path) -> UniverseSettings:
+def _universe_until(
+    universe: UniverseSettings, day: dt.date, end: dt.date, folder: Path
+) -> UniverseSettings:
     """Members and shares as of a day; who joins later joins at the end, to keep its column."""
     values: dict[str, Any] = {}
     membership = load_membership(universe)
     if membership is not None:
-        rows = [row for name, spans in membership.items() for row in _members_until(name, spans, day, end)]
+        rows = [
+            row
+            for name, spans in membership.items()
+            for row in _members_until(name, spans, day, end)
+        ]
         _write(folder / "membership.csv", "ticker,member_from,member_to", rows)
         values |= {"index": None, "membership": str(folder / "membership.csv")}
     shares = load_shares(universe)
     if shares is not None:
-        known = [(name, first, number) for name, spans in shares.items() for first, number in spans if first <= day]
+        known = [
+            (name, first, number)
+            for name, spans in shares.items()
+            for first, number in spans
+            if first <= day
+        ]
         _write(folder / "shares.csv", "symbol,from,shares", known)
         values["shares_outstanding"] = str(folder / "shares.csv") if known else None
     return universe.model_copy(update=values)
 
 
-def _members_until(name: str, spans: list[Interval], day: dt.date, end: dt.date) -> list[tuple[Any, ...]]:
+def _members_until(
+    name: str, spans: list[Interval], day: dt.date, end: dt.date
+) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for first, stop in spans:
         if first <= day:
             left = stop is not None and stop <= day
-            rows.append((name, first, stop - dt.timedelta(days=1) if left and stop is not None else ""))
+            rows.append(
+                (name, first, stop - dt.timedelta(days=1) if left and stop is not None else "")
+            )
         elif first <= end:
             rows.append((name, end, ""))
     return rows
@@ -141,7 +171,8 @@ def _write(path: Path, header: str, rows: list[tuple[Any, ...]]) -> None:
 
 
 class ViewFeed(Feed):
-    """Another feed's bars as a view shows them. Its span stays, so that nothing seems to have ended early."""
+    """Another feed's bars as a view shows them. Its span stays, so that nothing seems to have ended
+    early."""
 
     def __init__(self, feed: Feed, bars: Mapping[str, Bars], view: View, seed: int) -> None:
         self._feed, self._bars, self._view, self._seed = feed, bars, view, seed
@@ -154,13 +185,17 @@ class ViewFeed(Feed):
             self._rows = {name: np.ones(len(ts), dtype=bool) for name, ts in found.items()}
         self.symbols = [name for name in feed.symbols if name in found and self._rows[name].any()]
         known: dt.date = view.cut.day if view.cut else dt.date.max
-        self.actions: tuple[Action, ...] = tuple(action for action in feed.actions if action.day <= known)
+        self.actions: tuple[Action, ...] = tuple(
+            action for action in feed.actions if action.day <= known
+        )
 
     def span(self) -> tuple[int, int]:
         return self._feed.span()
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        return self._feed.holder(ticker, day)  # of the whole: an action of a symbol that is not in view is no error
+        return self._feed.holder(
+            ticker, day
+        )  # of the whole: an action of a symbol that is not in view is no error
 
     def bars(self, symbol: str) -> Bars:
         bars, cut = self._bars[symbol].take(self._rows[symbol]), self._view.cut
@@ -175,12 +210,15 @@ class ViewFeed(Feed):
         if level is None or cut is None:
             return level
         changed, later = np.array(level), grid.minutes >= cut.ts
-        changed[later] *= numpy_generator(self._seed, "scramble", "index").uniform(0.8, 1.25, int(later.sum()))
+        changed[later] *= numpy_generator(self._seed, "scramble", "index").uniform(
+            0.8, 1.25, int(later.sum())
+        )
         return changed
 
 
 def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
-    """Bars that end at `ts` with one that repeats the last close, so that silent bars before it are still carried.
+    """Bars that end at `ts` with one that repeats the last close, so that silent bars before it are
+    still carried.
 
     A symbol that begins only then has its one bar at `last_ts`; one that had ended stays as it was.
     """
@@ -199,7 +237,8 @@ def ending(bars: Bars, ts: int, last_ts: int) -> Bars:
 def joined(one: Bars, other: Bars) -> Bars:
     """Rows of the same symbols, one after the other."""
     columns = {
-        name: np.append(getattr(one, name), getattr(other, name)) for name in ("ts", "symbol", *PRICES, "volume")
+        name: np.append(getattr(one, name), getattr(other, name))
+        for name in ("ts", "symbol", *PRICES, "volume")
     }
     extras = {name: np.append(values, other.extras[name]) for name, values in one.extras.items()}
     whole: dict[str, Any] = columns
@@ -207,7 +246,8 @@ def joined(one: Bars, other: Bars) -> Bars:
 
 
 def scrambled(bars: Bars, rows: Array, rng: np.random.Generator) -> Bars:
-    """The same times with other prices, volumes and extra columns in `rows`: shuffled among them, prices moved."""
+    """The same times with other prices, volumes and extra columns in `rows`: shuffled among them,
+    prices moved."""
     where = np.flatnonzero(rows)
     order = rng.permutation(where)
     move = rng.uniform(0.8, 1.25)

@@ -1,7 +1,8 @@
-"""Whole days of one symbol that are wrong for sure, found in a few passes over its bars, and its days in short.
+"""Whole days of one symbol that are wrong for sure, found in a few passes over its bars, and its
+days in short.
 
-Everything here looks at one symbol at a time, so that a build can look while it reads; what only the days of all
-symbols together can tell stands in `nights`.
+Everything here looks at one symbol at a time, so that a build can look while it reads; what only
+the days of all symbols together can tell stands in `nights`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ class Sessions:
         """`[S]` int64: end of each session's last minute."""
         night = (self.open[1:] - self.close[:-1]) // 2
         inner = self.close[:-1] + night
-        self.borders = np.concatenate([[self.open[0] - _HALF_DAY], inner, [self.close[-1] + _HALF_DAY]])
-        """`[S + 1]` int64: the moments halfway between sessions, and half a day before the first and after the last."""
+        self.borders = np.concatenate(
+            [[self.open[0] - _HALF_DAY], inner, [self.close[-1] + _HALF_DAY]]
+        )
+        """`[S + 1]` int64: the moments halfway between sessions, and half a day before the first
+        and after the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,8 @@ class Days:
     turnover: Array
     """`[D]` float64: price times shares a bar, on average."""
     content: Array
-    """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be known by it."""
+    """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
+    known by it."""
     length: int
     """Minutes between most bars and the next one; 0 where there is one a day."""
 
@@ -78,7 +83,9 @@ def look_at(bars: Bars, sessions: Sessions) -> tuple[Days | None, list[Fault]]:
     low, high = np.searchsorted(bars.ts, sessions.open), np.searchsorted(bars.ts, sessions.close)
     counts = high - low
     if counts.sum() < len(bars):
-        change = np.bincount(low, minlength=len(bars) + 1) - np.bincount(high, minlength=len(bars) + 1)
+        change = np.bincount(low, minlength=len(bars) + 1) - np.bincount(
+            high, minlength=len(bars) + 1
+        )
         bars = bars.take(np.cumsum(change[:-1]) > 0)
     if len(bars) == 0:
         return None, found
@@ -101,7 +108,10 @@ def look_at(bars: Bars, sessions: Sessions) -> tuple[Days | None, list[Fault]]:
         found.append(Fault("scale_jump", symbol, at[day], count))
     found += _repeated(days, at)
     if length > 0:
-        found += [Fault("reversed_day", symbol, at[day], int(counts[number[day]])) for day in _reversed(bars, first)]
+        found += [
+            Fault("reversed_day", symbol, at[day], int(counts[number[day]]))
+            for day in _reversed(bars, first)
+        ]
         found += _frozen(bars, symbol, first, length, at)
         found += _spread_out(bars, days, sessions, at)
         found += _last_jump(bars, symbol, first, at[-1])
@@ -115,8 +125,11 @@ def _length(bars: Bars, days: int) -> int:
     return int(np.bincount(steps).argmax()) if 2 * len(steps) > days else 0
 
 
-def _shifted(bars: Bars, symbol: str, sessions: Sessions, edges: Array, length: int) -> Iterator[Fault]:
-    """Both ends of a day moved the same way by about a whole number of half hours: the day is as long as a session."""
+def _shifted(
+    bars: Bars, symbol: str, sessions: Sessions, edges: Array, length: int
+) -> Iterator[Fault]:
+    """Both ends of a day moved the same way by about a whole number of half hours: the day is as
+    long as a session."""
     if not 0 < length <= 60:
         return
     day = np.flatnonzero(np.diff(edges) >= 2)
@@ -152,7 +165,9 @@ def _repeated(days: Days, at: list[str]) -> Iterator[Fault]:
     again = np.flatnonzero((content[1:] == content[:-1]) & (content[1:] != 0)) + 1
     earliest = np.searchsorted(content, content[again])
     for one, other in zip(order[again], order[earliest], strict=True):
-        yield Fault("repeated_day", days.symbol, at[one], int(days.bars[one]), f"same as {at[other]}")
+        yield Fault(
+            "repeated_day", days.symbol, at[one], int(days.bars[one]), f"same as {at[other]}"
+        )
 
 
 def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
@@ -166,12 +181,15 @@ def _scale_jumps(bars: Bars, first: Array) -> Iterator[tuple[int, int]]:
     night = bars.open[1:] / bars.close[:-1]
     ratio[1:] = np.maximum(np.maximum(step, 1 / step), np.maximum(night, 1 / night))
     rows = np.flatnonzero(ratio > SCALE)
-    for day, count in zip(*np.unique(np.searchsorted(first, rows, side="right") - 1, return_counts=True), strict=True):
+    for day, count in zip(
+        *np.unique(np.searchsorted(first, rows, side="right") - 1, return_counts=True), strict=True
+    ):
         yield int(day), int(count)
 
 
 def _reversed(bars: Bars, first: Array) -> Array:
-    """Days in which closes meet the open of the bar before, not opens the close: more often than by any chance."""
+    """Days in which closes meet the open of the bar before, not opens the close: more often than by
+    any chance."""
     from fintrader.data import kernels
 
     votes, told = kernels.backward_votes(bars.open, bars.close, first)
@@ -179,7 +197,8 @@ def _reversed(bars: Bars, first: Array) -> Array:
 
 
 def _frozen(bars: Bars, symbol: str, first: Array, length: int, at: list[str]) -> Iterator[Fault]:
-    """Runs of bars that trade at one price and no other, far longer than such a symbol's ever are."""
+    """Runs of bars that trade at one price and no other, far longer than such a symbol's ever
+    are."""
     still = np.zeros(len(bars), dtype=bool)
     still[1:] = bars.close[1:] == bars.close[:-1]
     still &= (bars.high == bars.low) & (bars.volume > 0)
@@ -187,13 +206,20 @@ def _frozen(bars: Bars, symbol: str, first: Array, length: int, at: list[str]) -
     usual = max(float(still.mean()), 1e-3)
     for begin, stop in runs(still):
         bars_alike = stop - begin
-        if bars_alike * length >= 29 and bars_alike >= 9 and bars_alike * np.log10(usual) < _UNLIKELY:
+        if (
+            bars_alike * length >= 29
+            and bars_alike >= 9
+            and bars_alike * np.log10(usual) < _UNLIKELY
+        ):
             day = int(np.searchsorted(first, begin, side="right")) - 1
-            yield Fault("frozen_price", symbol, at[day], bars_alike + 1, f"at {bars.close[begin]:g}")
+            yield Fault(
+                "frozen_price", symbol, at[day], bars_alike + 1, f"at {bars.close[begin]:g}"
+            )
 
 
 def _spread_out(bars: Bars, days: Days, sessions: Sessions, at: list[str]) -> Iterator[Fault]:
-    """Days whose bars all stand at every second, third, ... place, more of them than chance would put there."""
+    """Days whose bars all stand at every second, third, ... place, more of them than chance would
+    put there."""
     open_ = sessions.open[days.session]
     places = (sessions.close[days.session] - open_) // (days.length * MINUTE_NS)
     first = np.cumsum(days.bars) - days.bars
@@ -202,7 +228,11 @@ def _spread_out(bars: Bars, days: Days, sessions: Sessions, at: list[str]) -> It
         place = (bars.ts[rows] - open_[day]) // (days.length * MINUTE_NS)
         for step in (60, 30, 15, 10, 5, 3, 2):
             share = np.bincount(place % step).max() / len(place)
-            if share > 0.95 and len(place) * np.log10(step) > 9 and len(place) * step > places[day] // 2:
+            if (
+                share > 0.95
+                and len(place) * np.log10(step) > 9
+                and len(place) * step > places[day] // 2
+            ):
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
                 yield Fault("bar_length", days.symbol, at[day], len(place), minutes)
                 break

@@ -1,7 +1,7 @@
 """All faults of bars that are in memory, for the report on their quality. Nothing is changed.
 
-Nothing is erased by looking at what came after it either: a price that jumps and comes back is reported and kept,
-because to drop it one would have to know the next bar.
+Nothing is erased by looking at what came after it either: a price that jumps and comes back is
+reported and kept, because to drop it one would have to know the next bar.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from fintrader.data.faults.rows import days_of, placement_faults, row_faults, va
 
 
 def find_faults(
-    bars: Bars, grid: SessionGrid, *, declared: Mapping[str, Declared] | None = None, now: float | None = None
+    bars: Bars,
+    grid: SessionGrid,
+    *,
+    declared: Mapping[str, Declared] | None = None,
+    now: float | None = None,
 ) -> list[Fault]:
-    """All faults of raw bars, sorted by kind, symbol and day. `grid` spans them, in bars of their own length.
+    """All faults of raw bars, sorted by kind, symbol and day. `grid` spans them, in bars of their
+    own length.
 
     declared: splits and dividends that are known, see `nights`; now: seconds since 1970, for tests.
     """
@@ -32,7 +37,9 @@ def find_faults(
     bars = bars.take(valid_rows(bars, now)).sorted()
     if not len(bars):
         return sorted(found)
-    bars = bars.take(np.concatenate([[True], (np.diff(bars.ts) != 0) | (np.diff(bars.symbol) != 0)]))
+    bars = bars.take(
+        np.concatenate([[True], (np.diff(bars.ts) != 0) | (np.diff(bars.symbol) != 0)])
+    )
     certain = _day_faults(bars, grid, declared)
     shifted = {(fault.symbol, fault.day) for fault in certain if fault.kind == "shifted_day"}
     found += certain
@@ -46,7 +53,9 @@ def find_faults(
     return sorted(found)
 
 
-def _day_faults(bars: Bars, grid: SessionGrid, declared: Mapping[str, Declared] | None) -> list[Fault]:
+def _day_faults(
+    bars: Bars, grid: SessionGrid, declared: Mapping[str, Declared] | None
+) -> list[Fault]:
     """What `days` and `nights` find in sorted bars."""
     sessions, found = Sessions(grid), list[Fault]()
     days: list[Days] = []

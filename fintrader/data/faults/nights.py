@@ -1,7 +1,8 @@
-"""What the days of all symbols tell together: nights after which prices or volumes are of another scale.
+"""What the days of all symbols tell together: nights after which prices or volumes are of another
+scale.
 
-A night's move counts less that of the market, and by what is usual for the symbol. Real news moves a price and makes
-people trade on it; a wrong factor moves it and nobody does.
+A night's move counts less that of the market, and by what is usual for the symbol. Real news moves
+a price and makes people trade on it; a wrong factor moves it and nobody does.
 """
 
 from __future__ import annotations
@@ -17,15 +18,36 @@ from fintrader.data.faults.kinds import Fault
 Declared = Mapping[int, tuple[float, float]]
 """Session -> split and dividend of a symbol that are known."""
 
-_SPLITS = (1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
+_SPLITS = (
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    7.0,
+    8.0,
+    10.0,
+    12.0,
+    15.0,
+    20.0,
+    25.0,
+    30.0,
+    40.0,
+    50.0,
+)
 _AROUND = 20
 """Days on each side that say what is usual."""
 _FEWEST = 5
 """With fewer symbols nobody says what the market did."""
 
 
-def look_across(days: Sequence[Days], dates: Array, declared: Mapping[str, Declared] | None = None) -> list[Fault]:
-    """Faults that only several days, or several symbols, show. dates: `[S]` of the sessions, datetime64[D]."""
+def look_across(
+    days: Sequence[Days], dates: Array, declared: Mapping[str, Declared] | None = None
+) -> list[Fault]:
+    """Faults that only several days, or several symbols, show. dates: `[S]` of the sessions,
+    datetime64[D]."""
     at = [str(day) for day in dates]
     known = declared or {}
     moves = np.full((len(days), len(dates)), np.nan, dtype=np.float32)
@@ -40,14 +62,17 @@ def look_across(days: Sequence[Days], dates: Array, declared: Mapping[str, Decla
     found = list(_foreign(days, at))
     explained = {(fault.symbol, fault.day) for fault in found}
     for row, one in enumerate(days):
-        faults = _night_faults(one, moves[row, one.session] - market[one.session], known.get(one.symbol, {}), at)
+        faults = _night_faults(
+            one, moves[row, one.session] - market[one.session], known.get(one.symbol, {}), at
+        )
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
         found += _volume_scales(one, at)
     return found
 
 
 def _nights(days: Days, declared: Declared) -> Array:
-    """`[D]` log of the open over the last close, less what is declared; NaN where no session lies right before it."""
+    """`[D]` log of the open over the last close, less what is declared; NaN where no session lies
+    right before it."""
     found = np.full(len(days.session), np.nan)
     worth = days.open[1:].copy()
     for session, (split, dividend) in declared.items():
@@ -75,7 +100,13 @@ def _night_faults(days: Days, night: Array, declared: Declared, at: list[str]) -
         if abs(move + back) < 0.35 * abs(move):
             returned[day + 1] = True
             if quiet < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
-                yield Fault("excursion_day", days.symbol, name, int(days.bars[day]), f"{np.expm1(move):+.1%}")
+                yield Fault(
+                    "excursion_day",
+                    days.symbol,
+                    name,
+                    int(days.bars[day]),
+                    f"{np.expm1(move):+.1%}",
+                )
             continue
         within = float(np.log(days.close[day] / days.open[day]))
         if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
@@ -83,8 +114,16 @@ def _night_faults(days: Days, night: Array, declared: Declared, at: list[str]) -
         split = _split(move)
         if split and quiet < 3:
             kind = "split" if max(split, 1 / split) >= 2 else "small_split"
-            yield Fault(kind, days.symbol, name, 1, _beside(split, declared.get(int(days.session[day]), (1.0, 0.0))[0]))
-        elif abs(move) > 0.08 and size[day] > 8 * usual and quiet < 1.8 and abs(move) < np.log(SCALE):
+            yield Fault(
+                kind,
+                days.symbol,
+                name,
+                1,
+                _beside(split, declared.get(int(days.session[day]), (1.0, 0.0))[0]),
+            )
+        elif (
+            abs(move) > 0.08 and size[day] > 8 * usual and quiet < 1.8 and abs(move) < np.log(SCALE)
+        ):
             yield Fault("quiet_jump", days.symbol, name, 1, f"{np.expm1(move):+.1%}")
 
 
@@ -107,15 +146,20 @@ def _activity(days: Days, day: int) -> float:
 def _split(move: float) -> float:
     """The split that a night's log return looks like, 0 for none."""
     for known in _SPLITS:
-        for target in (known, 1 / known) if known > 1.25 else (known,):  # nobody merges five shares into four
+        for target in (
+            (known, 1 / known) if known > 1.25 else (known,)
+        ):  # nobody merges five shares into four
             if abs(move + np.log(target)) < (0.05 if known > 1.25 else 0.02):
                 return target
     return 0.0
 
 
 def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
-    """Days from which on 30 times as much is traded as before, or a thirtieth, in shares and in money alike."""
-    levels = [np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)]
+    """Days from which on 30 times as much is traded as before, or a thirtieth, in shares and in
+    money alike."""
+    levels = [
+        np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
+    ]
     step = np.abs(np.diff(levels[0], prepend=levels[0][:1]))
     for day in np.flatnonzero(np.nan_to_num(step) > np.log(8)).tolist():
         changes = []
@@ -127,7 +171,13 @@ def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
         if abs(change) > np.log(30):
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
-            yield Fault("volume_scale", days.symbol, at[days.session[day]], int(days.bars[day:].sum()), detail)
+            yield Fault(
+                "volume_scale",
+                days.symbol,
+                at[days.session[day]],
+                int(days.bars[day:].sum()),
+                detail,
+            )
 
 
 def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
@@ -147,16 +197,21 @@ def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
             for number in sessions:
                 stranger, donor = _stranger(days[one], days[other], number)
                 count = int(stranger.bars[np.searchsorted(stranger.session, number)])
-                yield Fault("foreign_day", stranger.symbol, at[number], count, f"same as {donor.symbol}")
+                yield Fault(
+                    "foreign_day", stranger.symbol, at[number], count, f"same as {donor.symbol}"
+                )
 
 
 def _stranger(one: Days, other: Days, number: int) -> tuple[Days, Days]:
-    """Of two symbols with the same bars in a session, whose own they are not, and whose they are."""
+    """Of two symbols with the same bars in a session, whose own they are not, and whose they
+    are."""
 
     def off(days: Days) -> float:
         day = int(np.searchsorted(days.session, number))
         near: Iterable[int] = (day - 1, day + 1)
-        moves = [abs(np.log(days.open[day] / days.close[o])) for o in near if 0 <= o < len(days.session)]
+        moves = [
+            abs(np.log(days.open[day] / days.close[o])) for o in near if 0 <= o < len(days.session)
+        ]
         return max(moves, default=0.0)
 
     return (one, other) if off(one) > off(other) else (other, one)

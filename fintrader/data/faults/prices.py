@@ -24,12 +24,16 @@ def price_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]:
             yield from _one_symbols_prices(bars, rows, name, grid.session[at[rows]], grid)
 
 
-def _one_symbols_prices(bars: Bars, rows: slice, name: str, session: Array, grid: SessionGrid) -> Iterator[Fault]:
+def _one_symbols_prices(
+    bars: Bars, rows: slice, name: str, session: Array, grid: SessionGrid
+) -> Iterator[Fault]:
     open_, high, low, close = (getattr(bars, column)[rows] for column in PRICES)
     volume = bars.volume[rows]
     step = np.diff(np.log(close))
     usual = 1.4826 * float(np.median(np.abs(step))) or 1e-4
-    today = 1.4826 * _daily_median(np.abs(step), session[1:], grid.num_sessions)  # `[S]`: some days are wild
+    today = 1.4826 * _daily_median(
+        np.abs(step), session[1:], grid.num_sessions
+    )  # `[S]`: some days are wild
 
     def faults(kind: str, mask: Array) -> Iterator[Fault]:
         for day, count in zip(*np.unique(session[mask], return_counts=True), strict=True):
@@ -62,10 +66,12 @@ def _daily_median(values: Array, session: Array, sessions: int) -> Array:
 
 
 def _excursions(level: Array, session: Array, far: Array) -> Array:
-    """`[R]` bool: bars whose log close has left by more than the session's `far` `[S]` and comes back, each in one bar.
+    """`[R]` bool: bars whose log close has left by more than the session's `far` `[S]` and comes
+    back, each in one bar.
 
-    Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 30 bars later and in
-    the same session (or the very next bar). What leaves or returns step by step is a market that moves.
+    Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 30
+    bars later and in the same session (or the very next bar). What leaves or returns step by step
+    is a market that moves.
     """
     step = np.diff(level)
     away = np.zeros(len(level), dtype=bool)
@@ -76,7 +82,9 @@ def _excursions(level: Array, session: Array, far: Array) -> Array:
         move, stop = step[before], min(before + 1 + _EXCURSION_BARS, len(step))
         there = slice(before + 1, stop)
         taken = -step[there] / move
-        back = (np.abs(level[before + 2 : stop + 1] - level[before]) < 0.3 * abs(move)) & (np.abs(taken - 1) < 0.3)
+        back = (np.abs(level[before + 2 : stop + 1] - level[before]) < 0.3 * abs(move)) & (
+            np.abs(taken - 1) < 0.3
+        )
         back[1:] &= session[before + 3 : stop + 1] == session[before + 1]
         if back.any():
             done = before + 2 + int(back.argmax())

@@ -13,7 +13,8 @@ from fintrader.data.faults.kinds import Fault
 
 
 def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
-    """Of raw rows in any order; `days` `[R]` are the exchange's own dates, `now` the seconds since 1970."""
+    """Of raw rows in any order; `days` `[R]` are the exchange's own dates, `now` the seconds since
+    1970."""
     prices = np.stack([getattr(bars, name) for name in PRICES])
     good = valid_rows(bars, now)
     crossed = good & (bars.high < bars.low)
@@ -22,7 +23,9 @@ def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
     back, exact, conflicting = (np.zeros(len(bars), dtype=bool) for _ in range(3))
     back[order[1:]] = (np.diff(bars.ts[order]) < 0) & (np.diff(bars.symbol[order]) == 0)
     order = np.lexsort((bars.ts, bars.symbol))
-    again = np.concatenate([[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)])
+    again = np.concatenate(
+        [[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)]
+    )
     same = again.copy()
     for name in COLUMNS:
         values = getattr(bars, name)[order]
@@ -38,7 +41,9 @@ def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
         "off_minute": bars.ts % MINUTE_NS != 0,
         "crossed_range": crossed,
         "open_outside_range": good & ~crossed & ((bars.open > bars.high) | (bars.open < bars.low)),
-        "close_outside_range": good & ~crossed & ((bars.close > bars.high) | (bars.close < bars.low)),
+        "close_outside_range": good
+        & ~crossed
+        & ((bars.close > bars.high) | (bars.close < bars.low)),
         "out_of_order": back,
         "exact_duplicate": exact,
         "conflicting_duplicate": conflicting,
@@ -47,8 +52,11 @@ def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
         yield from _grouped(kind, bars, mask, days)
 
 
-def placement_faults(bars: Bars, grid: SessionGrid, days: Array, shifted: Set[tuple[str, str]]) -> Iterator[Fault]:
-    """Rows where the exchange is closed: on a day off, or early and late, on days that are not known as `shifted`."""
+def placement_faults(
+    bars: Bars, grid: SessionGrid, days: Array, shifted: Set[tuple[str, str]]
+) -> Iterator[Fault]:
+    """Rows where the exchange is closed: on a day off, or early and late, on days that are not
+    known as `shifted`."""
     outside = grid.locate(bars.ts) < 0
     session = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
     trading = grid.dates[session] == days
@@ -75,7 +83,9 @@ def days_of(bars: Bars, grid: SessionGrid) -> Array:
     """`[R]` datetime64[D]: the exchange's own date of each row."""
     quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
     quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
-    return np.asarray(exchange_days(grid.calendar, quarters * quarter)[inverse].astype("datetime64[D]"))
+    return np.asarray(
+        exchange_days(grid.calendar, quarters * quarter)[inverse].astype("datetime64[D]")
+    )
 
 
 def _grouped(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:

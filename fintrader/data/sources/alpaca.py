@@ -1,12 +1,12 @@
 """Bars from Alpaca, through alpaca-py (extra `alpaca`).
 
-Minute bars since 2016. The feed `sip` (all exchanges) needs a subscription for the last 15 minutes only; `iex` is one
-exchange with a few per cent of the volume, so most of its minutes are silent. Adjustment is raw unless asked for. The
-free plan allows 200 requests a minute; pages of 10,000 bars are followed to the end. Bars outside the exchange's
-session are left out.
+Minute bars since 2016. The feed `sip` (all exchanges) needs a subscription for the last 15 minutes
+only; `iex` is one exchange with a few per cent of the volume, so most of its minutes are silent.
+Adjustment is raw unless asked for. The free plan allows 200 requests a minute; pages of 10,000 bars
+are followed to the end. Bars outside the exchange's session are left out.
 
-Keys come from the environment and from nowhere else: APCA_API_KEY_ID and APCA_API_SECRET_KEY. They are in no message,
-no manifest and no configuration.
+Keys come from the environment and from nowhere else: APCA_API_KEY_ID and APCA_API_SECRET_KEY. They
+are in no message, no manifest and no configuration.
 """
 
 from __future__ import annotations
@@ -53,13 +53,21 @@ class Alpaca:
 
     def __init__(self, settings: AlpacaSettings) -> None:
         self.settings = settings
-        self.batch, self.daily, self.adjustment = settings.batch, settings.interval == "1d", settings.adjustment
+        self.batch, self.daily, self.adjustment = (
+            settings.batch,
+            settings.interval == "1d",
+            settings.adjustment,
+        )
         self._client: Any = None
 
     @property
     def identity(self) -> Mapping[str, Any]:
         settings = self.settings
-        return {"interval": settings.interval, "feed": settings.feed, "adjustment": settings.adjustment}
+        return {
+            "interval": settings.interval,
+            "feed": settings.feed,
+            "adjustment": settings.adjustment,
+        }
 
     def earliest(self, today: dt.date) -> dt.date | None:
         return dt.date(2016, 1, 1)
@@ -70,22 +78,29 @@ class Alpaca:
         return self._asked(symbols, dt.datetime.combine(first, midnight), end)
 
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
-        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not over. Raises as
-        `fetch`."""
+        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not
+        over. Raises as `fetch`."""
         # Whole seconds: Alpaca's end is included, and a bar that begins there has not closed.
-        start, end = (dt.datetime.fromtimestamp(moment // 1_000_000_000, dt.UTC) for moment in (first, stop - 1))
+        start, end = (
+            dt.datetime.fromtimestamp(moment // 1_000_000_000, dt.UTC)
+            for moment in (first, stop - 1)
+        )
         return self._asked(symbols, start, end) if stop > first else {}
 
-    def _asked(self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime) -> dict[str, Bars]:
+    def _asked(
+        self, symbols: Sequence[str], start: dt.datetime, end: dt.datetime
+    ) -> dict[str, Bars]:
         client = self._connect()
         from alpaca.common.exceptions import APIError
         from alpaca.data.enums import Adjustment, DataFeed
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
-        number, unit = {"1m": (1, TimeFrameUnit.Minute), "5m": (5, TimeFrameUnit.Minute), "1d": (1, TimeFrameUnit.Day)}[
-            self.settings.interval
-        ]
+        number, unit = {
+            "1m": (1, TimeFrameUnit.Minute),
+            "5m": (5, TimeFrameUnit.Minute),
+            "1d": (1, TimeFrameUnit.Day),
+        }[self.settings.interval]
         request = StockBarsRequest(
             symbol_or_symbols=list(symbols),
             timeframe=TimeFrame(number, unit),
@@ -98,7 +113,10 @@ class Alpaca:
             answer = client.get_stock_bars(request)
         except APIError as error:
             raise self._explain(error, symbols) from None
-        except (OSError, ValueError) as error:  # requests' errors are OSErrors; they quote the URL, so only the kind
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # requests' errors are OSErrors; they quote the URL, so only the kind
             raise Busy(type(error).__name__) from None
         return {name: self._bars(name, rows) for name, rows in (answer or {}).items() if rows}
 
@@ -109,7 +127,9 @@ class Alpaca:
         from alpaca.data.requests import CorporateActionsRequest
 
         types = [Type.FORWARD_SPLIT, Type.REVERSE_SPLIT, Type.STOCK_DIVIDEND, Type.CASH_DIVIDEND]
-        request = CorporateActionsRequest(symbols=list(symbols), types=types, start=first, end=last, limit=None)
+        request = CorporateActionsRequest(
+            symbols=list(symbols), types=types, start=first, end=last, limit=None
+        )
         try:
             answer = client.get_corporate_actions(request) or {}
         except APIError as error:
@@ -117,8 +137,8 @@ class Alpaca:
             if status in _RETRY:
                 raise Busy(f"status {status}") from None
             raise DataError(
-                f"alpaca gives no splits and dividends (status {status}); check the keys, or set data.source.actions "
-                "to false and declare them under data.adjust"
+                f"alpaca gives no splits and dividends (status {status}); check the keys, or set"
+                " data.source.actions to false and declare them under data.adjust"
             ) from None
         except (OSError, ValueError) as error:
             raise Busy(type(error).__name__) from None
@@ -133,10 +153,14 @@ class Alpaca:
         try:
             found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
         except ImportError:
-            raise DataError(f"the source alpaca needs alpaca-py: {install_command('alpaca')}") from None
+            raise DataError(
+                f"the source alpaca needs alpaca-py: {install_command('alpaca')}"
+            ) from None
         key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
         if not key or not secret:
-            raise DataError("alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment")
+            raise DataError(
+                "alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment"
+            )
         client = found(key, secret, raw_data=True, url_override=self.settings.endpoint)
         client._retry = 0  # repetitions are ours: they double their wait and are counted
         limit(client._session, self.settings.timeout_seconds)
@@ -148,11 +172,15 @@ class Alpaca:
             return Busy("too many requests" if status == 429 else f"status {status}")
         if status in (401, 403):
             return DataError(
-                f"alpaca refuses the keys or the feed {self.settings.feed!r} (status {status}); check "
-                "APCA_API_KEY_ID and APCA_API_SECRET_KEY, and whether the plan includes the feed"
+                f"alpaca refuses the keys or the feed {self.settings.feed!r} (status {status});"
+                " check APCA_API_KEY_ID and APCA_API_SECRET_KEY, and whether the plan includes the"
+                " feed"
             )
         if status == 422 or status == 400:
-            return Refused(f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers and dates")
+            return Refused(
+                f"alpaca does not accept the request for {', '.join(symbols)}; check the tickers"
+                " and dates"
+            )
         return DataError(f"alpaca answers with status {status}; try again later")
 
     def _bars(self, symbol: str, rows: list[dict[str, Any]]) -> Bars:
@@ -160,7 +188,9 @@ class Alpaca:
         if self.daily:  # a day's bar carries midnight of New York in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
         # Alpaca calls columns by their first letters.
-        columns: dict[str, Any] = {name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS}
+        columns: dict[str, Any] = {
+            name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS
+        }
         return Bars(
             ts=ts.astype(np.int64),
             symbol=np.zeros(len(rows), dtype=np.int32),
@@ -171,7 +201,8 @@ class Alpaca:
 
 
 def limit(session: Any, limit_s: float) -> None:
-    """End each request of a session: a third of the time to connect, the rest for the server to say something."""
+    """End each request of a session: a third of the time to connect, the rest for the server to say
+    something."""
     from requests.adapters import HTTPAdapter
 
     class Limited(HTTPAdapter):
@@ -183,7 +214,8 @@ def limit(session: Any, limit_s: float) -> None:
 
 
 def _action(kind: str, row: Mapping[str, Any]) -> Action:
-    """One announcement of Alpaca's: rates are new and old shares, shares more for each one, or USD."""
+    """One announcement of Alpaca's: rates are new and old shares, shares more for each one, or
+    USD."""
     split, dividend = 1.0, 0.0
     if kind in ("forward_splits", "reverse_splits"):
         split = float(row["new_rate"]) / float(row["old_rate"])

@@ -1,7 +1,8 @@
 """A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
 
-Files go through the store (`fintrader.data.chunks`): the first build cuts them into chunks by symbol and month
-(`ingest`), later ones read the chunks. A vendor's bars (`vendor`) are asked for month by month and kept the same way.
+Files go through the store (`fintrader.data.chunks`): the first build cuts them into chunks by
+symbol and month (`ingest`), later ones read the chunks. A vendor's bars (`vendor`) are asked for
+month by month and kept the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _AT_ONCE = 4
 
 
 class Feed(Protocol):
-    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where `inputs_need_bars`."""
+    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where
+    `inputs_need_bars`."""
 
     inputs: Mapping[str, Any]
     """What identifies the bars, as plain JSON without any path."""
@@ -47,13 +49,15 @@ class Feed(Protocol):
     missing: Sequence[str] = ()
     """Tickers that were asked for and have no bars."""
     tickers_as_of: dt.date | None = None
-    """The day of which the source's tickers are, for bars of all years; None: each bar has the ticker of its day."""
+    """The day of which the source's tickers are, for bars of all years; None: each bar has the
+    ticker of its day."""
     companies: Mapping[str, str] = MappingProxyType({})
-    """Symbol -> key of the company whose share it is (`data.companies`), "" for one of none that is known, where bars
-    are put together by company."""
+    """Symbol -> key of the company whose share it is (`data.companies`), "" for one of none that is
+    known, where bars are put together by company."""
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol whose share traded under a ticker on a day; None where the source has no bars of it."""
+        """The symbol whose share traded under a ticker on a day; None where the source has no bars
+        of it."""
         return ticker if ticker in self.symbols else None
 
     def prepare(self, progress: Progress | None = None) -> None:
@@ -92,15 +96,19 @@ class FilesFeed(Feed):
         self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Cut the files that the store does not know yet into chunks. Raises BarError for a bad row."""
+        """Cut the files that the store does not know yet into chunks. Raises BarError for a bad
+        row."""
         days, alone = days_together(self.files)
         with _Saving() as saving:
             self._collections = [
-                self._chunks_of(self.files[one], self._contents[one], progress, saving) for one in alone
+                self._chunks_of(self.files[one], self._contents[one], progress, saving)
+                for one in alone
             ]
             if days:
                 self._collections.append(self._chunks_of_days(days, progress, saving))
-        self.symbols = sorted({symbol for collection in self._collections for symbol in collection.symbols})
+        self.symbols = sorted(
+            {symbol for collection in self._collections for symbol in collection.symbols}
+        )
 
     def stored(self) -> list[Collection]:
         days, alone = days_together(self.files)
@@ -116,7 +124,9 @@ class FilesFeed(Feed):
         return self._collection(self._called(file), sha256)
 
     def _opened_days(self, named: Sequence[tuple[str, str]]) -> Collection:
-        return self._collection("files of days", hashlib.sha256(json.dumps(named).encode()).hexdigest())
+        return self._collection(
+            "files of days", hashlib.sha256(json.dumps(named).encode()).hexdigest()
+        )
 
     def _collection(self, name: str, sha256: str) -> Collection:
         how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
@@ -125,29 +135,46 @@ class FilesFeed(Feed):
     def _named(self, days: Sequence[int]) -> list[tuple[str, str]]:
         return [(self._called(self.files[one]), self._contents[one].sha256) for one in days]
 
-    def _chunks_of(self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving) -> Collection:
+    def _chunks_of(
+        self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving
+    ) -> Collection:
         def cut(collection: Collection) -> Collection | None:
             before = None if content.before is None else self._opened(file, content.before)
-            ingest(file, self.settings, collection, progress, before=before, grown_from=content.grown_from)
+            ingest(
+                file,
+                self.settings,
+                collection,
+                progress,
+                before=before,
+                grown_from=content.grown_from,
+            )
             return before if content.superseded else None
 
         return self._complete(lambda: self._opened(file, content.sha256), cut, saving)
 
-    def _chunks_of_days(self, days: Sequence[int], progress: Progress | None, saving: _Saving) -> Collection:
+    def _chunks_of_days(
+        self, days: Sequence[int], progress: Progress | None, saving: _Saving
+    ) -> Collection:
         named = self._named(days)
 
         def cut(collection: Collection) -> Collection | None:
             before, grown = earlier_days(collection, named)
             files = [self.files[one] for one in days]
-            ingest_days(files, named, self.settings, collection, progress, before=before, grown=grown)
+            ingest_days(
+                files, named, self.settings, collection, progress, before=before, grown=grown
+            )
             return before if grown else None
 
         return self._complete(lambda: self._opened_days(named), cut, saving)
 
     def _complete(
-        self, opened: Callable[[], Collection], cut: Callable[[Collection], Collection | None], saving: _Saving
+        self,
+        opened: Callable[[], Collection],
+        cut: Callable[[Collection], Collection | None],
+        saving: _Saving,
     ) -> Collection:
-        """The collection with all its chunks; `cut` fills one that lacks them, and returns what it replaces."""
+        """The collection with all its chunks; `cut` fills one that lacks them, and returns what it
+        replaces."""
         collection = opened()
         if collection.complete:
             return collection
@@ -175,7 +202,8 @@ class FilesFeed(Feed):
 
 
 class _Saving:
-    """Saves collections while the next file is read: a disk makes several durable in the time of one."""
+    """Saves collections while the next file is read: a disk makes several durable in the time of
+    one."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE)
@@ -189,15 +217,19 @@ class _Saving:
         for saved in self._pending if kind is None else ():
             saved.result()
 
-    def soon(self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack) -> None:
-        """Save one, then forget the one that it replaces and let go of what is `held` for it. Raises what an earlier
-        one raised."""
+    def soon(
+        self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
+    ) -> None:
+        """Save one, then forget the one that it replaces and let go of what is `held` for it.
+        Raises what an earlier one raised."""
         self._pending.append(self._pool.submit(self._save, collection, replaced, held))
         if len(self._pending) > 4 * _AT_ONCE:  # each holds a file open
             self._pending.popleft().result()
 
     @staticmethod
-    def _save(collection: Collection, replaced: Collection | None, held: contextlib.ExitStack) -> None:
+    def _save(
+        collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
+    ) -> None:
         with held:
             collection.save()
             if replaced is not None:
@@ -208,7 +240,10 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
     """What identifies the bars of files."""
     return {
         "kind": "files",
-        "files": [{"name": file.name, "sha256": digest} for file, digest in zip(files, hashes, strict=True)],
+        "files": [
+            {"name": file.name, "sha256": digest}
+            for file, digest in zip(files, hashes, strict=True)
+        ],
     }
 
 
@@ -260,7 +295,8 @@ class _Content:
 
 
 def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
-    """What each file holds. The hashes of those that did not change since are remembered in the store."""
+    """What each file holds. The hashes of those that did not change since are remembered in the
+    store."""
     with store.lock():
         store.sweep(deep=False)
         stored = store.get("fingerprints.json")
@@ -279,7 +315,11 @@ def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
             known[key] = [version, sha256, length]
             changed = digest is not None and digest != sha256
             contents.append(
-                _Content(sha256, digest if changed else None, size if changed and prefix == digest else None)
+                _Content(
+                    sha256,
+                    digest if changed else None,
+                    size if changed and prefix == digest else None,
+                )
             )
         if known != before:
             store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())

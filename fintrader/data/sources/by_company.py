@@ -22,7 +22,8 @@ log = logging.getLogger("fintrader.data")
 
 
 class _Piece(NamedTuple):
-    """Bars of one ticker that are a company's: those of the days from `start` until before `stop`."""
+    """Bars of one ticker that are a company's: those of the days from `start` until before
+    `stop`."""
 
     ticker: str
     start: dt.date
@@ -30,13 +31,15 @@ class _Piece(NamedTuple):
 
 
 class CompanyFeed(Feed):
-    """Another feed's bars, company by company: one symbol for each, called by the last of its tickers that has bars.
+    """Another feed's bars, company by company: one symbol for each, called by the last of its
+    tickers that has bars.
 
-    A ticker's bars belong to the company that traded under the letters on the day. Files of which the tickers are
-    those of one day for all years say so (`tickers_as_of`; a vendor's are those of today): then they belong to whoever
-    held the letters on that day, and bars under an earlier ticker fill the sessions that are missing. Without it, bars
-    from before a change of ticker are taken under the new one where they run through the change session by session:
-    that no two companies do.
+    A ticker's bars belong to the company that traded under the letters on the day. Files of which
+    the tickers are those of one day for all years say so (`tickers_as_of`; a vendor's are those of
+    today): then they belong to whoever held the letters on that day, and bars under an earlier
+    ticker fill the sessions that are missing. Without it, bars from before a change of ticker are
+    taken under the new one where they run through the change session by session: that no two
+    companies do.
 
     Bars of letters that nobody of the index holds stay as they are, and are nobody's.
     """
@@ -69,7 +72,9 @@ class CompanyFeed(Feed):
         used = {piece.ticker for found in pieces.values() for piece in found}
         own = {name: [_Piece(name, EVER, NEVER)] for name in self.feed.symbols if name not in used}
         self._by_symbol: dict[str, list[_Piece]] = dict(own)
-        self.companies = dict.fromkeys(own, "")  # though its letters may once have been, or come to be, a member's
+        self.companies = dict.fromkeys(
+            own, ""
+        )  # though its letters may once have been, or come to be, a member's
         for company in sorted(self._companies, key=lambda one: one.names[-1].stop, reverse=True):
             if found := pieces[company.key]:
                 asked = [piece.ticker for piece in found if piece.ticker in self._wanted]
@@ -90,7 +95,8 @@ class CompanyFeed(Feed):
         return self.feed.index(grid)
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol whose share traded under a ticker on a day; also by one of its other tickers, if nobody did."""
+        """The symbol whose share traded under a ticker on a day; also by one of its other tickers,
+        if nobody did."""
         mine = {key: name for name, key in self.companies.items() if key}
         ever = [one for one in self._companies if any(name.ticker == ticker for name in one.names)]
         then = [one for one in ever if one.holds(ticker, day)]
@@ -117,10 +123,14 @@ class CompanyFeed(Feed):
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
     def _pieces(self, company: Company, first: dt.date, last: dt.date) -> list[_Piece]:
-        """Which bars of the source are a company's, in order of preference; `first` and `last` are its first and last
-        days."""
+        """Which bars of the source are a company's, in order of preference; `first` and `last` are
+        its first and last days."""
         there = set(self.feed.symbols) - set(self._aliases)
-        declared = [name for name, theirs in self._aliases.items() if self._means(theirs, company, first, last)]
+        declared = [
+            name
+            for name, theirs in self._aliases.items()
+            if self._means(theirs, company, first, last)
+        ]
         pieces = [_Piece(name, EVER, NEVER) for name in declared if name in self.feed.symbols]
         if self._as_of is not None:
             ticker = company.ticker(self._as_of)
@@ -137,7 +147,8 @@ class CompanyFeed(Feed):
         return pieces + (named if self._as_of is None else named[::-1])
 
     def _holder(self, ticker: str, day: dt.date) -> str | None:
-        """Whose the letters are on a day: of who holds them, or else of who held them last before."""
+        """Whose the letters are on a day: of who holds them, or else of who held them last
+        before."""
         ranked = [
             (name.start <= day < name.stop, name.start <= day, name.start, company.key)
             for company in self._companies
@@ -147,7 +158,8 @@ class CompanyFeed(Feed):
         return max(ranked)[-1] if ranked else None
 
     def _means(self, ticker: str, company: Company, first: dt.date, last: dt.date) -> bool:
-        """Whether an alias names a company: by a ticker of it, where it can, one of the source's days."""
+        """Whether an alias names a company: by a ticker of it, where it can, one of the source's
+        days."""
         ever = [one for one in self._companies for name in one.names if name.ticker == ticker]
         then = [
             one
@@ -158,42 +170,59 @@ class CompanyFeed(Feed):
         return (then or ever)[-1:] == [company]
 
     def _since(self, symbol: str, piece: _Piece, days: Array) -> dt.date:
-        """From when on a ticker's bars are the company's: from the day on which it took the letters; from their first
-        day where bars on both sides of that day show a file with later tickers. `days` are the bars', `[R]`."""
+        """From when on a ticker's bars are the company's: from the day on which it took the
+        letters; from their first day where bars on both sides of that day show a file with later
+        tickers. `days` are the bars', `[R]`."""
         took = np.datetime64(piece.start)
         early, late = days[days < took], days[days >= took]
         before = dt.date.fromordinal(max(piece.start.toordinal() - 1, 1))
         if not len(early) or any(one.holds(piece.ticker, before) for one in self._companies):
             return piece.start
         company = next(one for one in self._companies if one.key == self.companies[symbol])
-        earlier = [name.ticker for name in company.names if name.stop <= piece.start and name.ticker != piece.ticker]
+        earlier = [
+            name.ticker
+            for name in company.names
+            if name.stop <= piece.start and name.ticker != piece.ticker
+        ]
         if self._as_of is None and not set(earlier) & set(self.feed.symbols):
             weekend = np.timedelta64(5, "D")  # a long one
             if len(late) and late.min() - early.max() <= weekend:
                 first: dt.date = early.min().item()
                 return first
         log.warning(
-            "%d bars of %s before %s are left out: %s then traded as %s (where the file's tickers are those of a later "
-            "day, set data.universe.tickers_as_of to it)",
-            *(len(early), piece.ticker, piece.start, company.key, earlier[-1] if earlier else "nothing"),
+            "%d bars of %s before %s are left out: %s then traded as %s (where the file's tickers"
+            " are those of a later day, set data.universe.tickers_as_of to it)",
+            *(
+                len(early),
+                piece.ticker,
+                piece.start,
+                company.key,
+                earlier[-1] if earlier else "nothing",
+            ),
         )
         return piece.start
 
     def _wonder(
-        self, own: Iterable[str], pieces: Mapping[str, Sequence[_Piece]], first: dt.date, last: dt.date
+        self,
+        own: Iterable[str],
+        pieces: Mapping[str, Sequence[_Piece]],
+        first: dt.date,
+        last: dt.date,
     ) -> None:
         """Say which letters are nobody's here, and a member's without bars before or after."""
         members = [
             one
             for one in self._companies
-            if not pieces[one.key] and any(a <= last and (b is None or b > first) for a, b in one.member)
+            if not pieces[one.key]
+            and any(a <= last and (b is None or b > first) for a, b in one.member)
         ]
         for ticker in sorted(own):
             for one in members:
                 if any(name.ticker == ticker for name in one.names):
                     log.warning(
-                        "%s is no member: from %s to %s the letters were not those of %s, which traded as %s (where "
-                        "the file's tickers are those of another day, set data.universe.tickers_as_of to it)",
+                        "%s is no member: from %s to %s the letters were not those of %s, which"
+                        " traded as %s (where the file's tickers are those of another day, set"
+                        " data.universe.tickers_as_of to it)",
                         *(ticker, first, last, one.key, one.ticker(last)),
                     )
 
@@ -207,7 +236,8 @@ def _names_in(pieces: Iterable[_Piece]) -> set[str]:
 
 
 def by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed:
-    """The feed by the companies of an index; as it is without one. Raises DataError for an alias that nobody bore."""
+    """The feed by the companies of an index; as it is without one. Raises DataError for an alias
+    that nobody bore."""
     if index is None:
         return feed
     companies = index_companies(index)
@@ -215,6 +245,7 @@ def by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed
     for symbol, theirs in (how.get("aliases") or {}).items():
         if theirs not in known:
             raise DataError(
-                f"data.universe.aliases: no member of {index} ever traded as {theirs} ({symbol}); correct it"
+                f"data.universe.aliases: no member of {index} ever traded as {theirs} ({symbol});"
+                " correct it"
             )
     return CompanyFeed(feed, companies, calendar, **how)

@@ -1,4 +1,5 @@
-"""Cells of a table, as text or typed, to the numbers that bars consist of; what is none is named by row and column."""
+"""Cells of a table, as text or typed, to the numbers that bars consist of; what is none is named by
+row and column."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ def table_bars(
     symbol: str = "",
     date: str | None = None,
 ) -> Bars:
-    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError: row and column.
+    """A table's rows in the long schema; `rows` are their numbers in messages. Raises BarError: row
+    and column.
 
-    `symbol`: of all of them, where no column says it; `date`: of all of them, where times are those of a day.
+    `symbol`: of all of them, where no column says it; `date`: of all of them, where times are those
+    of a day.
     """
     names = column_names(settings)
     if "symbol" in names:
@@ -51,11 +54,16 @@ def table_bars(
         values |= {name: values[name] / settings.price_divisor for name in PRICES}
     if settings.decimals is not None:
         values |= {name: np.round(values[name], settings.decimals) for name in PRICES}
-    return Bars(ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=origin, **values)
+    return Bars(
+        ts=ts, symbol=codes, symbols=tickers, extras=extras, row=rows, origin=origin, **values
+    )
 
 
-def one_kind(column: pa.ChunkedArray, zoned: bool | None, where: str, name: str, rows: Array) -> bool | None:
-    """Whether times as text carry a zone: as the first of them does, or as those before did (`zoned`).
+def one_kind(
+    column: pa.ChunkedArray, zoned: bool | None, where: str, name: str, rows: Array
+) -> bool | None:
+    """Whether times as text carry a zone: as the first of them does, or as those before did
+    (`zoned`).
 
     None where nothing tells. Raises BarError naming the first row that differs.
     """
@@ -69,25 +77,32 @@ def one_kind(column: pa.ChunkedArray, zoned: bool | None, where: str, name: str,
         at = int((carries != expected).argmax())
         own, others = ("no", "do") if expected else ("a", "do not")
         raise BarError(
-            f"{where}, row {rows[at]}, column {name!r}: {column[at].as_py()!r} carries {own} time zone, and the rows "
-            f"before it {others}; write all times alike"
+            f"{where}, row {rows[at]}, column {name!r}: {column[at].as_py()!r} carries {own} time"
+            f" zone, and the rows before it {others}; write all times alike"
         )
     return expected
 
 
-def _symbols(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> tuple[Array, tuple[str, ...]]:
+def _symbols(
+    column: pa.ChunkedArray, where: str, name: str, rows: Array
+) -> tuple[Array, tuple[str, ...]]:
     _no_nulls(column, where, name, rows)
     if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
         column = column.cast(pa.string())
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
-    used: list[int] = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist() if len(codes) else []
+    used: list[int] = (
+        np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist() if len(codes) else []
+    )
     tickers = {code: named[code] for code in used}
     blank = [code for code, ticker in tickers.items() if not ticker.strip()]
     if blank:
         row = rows[np.flatnonzero(codes == blank[0])[0]]
-        raise BarError(f"{where}, row {row}, column {name!r}: an empty text is no ticker; fill it or remove the row")
+        raise BarError(
+            f"{where}, row {row}, column {name!r}: an empty text is no ticker; fill it or remove"
+            " the row"
+        )
     order = {ticker: rank for rank, ticker in enumerate(sorted({*tickers.values()}))}
     rank = np.array([order.get(ticker, -1) for ticker in named], dtype=np.int32)
     return rank[codes], tuple(order)
@@ -107,7 +122,8 @@ def _times(
     name: str,
     rows: Array,
 ) -> Array:
-    """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the time of day only."""
+    """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
+    time of day only."""
     _no_nulls(column, where, name, rows)
     kind, unit = column.type, _UNITS.get(settings.time_format or "")
     if unit is not None:
@@ -124,14 +140,16 @@ def _times(
         ns = _epoch(column)
     else:
         raise BarError(
-            f"{where}: column {name!r} is {kind}, not a time; store times, or ISO 8601 text, or say what it counts "
-            "(data.source.time_format: s, ms, us or ns)"
+            f"{where}: column {name!r} is {kind}, not a time; store times, or ISO 8601 text, or say"
+            " what it counts (data.source.time_format: s, ms, us or ns)"
         )
     return ns - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
+    )
 
 
 def _date_text(days: pa.ChunkedArray, where: str, rows: Array) -> pa.ChunkedArray:
@@ -150,38 +168,53 @@ def _count_times(
     name: str,
     rows: Array,
 ) -> Array:
-    """Times that count units: since 1970 in UTC, or since midnight of their day in the settings' zone."""
+    """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
+    zone."""
     if pa.types.is_integer(column.type):
         counts = column.cast(pa.int64()).to_numpy()
     else:
         counts = np.round(_numbers(column, settings, where, name, rows)).astype(np.int64)
     if not _is_text(column.type) and not pa.types.is_integer(column.type) and unit == 1:
-        raise BarError(f"{where}: column {name!r} is {column.type}, too coarse for nanoseconds; store whole numbers")
-    if _is_text(column.type):  # as a number with a fraction, nanoseconds since 1970 would be rounded
+        raise BarError(
+            f"{where}: column {name!r} is {column.type}, too coarse for nanoseconds; store whole"
+            " numbers"
+        )
+    if _is_text(
+        column.type
+    ):  # as a number with a fraction, nanoseconds since 1970 would be rounded
         with contextlib.suppress(pa.ArrowInvalid):
             counts = column.cast(pa.string()).cast(pa.int64()).to_numpy()
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
-            raise BarError(f"{where}: column {name!r}: {counts[0]} is no time in {settings.time_format} since 1970")
+            raise BarError(
+                f"{where}: column {name!r}: {counts[0]} is no time in {settings.time_format} since"
+                " 1970"
+            )
         return np.asarray(counts * unit)
-    dates: Any = [days] * len(counts) if isinstance(days, str) else _date_text(days, where, rows).to_pylist()
+    dates: Any = (
+        [days] * len(counts) if isinstance(days, str) else _date_text(days, where, rows).to_pylist()
+    )
     known = {text: np.datetime64(pd.Timestamp(text), "ns").astype(np.int64) for text in set(dates)}
     midnight = np.array([known[text] for text in dates], dtype=np.int64)
     stamps = pa.chunked_array([pa.array((midnight + counts * unit).astype("datetime64[ns]"))])
     return _epoch(_localise(stamps, settings, where, name))
 
 
-def _localise(column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str) -> pa.ChunkedArray:
+def _localise(
+    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str
+) -> pa.ChunkedArray:
     try:
         return pc.assume_timezone(column, settings.timezone)
     except pa.ArrowInvalid as error:
         raise BarError(
-            f"{where}: column {name!r} has times that do not exist or are ambiguous in {settings.timezone} "
-            f"({first_line(error)}); declare the right data.source.timezone"
+            f"{where}: column {name!r} has times that do not exist or are ambiguous in"
+            f" {settings.timezone} ({first_line(error)}); declare the right data.source.timezone"
         ) from None
 
 
-def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array) -> Array:
+def _parse_times(
+    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array
+) -> Array:
     text = column.to_pandas()
     written = settings.time_format
     if written is None:
@@ -191,7 +224,9 @@ def _parse_times(column: pa.ChunkedArray, settings: FilesSettings, where: str, n
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     _refuse(parsed.isna(), text, f"no time like {written or '2016-01-04 09:30'}", where, name, rows)
     if zoned:
-        return np.asarray(parsed.dt.tz_convert(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
+        return np.asarray(
+            parsed.dt.tz_convert(None).to_numpy().astype("datetime64[ns]").astype(np.int64)
+        )
     stamps = pa.chunked_array([pa.array(parsed.to_numpy().astype("datetime64[ns]"))])
     return _epoch(_localise(stamps, settings, where, name))
 
@@ -206,9 +241,15 @@ def _epoch(column: pa.ChunkedArray) -> Array:
     return np.asarray(column.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
 
 
-def _numbers(column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array) -> Array:
+def _numbers(
+    column: pa.ChunkedArray, settings: FilesSettings, where: str, name: str, rows: Array
+) -> Array:
     _no_nulls(column, where, name, rows)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_dictionary(column.type):
+    if (
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_dictionary(column.type)
+    ):
         text = column.cast(pa.string()).to_pandas()
         plain = text.str.replace(",", ".", regex=False) if settings.decimal == "," else text
         numbers = pd.to_numeric(plain, errors="coerce")
@@ -220,18 +261,24 @@ def _numbers(column: pa.ChunkedArray, settings: FilesSettings, where: str, name:
         raise BarError(f"{where}: column {name!r} is {column.type}, not numbers") from None
 
 
-def _refuse(bad: pd.Series[bool], text: pd.Series[str], what: str, where: str, name: str, rows: Array) -> None:
+def _refuse(
+    bad: pd.Series[bool], text: pd.Series[str], what: str, where: str, name: str, rows: Array
+) -> None:
     if bad.any():
         at = int(bad.to_numpy().argmax())
         raise BarError(
-            f"{where}, row {rows[at]}, column {name!r}: {text.iloc[at]!r} is {what}; correct the row or remove it"
+            f"{where}, row {rows[at]}, column {name!r}: {text.iloc[at]!r} is {what}; correct the"
+            " row or remove it"
         )
 
 
 def _no_nulls(column: pa.ChunkedArray, where: str, name: str, rows: Array) -> None:
     if column.null_count:
         bad = int(np.flatnonzero(pc.is_null(column).to_numpy())[0])
-        raise BarError(f"{where}, row {rows[bad]}, column {name!r}: the cell is empty; fill it or remove the row")
+        raise BarError(
+            f"{where}, row {rows[bad]}, column {name!r}: the cell is empty; fill it or remove"
+            " the row"
+        )
 
 
 def first_line(error: BaseException) -> str:

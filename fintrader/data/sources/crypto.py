@@ -1,8 +1,10 @@
-"""Bars of cryptocurrency pairs from some hundred exchanges, through ccxt (extra `crypto`). No keys are needed.
+"""Bars of cryptocurrency pairs from some hundred exchanges, through ccxt (extra `crypto`). No keys
+are needed.
 
-Set `data.calendar: 24/7`: sessions are days of UTC of 1,440 minutes. ccxt keeps each exchange's own pace. How far back
-minutes reach is the exchange's choice (Kraken keeps its last 720 bars, others years); what it does not have stays a
-gap. A pair trades in its quote currency, so all pairs of a market should have the same one.
+Set `data.calendar: 24/7`: sessions are days of UTC of 1,440 minutes. ccxt keeps each exchange's own
+pace. How far back minutes reach is the exchange's choice (Kraken keeps its last 720 bars, others
+years); what it does not have stays a gap. A pair trades in its quote currency, so all pairs of a
+market should have the same one.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class Ccxt:
         return None
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return {name: bars for name in symbols if (bars := self._one(name, first, last)) is not None}
+        return {
+            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
+        }
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
         """None: pairs have neither splits nor dividends."""
@@ -99,14 +103,19 @@ class Ccxt:
             self._client.load_markets()  # asked for once
             if symbol not in self._client.markets:
                 close = difflib.get_close_matches(symbol, self._client.markets, n=3)
-                hint = f"did you mean {' or '.join(close)}?" if close else "pairs are written like BTC/USDT"
+                hint = (
+                    f"did you mean {' or '.join(close)}?"
+                    if close
+                    else "pairs are written like BTC/USDT"
+                )
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}")
             found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
         except errors.NetworkError as error:  # their text quotes the URL
             raise Busy(type(error).__name__) from None
         except errors.BaseError as error:
             raise DataError(
-                f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair and the dates"
+                f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair"
+                " and the dates"
             ) from None
         return found
 
@@ -116,8 +125,9 @@ def all_rows(
 ) -> list[Sequence[Any]]:
     """Rows of [time, open, high, low, close, volume] inside a span, once each and in order.
 
-    Asks page after page of at most `page` rows from a time on; all times are milliseconds, `step` is a bar's length.
-    An empty page is a stretch without a trade, or before the pair was listed. Rows without a price are left out.
+    Asks page after page of at most `page` rows from a time on; all times are milliseconds, `step`
+    is a bar's length. An empty page is a stretch without a trade, or before the pair was listed.
+    Rows without a price are left out.
     """
     since, stop = span
     rows: dict[int, Sequence[Any]] = {}
@@ -129,7 +139,8 @@ def all_rows(
 
 
 def pair_bars(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
-    """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none traded."""
+    """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none
+    traded."""
     table = np.array([[value or 0.0 for value in row[1:6]] for row in rows], dtype=np.float64)
     columns: dict[str, Any] = dict(zip(COLUMNS, table.T, strict=True))
     return Bars(

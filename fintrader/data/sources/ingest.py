@@ -1,7 +1,9 @@
-"""Files into chunks by symbol and month, with bounded memory; what the store holds of a file as it was is kept.
+"""Files into chunks by symbol and month, with bounded memory; what the store holds of a file as it
+was is kept.
 
-A file has a collection of its own, so that one which grows is read from where it had ended. Files of days, each with
-its date in its name, are one collection together: as one long file to which days are added at the end.
+A file has a collection of its own, so that one which grows is read from where it had ended. Files
+of days, each with its date in its name, are one collection together: as one long file to which days
+are added at the end.
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ def ingest(
 ) -> None:
     """Cut one file into chunks by symbol and month, which count once the collection is saved.
 
-    `before` is what the store holds of the file as it was: its chunks are kept where their rows stand unchanged, be it
-    elsewhere in the file. With `grown_from` the first so many bytes of a CSV are known to be the same, and are not
-    read again. Raises BarError for a bad row.
+    `before` is what the store holds of the file as it was: its chunks are kept where their rows
+    stand unchanged, be it elsewhere in the file. With `grown_from` the first so many bytes of a CSV
+    are known to be the same, and are not read again. Raises BarError for a bad row.
     """
     known, after = _Known(before), None
     if before is not None and before.complete and grown_from is not None and file.appendable:
@@ -74,10 +76,11 @@ def ingest_days(
     before: Collection | None = None,
     grown: bool = False,
 ) -> None:
-    """Cut files of days into chunks, with their rows numbered on from file to file; they count once it is saved.
+    """Cut files of days into chunks, with their rows numbered on from file to file; they count once
+    it is saved.
 
-    `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with `grown` its files are the
-    first of these. Raises BarError for a bad row.
+    `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with
+    `grown` its files are the first of these. Raises BarError for a bad row.
     """
     known, done = _Known(before), 0
     if before is not None and grown:
@@ -102,8 +105,11 @@ def ingest_days(
     _cut(batches(), collection, known, progress, f"{len(files) - done} files of days")
 
 
-def earlier_days(collection: Collection, named: Sequence[tuple[str, str]]) -> tuple[Collection | None, bool]:
-    """What the store holds of files of days as they were, and whether those are the first of the files `named` now."""
+def earlier_days(
+    collection: Collection, named: Sequence[tuple[str, str]]
+) -> tuple[Collection | None, bool]:
+    """What the store holds of files of days as they were, and whether those are the first of the
+    files `named` now."""
     wanted = [list(one) for one in named]
     best: Collection | None = None
     for before in collection.others():
@@ -117,7 +123,8 @@ def earlier_days(collection: Collection, named: Sequence[tuple[str, str]]) -> tu
 def _go_on(collection: Collection, before: Collection) -> None:
     """Begin with all that another collection holds."""
     collection.chunks = {
-        symbol: {month: [*pieces] for month, pieces in months.items()} for symbol, months in before.chunks.items()
+        symbol: {month: [*pieces] for month, pieces in months.items()}
+        for symbol, months in before.chunks.items()
     }
     collection.files, collection.next_row = [*before.files], before.next_row
 
@@ -128,11 +135,18 @@ def _checked(batches: Iterator[Bars]) -> Iterator[Bars]:
         yield batch
 
 
-def _cut(batches: Iterator[Bars], collection: Collection, known: _Known, progress: Progress | None, name: str) -> None:
+def _cut(
+    batches: Iterator[Bars],
+    collection: Collection,
+    known: _Known,
+    progress: Progress | None,
+    name: str,
+) -> None:
     """Store rows by symbol and month; memory stays bounded whatever their order.
 
-    Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by time they are then
-    complete. When too many wait, all are stored, and a month consists of several pieces.
+    Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by
+    time they are then complete. When too many wait, all are stored, and a month consists of several
+    pieces.
     """
     collection.objects.sweep()
     waiting: dict[tuple[str, str], list[Bars]] = {}
@@ -165,17 +179,23 @@ def _cut(batches: Iterator[Bars], collection: Collection, known: _Known, progres
 class _Known:
     """The chunks of a file as it was, month by month, of which each can be kept once.
 
-    Rows are compared by what they would be stored as, so that no chunk has to be fetched from where it lies.
+    Rows are compared by what they would be stored as, so that no chunk has to be fetched from where
+    it lies.
     """
 
     def __init__(self, before: Collection | None) -> None:
         chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]] = {}
         if before is not None and before.complete:
             chunks = before.chunks
-        self._left = {(name, month): [*pieces] for name, months in chunks.items() for month, pieces in months.items()}
+        self._left = {
+            (name, month): [*pieces]
+            for name, months in chunks.items()
+            for month, pieces in months.items()
+        }
 
     def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
-        """Count the chunks with which these rows begin as pieces of the month; returns the rows after them."""
+        """Count the chunks with which these rows begin as pieces of the month; returns the rows
+        after them."""
         pieces, done = self._left.get((symbol, month), []), 0
         while pieces and done + pieces[0]["rows"] <= len(bars):
             stop = done + pieces[0]["rows"]
@@ -183,7 +203,9 @@ class _Known:
             if hashlib.sha256(encode(part)).hexdigest() != pieces[0]["sha256"]:
                 pieces.clear()
                 break
-            collection.keep(symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0]))
+            collection.keep(
+                symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0])
+            )
             done = stop
         return bars.take(slice(done, len(bars)))
 
@@ -192,7 +214,9 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
     day = batch.ts // (DAY_MINUTES * MINUTE_NS)
     first = int(day.min())
-    months = np.arange(first, int(day.max()) + 1).astype("datetime64[D]").astype("datetime64[M]")  # of each day
+    months = (
+        np.arange(first, int(day.max()) + 1).astype("datetime64[D]").astype("datetime64[M]")
+    )  # of each day
     number = (months - months[0]).astype(np.int64)
     key = batch.symbol * (number[-1] + 1) + number[day - first]
     if np.any(key[1:] < key[:-1]):
@@ -203,5 +227,7 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     for start, stop in itertools.pairwise(edges):
         part = batch.take(slice(start, stop))
         name, month = batch.symbols[part.symbol[0]], months[0] + key[start] % (number[-1] + 1)
-        groups[name, str(month)] = replace(part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,))
+        groups[name, str(month)] = replace(
+            part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,)
+        )
     return groups

@@ -1,9 +1,11 @@
-"""How vendors lay out their files, as settings of `data.source`, and how columns are usually called.
+"""How vendors lay out their files, as settings of `data.source`, and how columns are usually
+called.
 
-Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat files `us_stocks_sip/minute_aggs_v1`.
-Databento: databento.com/docs/schemas/ohlcv, as `to_csv` writes it. FirstRate: firstratedata.com, `readme` of a bundle.
-Kibot: kibot.com/Data_Format.aspx. Alpaca: `get_stock_bars(...).df.to_csv()`. Yahoo: `to_csv()` of what yfinance has of
-one symbol (`Ticker.history`, or `download` with `multi_level_index=False`).
+Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat files
+`us_stocks_sip/minute_aggs_v1`. Databento: databento.com/docs/schemas/ohlcv, as `to_csv` writes it.
+FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format.aspx. Alpaca:
+`get_stock_bars(...).df.to_csv()`. Yahoo: `to_csv()` of what yfinance has of one symbol
+(`Ticker.history`, or `download` with `multi_level_index=False`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "price_divisor": 10_000,
         "timezone": "America/New_York",
     },
-    "polygon": {"columns": {"ts": "window_start", "symbol": "ticker"}, "time_format": "ns", "timezone": "UTC"},
+    "polygon": {
+        "columns": {"ts": "window_start", "symbol": "ticker"},
+        "time_format": "ns",
+        "timezone": "UTC",
+    },
     "databento": {"columns": {"ts": "ts_event", "symbol": "symbol"}, "timezone": "UTC"},
     "firstrate": {
         "header": ("ts", "open", "high", "low", "close", "volume"),
@@ -41,9 +47,14 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "timezone": "America/New_York",
     },
     "alpaca": {"columns": {"ts": "timestamp", "symbol": "symbol"}, "timezone": "UTC"},
-    "yahoo": {"columns": {"ts": "Datetime", **_TITLE}, "symbol_from": "name", "timezone": "America/New_York"},
+    "yahoo": {
+        "columns": {"ts": "Datetime", **_TITLE},
+        "symbol_from": "name",
+        "timezone": "America/New_York",
+    },
 }
-"""Name -> settings of a `files` source that read what the vendor delivers; what a configuration says itself counts."""
+"""Name -> settings of a `files` source that read what the vendor delivers; what a configuration
+says itself counts."""
 
 SPELLINGS = {
     "ts": (
@@ -60,14 +71,25 @@ SPELLINGS = {
         "zeitpunkt",
         "zeit",
     ),
-    "symbol": ("symbol", "ticker", "tic", "sym", "instrument", "asset", "s", "kürzel", "wertpapier"),
+    "symbol": (
+        "symbol",
+        "ticker",
+        "tic",
+        "sym",
+        "instrument",
+        "asset",
+        "s",
+        "kürzel",
+        "wertpapier",
+    ),
     "open": ("open", "o", "eröffnung", "erster"),
     "high": ("high", "h", "hoch", "höchst"),
     "low": ("low", "l", "tief", "tiefst"),
     "close": ("close", "c", "last", "schluss", "schlusskurs"),
     "volume": ("volume", "vol", "v", "volumen", "stück"),
 }
-"""What a column may be called, in any case, spaces for underscores; `source.columns` names others."""
+"""What a column may be called, in any case, spaces for underscores; `source.columns` names
+others."""
 DATE_SPELLINGS = ("date", "datum", "day", "tag")
 CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit")
 

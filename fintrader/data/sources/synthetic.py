@@ -1,6 +1,8 @@
-"""What happens to shares besides trading, for the synthetic market: jumps, halts, splits, dividends, listings.
+"""What happens to shares besides trading, for the synthetic market: jumps, halts, splits,
+dividends, listings.
 
-Each happens to stocks of its own, chosen by the seed, so that every one can be told apart in the bars.
+Each happens to stocks of its own, chosen by the seed, so that every one can be told apart in the
+bars.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class EventSettings(Settings):
     """How often what happens; nothing by default."""
 
     jumps: float = Field(0.0, ge=0, le=1)
-    """Chance per stock and session that its price jumps with the first bar; up and down balance in expectation."""
+    """Chance per stock and session that its price jumps with the first bar; up and down balance in
+    expectation."""
     jump_size: float = Field(0.08, ge=0)
     """Standard deviation of a jump's logarithm."""
     halts: int = Field(0, ge=0)
@@ -58,7 +61,8 @@ class Events:
     def apply(
         self, prices: dict[str, Array], volume: Array, grid: SessionGrid, symbols: tuple[str, ...]
     ) -> list[Action]:
-        """Turn prices and volumes `[T, N]` into those as traded, in place; returns what a vendor would announce."""
+        """Turn prices and volumes `[T, N]` into those as traded, in place; returns what a vendor
+        would announce."""
         announced = []
         for stock, session, ratio, share in self.actions:
             row = int(grid.first_bar[session])
@@ -68,26 +72,38 @@ class Events:
                 values[row:, stock] *= drop / ratio
             volume[row:, stock] = np.floor(volume[row:, stock] * ratio)
             day = grid.dates[session].item()
-            announced.append(Action(symbol=symbols[stock], day=day, split=ratio, dividend_usd=dividend))
+            announced.append(
+                Action(symbol=symbols[stock], day=day, split=ratio, dividend_usd=dividend)
+            )
         return announced
 
 
 def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int) -> Events:
-    """Events of a market. Raises DataError when there are fewer stocks or sessions than events need."""
+    """Events of a market. Raises DataError when there are fewer stocks or sessions than events
+    need."""
     happens = settings.splits + settings.dividends + settings.delistings + settings.late_listings
-    if happens > num_symbols or (happens and grid.num_sessions < 4) or settings.halts > grid.num_sessions:
+    if (
+        happens > num_symbols
+        or (happens and grid.num_sessions < 4)
+        or settings.halts > grid.num_sessions
+    ):
         raise DataError(
-            f"{happens} splits, dividends, delistings and late listings need as many stocks (there are {num_symbols}), "
-            "and halts a session each"
+            f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
+            f" are {num_symbols}), and halts a session each"
         )
     random = numpy_generator(seed, "synthetic", "events")
     stocks = iter(random.permutation(num_symbols).tolist())
     inner = (grid.num_sessions // 4, 3 * grid.num_sessions // 4)
 
     def take(number: int) -> list[tuple[int, int]]:
-        return [(next(stocks), int(random.integers(*inner))) for _ in range(number)] if number else []
+        return (
+            [(next(stocks), int(random.integers(*inner))) for _ in range(number)] if number else []
+        )
 
-    actions = [(stock, session, float(random.integers(2, 5)), 0.0) for stock, session in take(settings.splits)]
+    actions = [
+        (stock, session, float(random.integers(2, 5)), 0.0)
+        for stock, session in take(settings.splits)
+    ]
     actions += [(stock, session, 1.0, 0.01) for stock, session in take(settings.dividends)]
     listed = np.ones((grid.num_bars, num_symbols), dtype=bool)
     for stock, session in take(settings.delistings):
@@ -104,16 +120,20 @@ def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int
     if settings.jumps > 0:
         hit = random.random((grid.num_sessions, num_symbols)) < settings.jumps
         size = settings.jump_size * random.standard_normal(hit.shape) - settings.jump_size**2 / 2
-        jumps[grid.first_bar[:-1]] = np.where(hit, size, 0.0)  # mean one: nothing to be gained by holding over nights
+        jumps[grid.first_bar[:-1]] = np.where(
+            hit, size, 0.0
+        )  # mean one: nothing to be gained by holding over nights
     return Events(jumps, listed, halted, tuple(actions))
 
 
 class PlantedSettings(Settings):
-    """The predictable component: a two-state Markov drift in every stock, independent of all others."""
+    """The predictable component: a two-state Markov drift in every stock, independent of all
+    others."""
 
     enabled: bool = True
     drift_bps: float = Field(8.0, ge=0)
-    """Expected return per bar, in basis points: plus this in the state up, minus this in the state down."""
+    """Expected return per bar, in basis points: plus this in the state up, minus this in the state
+    down."""
     switch: float = Field(0.02, gt=0, le=0.5)
     """Probability per bar that a stock's state changes; nights change nothing."""
     column: str = "signal"
@@ -130,7 +150,8 @@ class SyntheticSettings(Settings):
     """First day (the first session on or after it)."""
     num_sessions: int = Field(40, ge=1)
     volatility_bps: float = Field(8.0, gt=0)
-    """Standard deviation of a stock's own return per bar, in basis points, averaged over the day."""
+    """Standard deviation of a stock's own return per bar, in basis points, averaged over the
+    day."""
     index_volatility_bps: float = Field(5.0, ge=0)
     """Standard deviation of the index's return per bar, in basis points, averaged over the day."""
     regime_ratio: float = Field(2.0, ge=1)
@@ -143,7 +164,8 @@ class SyntheticSettings(Settings):
     """Share of bars in which a stock does not trade, so that the bar is absent."""
     planted: PlantedSettings = PlantedSettings()
     events: EventSettings = EventSettings()
-    """Jumps, halts, splits, dividends, delistings and late listings (half days are the calendar's)."""
+    """Jumps, halts, splits, dividends, delistings and late listings (half days are the
+    calendar's)."""
 
     @field_validator("planted")
     @classmethod
@@ -157,10 +179,14 @@ def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int)
     """The first `num_sessions` sessions on or after `start`."""
     days = settings.num_sessions * 7 // 5 + 15  # weekends and holidays
     try:
-        whole = session_grid(calendar, settings.start, settings.start + dt.timedelta(days=days), bar_minutes)
+        whole = session_grid(
+            calendar, settings.start, settings.start + dt.timedelta(days=days), bar_minutes
+        )
         last = whole.dates[settings.num_sessions - 1].item()
     except (OverflowError, IndexError) as error:
-        raise DataError(f"{calendar} has not {settings.num_sessions} sessions from {settings.start} on") from error
+        raise DataError(
+            f"{calendar} has not {settings.num_sessions} sessions from {settings.start} on"
+        ) from error
     return session_grid(calendar, settings.start, last, bar_minutes)
 
 
@@ -177,7 +203,8 @@ class SyntheticMarket:
 
 
 def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
-    """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more stocks."""
+    """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more
+    stocks."""
     num_bars, num_symbols = grid.num_bars, settings.num_symbols
     volatility = _volatility(settings, grid)
 
@@ -210,7 +237,10 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
     volume = np.floor(settings.volume_usd / first * surge) + 1
 
-    present = numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols)) >= settings.missing
+    present = (
+        numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols))
+        >= settings.missing
+    )
     present[0] = True
     present &= happening.listed & ~happening.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
@@ -221,7 +251,9 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     def column(values: Array) -> Array:
         return np.ascontiguousarray(values.T).ravel()[keep]
 
-    columns: dict[str, Any] = {name: column(values) for name, values in (prices | {"volume": volume}).items()}
+    columns: dict[str, Any] = {
+        name: column(values) for name, values in (prices | {"volume": volume}).items()
+    }
     bars = Bars(
         ts=np.tile(grid.minutes, num_symbols)[keep],
         symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
@@ -253,7 +285,8 @@ class SyntheticFeed(MemoryFeed):
 
 
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
-    """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that follows."""
+    """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that
+    follows."""
     random = numpy_generator(settings.seed, "synthetic", "state")
     start = random.integers(0, 2, settings.num_symbols)
     flips = random.random((num_bars, settings.num_symbols)) < settings.planted.switch
@@ -261,7 +294,8 @@ def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
 
 
 def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
-    """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the regime's."""
+    """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the
+    regime's."""
     random = numpy_generator(settings.seed, "synthetic", "regime")
     wild = np.cumsum(random.random(grid.num_bars) < settings.regime_switch) % 2
     level = np.where(wild == 1, np.sqrt(settings.regime_ratio), 1 / np.sqrt(settings.regime_ratio))

@@ -1,10 +1,11 @@
 """Bars from a vendor's servers: asked for once, month by month, and kept in the store.
 
-Only days that are over are asked for, so that what is stored does not change any more. A killed download continues
-where it was; a second one asks for nothing; a new month adds only itself. Only the exchange's own sessions are kept.
+Only days that are over are asked for, so that what is stored does not change any more. A killed
+download continues where it was; a second one asks for nothing; a new month adds only itself. Only
+the exchange's own sessions are kept.
 
-That a ticker has no bars of a session is believed when two answers of different days say so: a server that fails may
-well answer with nothing. Until then every build asks again.
+That a ticker has no bars of a session is believed when two answers of different days say so: a
+server that fails may well answer with nothing. Until then every build asks again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from fintrader.data.bars import PRICES, Array, Bars, concat
 from fintrader.data.calendar import day_starts, session_grid
 from fintrader.data.chunks import Collection, decode
 from fintrader.data.corporate_actions import Action
-from fintrader.data.sources.announced import Adjustment, Announced, asked_on, for_accounts, outdated, scale
+from fintrader.data.sources.announced import (
+    Adjustment,
+    Announced,
+    asked_on,
+    for_accounts,
+    outdated,
+    scale,
+)
 from fintrader.data.sources.base import Feed
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
@@ -52,11 +60,13 @@ class VendorSettings(Settings):
     backoff_seconds: float = Field(2.0, gt=0)
     """Wait before the first repetition; doubles with each one."""
     actions: bool = True
-    """Ask for splits and dividends too: those that are not in the prices reach the accounts that hold the share."""
+    """Ask for splits and dividends too: those that are not in the prices reach the accounts that
+    hold the share."""
 
 
 class Busy(Exception):
-    """The vendor failed for a reason that may pass: a rate limit, a server's fault, a broken line."""
+    """The vendor failed for a reason that may pass: a rate limit, a server's fault, a broken
+    line."""
 
 
 class Refused(DataError):
@@ -84,18 +94,21 @@ class Vendor(Protocol):
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
         """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
 
-        Raises Busy for what may pass, Refused for a ticker that it does not know, and DataError for what will not pass.
+        Raises Busy for what may pass, Refused for a ticker that it does not know, and DataError for
+        what will not pass.
         """
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        """Splits and cash dividends with ex-dates from `first` to `last`, dividends as paid for a share of the day.
+        """Splits and cash dividends with ex-dates from `first` to `last`, dividends as paid for a
+        share of the day.
 
         Raises like `fetch`.
         """
 
 
 class VendorFeed(Feed):
-    """Bars of a vendor, by way of the store. Tickers that were not `listed` by hand may be without bars (`missing`)."""
+    """Bars of a vendor, by way of the store. Tickers that were not `listed` by hand may be without
+    bars (`missing`)."""
 
     inputs_need_bars = True
     _collection: Collection
@@ -113,7 +126,10 @@ class VendorFeed(Feed):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not symbols:
-            raise DataError("no tickers to ask for; list them under data.source.symbols or set data.universe.index")
+            raise DataError(
+                "no tickers to ask for; list them under data.source.symbols or set"
+                " data.universe.index"
+            )
         self.vendor, self.settings, self.calendar = vendor, settings, calendar
         self._asked = self.symbols = sorted(set(symbols))
         self._listed = listed
@@ -126,7 +142,8 @@ class VendorFeed(Feed):
         self._months = sorted({str(day)[:7] for day in self._grid.dates})
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Ask for what the store lacks. Raises DataError: no network, wrong keys, a rate limit, an unknown ticker."""
+        """Ask for what the store lacks. Raises DataError: no network, wrong keys, a rate limit, an
+        unknown ticker."""
         with self._stored().objects.lock():
             collection = self._stored()
             announced = Announced(collection.objects)
@@ -139,8 +156,8 @@ class VendorFeed(Feed):
             oldest = min((first for _, first, _ in requests), default=self._today)
             if earliest is not None and oldest < earliest:
                 raise DataError(
-                    f"{self.vendor.name} has no bars of this length before {earliest} any more (asked for {oldest}); "
-                    "set data.source.start later, or choose longer bars"
+                    f"{self.vendor.name} has no bars of this length before {earliest} any more"
+                    f" (asked for {oldest}); set data.source.start later, or choose longer bars"
                 )
             said = progress if progress is not None and requests else SILENT
             with said.task(f"ask {self.vendor.name}", total=len(requests), unit="requests") as task:
@@ -154,29 +171,44 @@ class VendorFeed(Feed):
         self.missing = [name for name in self._asked if not pieces[name]]
         if self.missing and (self._listed or not self.symbols):
             raise DataError(
-                f"{self.vendor.name} has no bars of {', '.join(self.missing)} from {self.settings.start} to "
-                f"{self.end}; check the spelling, or whether it was listed then"
+                f"{self.vendor.name} has no bars of {', '.join(self.missing)} from"
+                f" {self.settings.start} to {self.end}; check the spelling, or whether it was"
+                " listed then"
             )
-        hashes = [(piece["sha256"], self._scale(name, piece)) for name in self.symbols for piece in pieces[name]]
+        hashes = [
+            (piece["sha256"], self._scale(name, piece))
+            for name in self.symbols
+            for piece in pieces[name]
+        ]
         self.actions = tuple(
             action
             for name in self.symbols
-            for action in for_accounts(announced.of(name), self.vendor.adjustment, self._basis(name))
+            for action in for_accounts(
+                announced.of(name), self.vendor.adjustment, self._basis(name)
+            )
             if self.settings.start <= action.day <= self.end
         )
         told = [action.model_dump(mode="json") for action in self.actions]
         digest = hashlib.sha256(json.dumps([hashes, told]).encode()).hexdigest()
-        self.inputs = {"kind": self.vendor.name, **self.vendor.identity, "end": str(self.end), "sha256": digest}
+        self.inputs = {
+            "kind": self.vendor.name,
+            **self.vendor.identity,
+            "end": str(self.end),
+            "sha256": digest,
+        }
 
     def planned(self) -> list[_Request]:
-        """(tickers, first day, last day) of each request that the store does not answer; asks for nothing."""
+        """(tickers, first day, last day) of each request that the store does not answer; asks for
+        nothing."""
         return self._missing(self._stored())
 
     def stored(self) -> list[Collection]:
         return [self._stored()]
 
     def _stored(self) -> Collection:
-        return Collection.open(self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity})
+        return Collection.open(
+            self._store, self.vendor.name, {"vendor": self.vendor.name, **self.vendor.identity}
+        )
 
     def span(self) -> tuple[int, int]:
         return int(self._grid.exchange_minutes[0]), int(self._grid.exchange_minutes[-1])
@@ -187,11 +219,15 @@ class VendorFeed(Feed):
             bars = decode(self._collection.piece(piece), symbol, str(self._collection.objects))
             ratio = self._scale(symbol, piece)
             prices: dict[str, Any] = {name: getattr(bars, name) / ratio for name in PRICES}
-            parts.append(bars if ratio == 1 else replace(bars, **prices, volume=bars.volume * ratio))
+            parts.append(
+                bars if ratio == 1 else replace(bars, **prices, volume=bars.volume * ratio)
+            )
         bars = concat(parts)
         first, last = self.span()
         inside = (bars.ts >= first) & (bars.ts <= last)
-        return replace(bars.take(inside), row=None).sorted()  # a session that came late stands last in the store
+        return replace(
+            bars.take(inside), row=None
+        ).sorted()  # a session that came late stands last in the store
 
     def _basis(self, name: str) -> dt.date:
         """The day as of which a ticker's prices are adjusted: that of the last request for them."""
@@ -208,14 +244,25 @@ class VendorFeed(Feed):
         if not self.settings.actions:
             return
         first, yesterday = self.settings.start, self._today - dt.timedelta(days=1)
-        lacking = {*announced.lacking(self._asked, first, self.end), *announced.lacking(wanted, first, yesterday)}
+        lacking = {
+            *announced.lacking(self._asked, first, self.end),
+            *announced.lacking(wanted, first, yesterday),
+        }
         names = sorted(name for name in lacking if collection.pieces(name))
         for at in range(0, len(names), self.vendor.batch):
             some = names[at : at + self.vendor.batch]
-            announced.put(some, first, self._today, self._asking(self.vendor.announced, some, first, self._today))
+            announced.put(
+                some,
+                first,
+                self._today,
+                self._asking(self.vendor.announced, some, first, self._today),
+            )
 
-    def _forget(self, collection: Collection, announced: Announced, requests: Sequence[_Request]) -> bool:
-        """Drop what must be asked for again because the vendor has adjusted it for a dividend since."""
+    def _forget(
+        self, collection: Collection, announced: Announced, requests: Sequence[_Request]
+    ) -> bool:
+        """Drop what must be asked for again because the vendor has adjusted it for a dividend
+        since."""
         found = False
         for name in {name for names, _, _ in requests for name in names}:
             days = [asked_on(piece) for piece in collection.pieces(name)]
@@ -237,18 +284,31 @@ class VendorFeed(Feed):
             for name in self._asked:
                 known = collection.through.get(name, {}).get(str(month))
                 done = known and dt.date.fromisoformat(known[0]) <= first
-                begin = dt.date.fromisoformat(known[1]) + dt.timedelta(days=1) if known and done else first
+                begin = (
+                    dt.date.fromisoformat(known[1]) + dt.timedelta(days=1)
+                    if known and done
+                    else first
+                )
                 if begin <= last:
                     groups.setdefault(begin, []).append(name)
             for begin, names in sorted(groups.items()):
                 size = self.vendor.batch
-                requests += [(names[at : at + size], begin, last) for at in range(0, len(names), size)]
+                requests += [
+                    (names[at : at + size], begin, last) for at in range(0, len(names), size)
+                ]
         return requests
 
-    def _ask(self, collection: Collection, symbols: list[str], first: dt.date, last: dt.date) -> None:
+    def _ask(
+        self, collection: Collection, symbols: list[str], first: dt.date, last: dt.date
+    ) -> None:
         found = self._fetch(symbols, first, last)
         month = f"{first:%Y-%m}"
-        request = {"symbols": symbols, "first": str(first), "last": str(last), **self.vendor.identity}
+        request = {
+            "symbols": symbols,
+            "first": str(first),
+            "last": str(last),
+            **self.vendor.identity,
+        }
         request["asked"] = str(self._today)
         for name in symbols:
             bars = self._inside(found[name]) if name in found else None
@@ -260,16 +320,21 @@ class VendorFeed(Feed):
         collection.save()
 
     def _fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        """Bars by ticker. One that is refused costs no other its bars, unless it was listed by hand."""
+        """Bars by ticker. One that is refused costs no other its bars, unless it was listed by
+        hand."""
         try:
             return self._asking(self.vendor.fetch, symbols, first, last)
         except Refused:
             if self._listed:
                 raise
-            alone = [self._fetch([name], first, last) for name in symbols] if len(symbols) > 1 else []
+            alone = (
+                [self._fetch([name], first, last) for name in symbols] if len(symbols) > 1 else []
+            )
             return {name: bars for found in alone for name, bars in found.items()}
 
-    def _asking(self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date) -> ResultT:
+    def _asking(
+        self, ask: Callable[..., ResultT], symbols: Sequence[str], first: dt.date, last: dt.date
+    ) -> ResultT:
         settings = self.settings
         return with_retries(
             lambda: ask(symbols, first, last),
@@ -301,13 +366,18 @@ class VendorFeed(Feed):
             since = known[0] if known and dt.date.fromisoformat(known[1]) < first else str(first)
             collection.through[name][month] = [since, str(through)]
 
-    def _without_bars(self, collection: Collection, name: str, first: dt.date, last: dt.date) -> list[dt.date]:
-        """Sessions from `first` to `last`, of one month, of which the store has no bar of this ticker."""
+    def _without_bars(
+        self, collection: Collection, name: str, first: dt.date, last: dt.date
+    ) -> list[dt.date]:
+        """Sessions from `first` to `last`, of one month, of which the store has no bar of this
+        ticker."""
         month = f"{first:%Y-%m}"
         has_bars: Array = np.zeros(self._grid.num_sessions, dtype=bool)
         if collection.pieces(name, [month]):
             at = self._grid.locate(collection.bars(name, [month]).ts)
-            has_bars[self._grid.session[at[at >= 0]]] = True  # the month may hold days that are not asked for now
+            has_bars[self._grid.session[at[at >= 0]]] = (
+                True  # the month may hold days that are not asked for now
+            )
         return [
             day
             for day, found in zip(self._grid.dates.tolist(), has_bars, strict=True)
@@ -326,7 +396,11 @@ def _listed(days: Sequence[dt.date]) -> str:
 
 
 def with_retries(
-    call: Callable[[], ResultT], name: str, retries: int, backoff_seconds: float, sleep: Callable[[float], None]
+    call: Callable[[], ResultT],
+    name: str,
+    retries: int,
+    backoff_seconds: float,
+    sleep: Callable[[float], None],
 ) -> ResultT:
     """`call()`, again after each Busy with doubling waits. Raises DataError when it stays busy."""
     for attempt in range(retries + 1):
@@ -336,4 +410,7 @@ def with_retries(
             reason = busy
             if attempt < retries:
                 sleep(backoff_seconds * 2**attempt)
-    raise DataError(f"{name} does not answer: {reason}; check the network, or try again later (it continues from here)")
+    raise DataError(
+        f"{name} does not answer: {reason}; check the network, or try again later (it continues"
+        " from here)"
+    )

@@ -1,8 +1,9 @@
 """Bars from Yahoo Finance, through yfinance.
 
-Limits, as Yahoo sets them: one-minute bars of the last 30 days, at most 7 days a request; five-minute bars of the last
-60 days; hours of the last 730 days; days without limit. Prices are adjusted for splits, not for dividends, as of the
-day they are asked for. Volume of the first and last minute lacks the auctions. No promise of anything: for research.
+Limits, as Yahoo sets them: one-minute bars of the last 30 days, at most 7 days a request;
+five-minute bars of the last 60 days; hours of the last 730 days; days without limit. Prices are
+adjusted for splits, not for dividends, as of the day they are asked for. Volume of the first and
+last minute lacks the auctions. No promise of anything: for research.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ class YahooSettings(VendorSettings):
 
 
 class Yahoo:
-    """Asks Yahoo. `session` is what yfinance takes as one (tests put a loopback server behind it)."""
+    """Asks Yahoo. `session` is what yfinance takes as one (tests put a loopback server behind
+    it)."""
 
     name = "yahoo"
 
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
         import yfinance
 
-        yfinance.config.debug.hide_exceptions = False  # it would log what goes wrong and return an empty table
+        yfinance.config.debug.hide_exceptions = (
+            False  # it would log what goes wrong and return an empty table
+        )
         self._yfinance = yfinance
         self.settings, self._session = settings, session
         self.batch, self.daily = settings.batch, settings.interval == "1d"
@@ -57,7 +61,9 @@ class Yahoo:
         return None if days is None else today - dt.timedelta(days=days - 1)
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        return {name: bars for name in symbols if (bars := self._one(name, first, last)) is not None}
+        return {
+            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
+        }
 
     def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
         import pandas as pd
@@ -74,14 +80,19 @@ class Yahoo:
         table = table[~table.index.duplicated()].dropna(subset=["Open", "High", "Low", "Close"])
         index = table.index
         # a day's bar carries midnight of the exchange; its date is what counts
-        stamps = index.tz_localize(None) if self.daily else index.tz_convert("UTC").tz_localize(None)
+        stamps = (
+            index.tz_localize(None) if self.daily else index.tz_convert("UTC").tz_localize(None)
+        )
         return Bars(
             ts=stamps.to_numpy().astype("datetime64[ns]").astype(np.int64),
             symbol=np.zeros(len(table), dtype=np.int32),
             symbols=(symbol,),
             volume=table["Volume"].fillna(0).to_numpy(dtype=np.float64),
             origin="yahoo",
-            **{name.lower(): table[name].to_numpy(dtype=np.float64) for name in ("Open", "High", "Low", "Close")},
+            **{
+                name.lower(): table[name].to_numpy(dtype=np.float64)
+                for name in ("Open", "High", "Low", "Close")
+            },
         )
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
@@ -89,15 +100,25 @@ class Yahoo:
         for name in symbols:
             table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
             later = 1.0
-            for row in range(len(table) - 1, -1, -1):  # Yahoo states a dividend for a share of today
-                split, dividend = (float(table[column].iloc[row]) for column in ("Stock Splits", "Dividends"))
+            for row in range(
+                len(table) - 1, -1, -1
+            ):  # Yahoo states a dividend for a share of today
+                split, dividend = (
+                    float(table[column].iloc[row]) for column in ("Stock Splits", "Dividends")
+                )
                 later *= split or 1.0
                 if split or dividend:
                     day = table.index[row].date()
-                    found.append(Action(symbol=name, day=day, split=split or 1.0, dividend_usd=dividend * later))
+                    found.append(
+                        Action(
+                            symbol=name, day=day, split=split or 1.0, dividend_usd=dividend * later
+                        )
+                    )
         return found
 
-    def _request(self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False) -> Any:
+    def _request(
+        self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False
+    ) -> Any:
         errors = self._yfinance.exceptions
         try:
             return self._yfinance.Ticker(symbol, session=self._session).history(
@@ -119,7 +140,8 @@ class Yahoo:
         except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
             if isinstance(error, KeyError | TypeError | AttributeError | IndexError):
                 raise DataError(
-                    f"yahoo: the answer for {symbol} has another form than expected; update yfinance"
+                    f"yahoo: the answer for {symbol} has another form than expected; update"
+                    " yfinance"
                 ) from None
             if getattr(getattr(error, "response", None), "status_code", None) == 404:
                 return ()  # a ticker whose zone it wants to know and nobody does

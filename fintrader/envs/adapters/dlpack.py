@@ -22,13 +22,15 @@ from fintrader.errors import EnvError
 class DlpackEnv:
     """A `TradingEnv` whose arrays are another library's: `convert` is its `from_dlpack`.
 
-    Arrays share memory with the environment's tensors. Those are never written to again, unless the environment was
-    made with `copy=False`: then its next step overwrites them (see `TradingEnv`), which libraries that take their
-    arrays for immutable, as JAX does, will not notice. Booleans travel as uint8 where the other library asks for it
-    (`bool_as_uint8`).
+    Arrays share memory with the environment's tensors. Those are never written to again, unless the
+    environment was made with `copy=False`: then its next step overwrites them (see `TradingEnv`),
+    which libraries that take their arrays for immutable, as JAX does, will not notice. Booleans
+    travel as uint8 where the other library asks for it (`bool_as_uint8`).
     """
 
-    def __init__(self, env: TradingEnv, convert: Callable[[Any], Any], *, bool_as_uint8: bool = False) -> None:
+    def __init__(
+        self, env: TradingEnv, convert: Callable[[Any], Any], *, bool_as_uint8: bool = False
+    ) -> None:
         self.env = env
         self._from_dlpack = convert
         self._bool_as_uint8 = bool_as_uint8
@@ -39,7 +41,8 @@ class DlpackEnv:
         return self.convert(obs), self.convert(info)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As `TradingEnv.step`; `actions` `[B, N]` is any array with `__dlpack__`. Raises EnvError otherwise."""
+        """As `TradingEnv.step`; `actions` `[B, N]` is any array with `__dlpack__`. Raises EnvError
+        otherwise."""
         if not hasattr(actions, "__dlpack__"):
             raise EnvError(f"actions must offer __dlpack__, got {type(actions).__name__}")
         obs, reward, terminated, truncated, info = self.env.step(from_dlpack(actions))

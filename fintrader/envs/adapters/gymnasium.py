@@ -5,7 +5,8 @@
     obs, info = env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
 
-What is written against vector environments in numpy, gymnasium's own wrappers included, wants a `NumpyVectorEnv`:
+What is written against vector environments in numpy, gymnasium's own wrappers included, wants a
+`NumpyVectorEnv`:
 
     env = NumpyVectorEnv(TradingEnv(market, settings, autoreset_mode=AutoresetMode.NEXT_STEP))
     env = gymnasium.wrappers.vector.NormalizeObservation(env)
@@ -44,12 +45,15 @@ def to_numpy(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def built_in_market() -> MarketTensors:
-    """Four synthetic stocks over five sessions of minutes: enough to try the environment, with nothing to learn."""
+    """Four synthetic stocks over five sessions of minutes: enough to try the environment, with
+    nothing to learn."""
     source = SyntheticSettings(num_symbols=4, num_sessions=5)
     return make_market(DataSettings(source=source, windows=WindowSettings(embargo_sessions=0)))[0]
 
 
-def make_trading_env(market: MarketTensors | Path | str | None = None, **options: Any) -> TradingEnv:
+def make_trading_env(
+    market: MarketTensors | Path | str | None = None, **options: Any
+) -> TradingEnv:
     """A `TradingEnv` for `gymnasium.make_vec`; without a market it trades `built_in_market()`."""
     return TradingEnv(built_in_market() if market is None else market, **options)
 
@@ -60,12 +64,15 @@ def to_batch(actions: Any, device: torch.device) -> Tensor:
         with np.errstate(over="ignore"):  # the environment refuses infinity
             array = np.asarray(actions, dtype=np.float32)
     except (TypeError, ValueError):
-        raise EnvError(f"actions must be an array of numbers, got {type(actions).__name__}") from None
+        raise EnvError(
+            f"actions must be an array of numbers, got {type(actions).__name__}"
+        ) from None
     return torch.as_tensor(array, device=device)
 
 
 class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
-    """A `TradingEnv` with numpy in and out, for anything written against gymnasium's vector environments."""
+    """A `TradingEnv` with numpy in and out, for anything written against gymnasium's vector
+    environments."""
 
     def __init__(self, env: TradingEnv) -> None:
         self.env = env
@@ -87,11 +94,18 @@ class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As `TradingEnv.step`, in numpy."""
         obs, reward, terminated, truncated, info = self.env.step(to_batch(actions, self.env.device))
-        return to_numpy(obs), to_numpy(reward), to_numpy(terminated), to_numpy(truncated), to_numpy(info)
+        return (
+            to_numpy(obs),
+            to_numpy(reward),
+            to_numpy(terminated),
+            to_numpy(truncated),
+            to_numpy(info),
+        )
 
 
 class SingleTradingEnv(gymnasium.Env[Any, Any]):
-    """A `TradingEnv` of one account as a plain gymnasium environment. `options` are those of `TradingEnv.reset`."""
+    """A `TradingEnv` of one account as a plain gymnasium environment. `options` are those of
+    `TradingEnv.reset`."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium's name for it
 
@@ -103,8 +117,8 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         render_mode: None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `TradingEnv`: device, dtype, seed, record. Without a market it trades
-        `built_in_market()`.
+        """`options` are those of `TradingEnv`: device, dtype, seed, record. Without a market it
+        trades `built_in_market()`.
 
         The episode's end is reported by `truncated`, ruin by `terminated`.
         """
@@ -120,20 +134,27 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         self.action_space = self.vector_env.single_action_space
         self.observation_space = self.vector_env.single_observation_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: obs `[D]` float32."""
         super().reset(seed=seed)
         obs, info = self.vector_env.reset(seed=seed, options=options)
         return _first(obs), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One decision, `action` `[N]`: obs `[D]`, reward, terminated, truncated, info. Errors as in `TradingEnv`."""
+        """One decision, `action` `[N]`: obs `[D]`, reward, terminated, truncated, info. Errors as
+        in `TradingEnv`."""
         action = np.asarray(action)
         if action.shape != self.action_space.shape:
-            raise EnvError(f"the action has shape {action.shape}, expected {self.action_space.shape}")
+            raise EnvError(
+                f"the action has shape {action.shape}, expected {self.action_space.shape}"
+            )
         if action.dtype.kind != "f":
             raise EnvError(f"the action must be floating point, got {action.dtype}")
-        batch = torch.as_tensor(action, dtype=torch.float32, device=self.vector_env.device).unsqueeze(0)
+        batch = torch.as_tensor(
+            action, dtype=torch.float32, device=self.vector_env.device
+        ).unsqueeze(0)
         obs, reward, terminated, truncated, info = self.vector_env.step(batch)
         return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
@@ -141,4 +162,6 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
 def _first(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _first(item) for name, item in value.items()}
-    return to_numpy(value[0].clone())  # the environment writes over its observation in the next step
+    return to_numpy(
+        value[0].clone()
+    )  # the environment writes over its observation in the next step

@@ -43,10 +43,12 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.render_mode = None
         width, assets = self.env.layout.width, self.env.layout.num_assets
         self.observation_spaces = {
-            agent: gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32) for agent in self.possible_agents
+            agent: gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+            for agent in self.possible_agents
         }
         self.action_spaces = {
-            agent: gymnasium.spaces.Box(-1.0, 1.0, (assets,), np.float32) for agent in self.possible_agents
+            agent: gymnasium.spaces.Box(-1.0, 1.0, (assets,), np.float32)
+            for agent in self.possible_agents
         }
 
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
@@ -68,7 +70,8 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
-        """One decision of every trader still in. Raises EnvError when an action is missing, misshapen or not finite."""
+        """One decision of every trader still in. Raises EnvError when an action is missing,
+        misshapen or not finite."""
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise EnvError(f"no action for {missing[0]}; every agent in `agents` needs one")
@@ -77,7 +80,8 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
             action = to_batch(actions[agent], torch.device("cpu"))
             if action.shape != batch.shape[2:]:
                 raise EnvError(
-                    f"the action of {agent} has shape {tuple(action.shape)}, expected {tuple(batch.shape[2:])}"
+                    f"the action of {agent} has shape {tuple(action.shape)}, expected"
+                    f" {tuple(batch.shape[2:])}"
                 )
             batch[0, self.possible_agents.index(agent)] = action
         _, reward, terminated, truncated, info = self.env.step(batch)

@@ -1,4 +1,5 @@
-"""RLlib (new API stack): `TradingEnv` behind its environment runners, as one vector environment with numpy arrays.
+"""RLlib (new API stack): `TradingEnv` behind its environment runners, as one vector environment
+with numpy arrays.
 
     register_env("fintrader", rllib_env)  # of ray.tune
     config = (
@@ -7,9 +8,9 @@
         .env_runners(num_envs_per_env_runner=64, gym_env_vectorize_mode="vector_entry_point")
     )
 
-RLlib assumes gymnasium's NEXT_STEP autoreset: the step after an episode's end only begins the next one, and RLlib
-leaves it out of its episodes. `env_config` takes the market (a path travels better to remote runners than tensors),
-`settings` (an `EnvSettings` or its fields) and, if wanted, `seed`.
+RLlib assumes gymnasium's NEXT_STEP autoreset: the step after an episode's end only begins the next
+one, and RLlib leaves it out of its episodes. `env_config` takes the market (a path travels better
+to remote runners than tensors), `settings` (an `EnvSettings` or its fields) and, if wanted, `seed`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from fintrader.seeding import derive
 
 
 def rllib_env(config: Mapping[str, Any]) -> NumpyVectorEnv | SingleTradingEnv:
-    """What RLlib calls with its `EnvContext`: `num_envs` accounts where it asks for them, else a single one.
+    """What RLlib calls with its `EnvContext`: `num_envs` accounts where it asks for them, else a
+    single one.
 
     Raises ConfigError for settings that do not exist.
     """
@@ -39,5 +41,7 @@ def rllib_env(config: Mapping[str, Any]) -> NumpyVectorEnv | SingleTradingEnv:
     if "num_envs" not in config:
         return SingleTradingEnv(config["market"], settings, seed=seed)
     mode = AutoresetMode.NEXT_STEP
-    env = TradingEnv(config["market"], settings, num_envs=int(config["num_envs"]), seed=seed, autoreset_mode=mode)
+    env = TradingEnv(
+        config["market"], settings, num_envs=int(config["num_envs"]), seed=seed, autoreset_mode=mode
+    )
     return NumpyVectorEnv(env)

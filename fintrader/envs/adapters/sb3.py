@@ -4,9 +4,10 @@
     model = PPO("MlpPolicy", Sb3VecEnv(TradingEnv(market, settings)))
     model.learn(100_000)
 
-SB3 expects what gymnasium calls SAME_STEP: a finished account is reset at once, its last observation stands in
-`infos[i]["terminal_observation"]` and `infos[i]["TimeLimit.truncated"]` says whether to bootstrap from it. SB3 keeps
-what it is given in its buffers, so every array is a copy of its own.
+SB3 expects what gymnasium calls SAME_STEP: a finished account is reset at once, its last
+observation stands in `infos[i]["terminal_observation"]` and `infos[i]["TimeLimit.truncated"]` says
+whether to bootstrap from it. SB3 keeps what it is given in its buffers, so every array is a copy of
+its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import (
+    VecEnv,
+    VecEnvIndices,
+    VecEnvObs,
+    VecEnvStepReturn,
+)
 
 from fintrader.envs.adapters.gymnasium import to_batch, to_numpy
 from fintrader.envs.trading import TradingEnv
@@ -25,7 +31,8 @@ from fintrader.errors import EnvError
 
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
-    """A SAME_STEP `TradingEnv` with flat observations. Raises EnvError for any other mode or observation."""
+    """A SAME_STEP `TradingEnv` with flat observations. Raises EnvError for any other mode or
+    observation."""
 
     def __init__(self, env: TradingEnv) -> None:
         if env.autoreset_mode is not AutoresetMode.SAME_STEP or env.settings.observation != "flat":
@@ -51,7 +58,9 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
 
     def step_wait(self) -> VecEnvStepReturn:
         """obs `[B, D]`, reward `[B]`, done `[B]`, a list of B infos."""
-        obs, reward, terminated, truncated, info = self.env.step(to_batch(self._actions, self.env.device))
+        obs, reward, terminated, truncated, info = self.env.step(
+            to_batch(self._actions, self.env.device)
+        )
         done = _copy(terminated | truncated)
         cut = _copy(truncated)
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(flag)} for flag in cut]
@@ -71,12 +80,15 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         return [value for _ in self._chosen(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the one environment behind all accounts. Raises EnvError for some accounts only."""
+        """Set an attribute of the one environment behind all accounts. Raises EnvError for some
+        accounts only."""
         if len(list(self._chosen(indices))) != self.num_envs:
             raise EnvError("all accounts share one environment: set the attribute for all of them")
         setattr(self.env, attr_name, value)
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
+    ) -> list[Any]:
         """Call a method of the environment once; its result for every account asked for."""
         result = getattr(self.env, method_name)(*args, **kwargs)
         return [result for _ in self._chosen(indices)]

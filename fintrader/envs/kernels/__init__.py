@@ -1,1 +1,2 @@
-"""The fast path of the environment: the same ledger, compiled for the CPU (numba) and for CUDA (Triton)."""
+"""The fast path of the environment: the same ledger, compiled for the CPU (numba) and for CUDA
+(Triton)."""

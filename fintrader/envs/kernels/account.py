@@ -1,4 +1,5 @@
-"""The account of a backtest, compiled: one decision a call, and every bar until the next one, written down."""
+"""The account of a backtest, compiled: one decision a call, and every bar until the next one,
+written down."""
 
 from __future__ import annotations
 
@@ -31,18 +32,31 @@ from fintrader.envs.ledger import USD_GRID
 
 _UNIT = 1.0 / USD_GRID
 CASH, EQUITY, PEAK, FIRST, ORDERS, CAPPED, UNFILLED, CANCELLED = range(8)
-"""Places in the `state` of a backtest's account: four amounts in USD; orders given, those among them that asked for
-more than their share of the volume, those of which nothing filled; and USD of all that was cancelled."""
+"""Places in the `state` of a backtest's account: four amounts in USD; orders given, those among
+them that asked for more than their share of the volume, those of which nothing filled; and USD of
+all that was cancelled."""
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
-def ask(action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, wish: Any, want: Any) -> None:
-    """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is scratch."""
+def ask(
+    action: Any,
+    bar: int,
+    state: Any,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    wish: Any,
+    want: Any,
+) -> None:
+    """Write to `want [1, N]` the holdings that an action `[1, N]` float32 asks for; `wish` is
+    scratch."""
     value = max(state[EQUITY], 0.0)
     if prices.risk_off[bar]:
         want[:] = 0.0
     elif rules.target:
-        gross, _ = clean(action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0)
+        gross, _ = clean(
+            action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0
+        )
         unit, band = unit_of(gross, value, rules.leverage), rules.band * value * USD_GRID
         ask_target(wish, 0, unit, band, rules, prices.quotes, bar, shares, 0, want)
     else:
@@ -51,14 +65,23 @@ def ask(action: Any, bar: int, state: Any, shares: Any, prices: Prices, rules: R
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def decide_and_wait(
-    times: Any, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
+    times: Any,
+    state: Any,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    curves: Any,
+    fills: Any,
+    count: int,
+    want: Any,
     kept: Any,
-) -> tuple[int, int, bool]:  # fmt: skip
-    """Order towards `want [1, N]` at `times[0]` (an empty `want`: nothing), then mark every bar up to `times[1]`.
+) -> tuple[int, int, bool]:
+    """Order towards `want [1, N]` at `times[0]` (an empty `want`: nothing), then mark every bar up
+    to `times[1]`.
 
-    `times`: bar, bar to stop at, decision interval. `fills`: columns with room for 2 N more rows an ending. Ruin is
-    looked for at the end of every interval. Returns the bar reached, the number of fills, and whether the account is
-    ruined there.
+    `times`: bar, bar to stop at, decision interval. `fills`: columns with room for 2 N more rows an
+    ending. Ruin is looked for at the end of every interval. Returns the bar reached, the number of
+    fills, and whether the account is ruined there.
     """
     start, stop, interval = times
     fresh = start + 1
@@ -67,7 +90,9 @@ def decide_and_wait(
         if prices.event_row[start + 1] > 0:
             if want.size:
                 split_orders(shares, 0, want, 0, prices, start + 1, rules.whole)
-            earned, count = apply_events(shares, 0, prices, start + 1, rules.whole, shares, fills, count)
+            earned, count = apply_events(
+                shares, 0, prices, start + 1, rules.whole, shares, fills, count
+            )
             state[CASH] += earned
             curves[4][start + 1] += earned
     if want.size:
@@ -76,7 +101,20 @@ def decide_and_wait(
     while bar < stop:
         next_look = min(bar + interval, stop)
         cash, equity, peak, _, _, count = wait(
-            0, bar, next_look, fresh, state[CASH], state[PEAK], 0.0, 0.0, shares, prices, rules, curves, fills, count
+            0,
+            bar,
+            next_look,
+            fresh,
+            state[CASH],
+            state[PEAK],
+            0.0,
+            0.0,
+            shares,
+            prices,
+            rules,
+            curves,
+            fills,
+            count,
         )
         state[CASH], state[EQUITY], state[PEAK] = cash, equity, peak
         bar = next_look
@@ -87,9 +125,17 @@ def decide_and_wait(
 
 @njit(error_model="numpy", cache=True)
 def _order(
-    bar: int, state: Any, shares: Any, prices: Prices, rules: Rules, curves: Any, fills: Any, count: int, want: Any,
+    bar: int,
+    state: Any,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    curves: Any,
+    fills: Any,
+    count: int,
+    want: Any,
     kept: Any,
-) -> int:  # fmt: skip
+) -> int:
     """Carry out orders; returns the fills noted so far."""
     quotes, last = prices.quotes, len(prices.quotes) - 1
     filled = bar if rules.same_bar else min(bar + 1, last)
@@ -106,7 +152,11 @@ def _order(
     budget = room(cash, kept, 0, prices, bar, filled, rules.leverage) if rules.short else cash
     scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
     paid, opened, _ = add(kept, want, 0, scale, rules.whole, quotes, filled, shares, 0, filled)
-    opening = cost_of_added(shares, 0, kept, 0, prices, filled, rules) if rules.each else rules.rate * (opened * _UNIT)
+    opening = (
+        cost_of_added(shares, 0, kept, 0, prices, filled, rules)
+        if rules.each
+        else rules.rate * (opened * _UNIT)
+    )
     cash = cash - (paid * _UNIT + opening)
     state[CASH] = cash if rules.short else max(cash, 0.0)
     shown = min(bar + 1, last)
@@ -118,7 +168,10 @@ def _order(
             state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
             state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
         if traded != 0.0:
-            price, thin = abs(np.float64(quotes[filled, FILL, n])), np.float64(prices.thinness[filled, n])
+            price, thin = (
+                abs(np.float64(quotes[filled, FILL, n])),
+                np.float64(prices.thinness[filled, n]),
+            )
             sold, bought = held[n] - kept[0, n], shares[0, n] - kept[0, n]
             x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(bought * price)) * _UNIT
             each = min(trade_cost(sold, x, thin, prices.spread[n], rules), x)
@@ -136,4 +189,16 @@ def see(bar: int, state: Any, shares: Any, prices: Prices, out: Any) -> None:
     left = prices.clock[bar]
     if left < 0.0:
         left = (end - bar) / max(end, 1)
-    write_private(out, 0, state[CASH], state[EQUITY], state[PEAK], state[FIRST], left, shares, 0, prices.quotes, bar)
+    write_private(
+        out,
+        0,
+        state[CASH],
+        state[EQUITY],
+        state[PEAK],
+        state[FIRST],
+        left,
+        shares,
+        0,
+        prices.quotes,
+        bar,
+    )

@@ -1,7 +1,8 @@
-"""The fused CPU kernel: one pass over each account does the orders, the fills, the marks, the reset, the observation.
+"""The fused CPU kernel: one pass over each account does the orders, the fills, the marks, the
+reset, the observation.
 
-It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, by the functions of
-`kernels.ledger`; their sums are exact, so that only the order of additions is free.
+It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, by the
+functions of `kernels.ledger`; their sums are exact, so that only the order of additions is free.
 """
 
 from __future__ import annotations
@@ -62,10 +63,25 @@ _INFINITY = np.int32(0x7F800000)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_TOGETHER = 32  # accounts that go through a stage together: their temporaries fit into the nearest cache
+_TOGETHER = (
+    32  # accounts that go through a stage together: their temporaries fit into the nearest cache
+)
 _LINE = 64  # bytes the processor fetches at once
 # Rows of `book`.
-_UNITS, _CLOSED, _ORDERED, _SCALE, _PAID, _OPENED, _VALUE, _CASH, _PEAK, _COST, _TURNOVER, _EQUITY = range(12)
+(
+    _UNITS,
+    _CLOSED,
+    _ORDERED,
+    _SCALE,
+    _PAID,
+    _OPENED,
+    _VALUE,
+    _CASH,
+    _PEAK,
+    _COST,
+    _TURNOVER,
+    _EQUITY,
+) = range(12)
 _CLOSING, _OWNED, _VARIABLE, _ORDERS = range(12, 16)
 
 
@@ -79,8 +95,8 @@ def _mix(x: Any) -> Any:
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _copy_row(obs: Any, b: int, rows: Any, bar: int, size: int, stream: bool) -> None:
-    """The market's row (`size` bytes: with a lookback, those of several bars) behind the private part; `stream` writes
-    past the caches."""
+    """The market's row (`size` bytes: with a lookback, those of several bars) behind the private
+    part; `stream` writes past the caches."""
     place, origin = (b + 1) * obs.shape[1] * 4 - size, bar * rows.shape[1] * 4
     if stream:
         stream_bytes(obs, place, rows, origin, size)
@@ -90,7 +106,8 @@ def _copy_row(obs: Any, b: int, rows: Any, bar: int, size: int, stream: bool) ->
 
 @njit(error_model="numpy", cache=True, _nrt=False)
 def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, new: Any) -> None:
-    """Account b at the start of its next episode, without the shares of what is not listed there."""
+    """Account b at the start of its next episode, without the shares of what is not listed
+    there."""
     _, _, key, give_cash, give_shares, give_bars = given
     ints_1, floats_1, _, shares_1 = new
     last, episode = prices.quotes.shape[0] - 1, ints_0[EPISODE, b]
@@ -105,15 +122,30 @@ def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, 
     equity = give_cash[b] + worth(shares_1, b, prices.marks, bar)
     ints_1[BAR, b], ints_1[START, b], ints_1[EPISODE, b] = bar, bar, episode + 1
     ints_1[END, b] = min(bar + length, last) if give_bars[b] > 0 else last
-    floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = give_cash[b], equity, equity, equity
+    floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = (
+        give_cash[b],
+        equity,
+        equity,
+        equity,
+    )
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def _finish(
-    low: int, count: int, ruin: float, worth_of: int, book: Any, bars: Any, ints_0: Any, floats_0: Any, ints_1: Any,
-    floats_1: Any, flags_1: Any,
-) -> None:  # fmt: skip
-    """After the marks of accounts low, low + 1, ...: their books, and whether their episodes ended."""
+    low: int,
+    count: int,
+    ruin: float,
+    worth_of: int,
+    book: Any,
+    bars: Any,
+    ints_0: Any,
+    floats_0: Any,
+    ints_1: Any,
+    floats_1: Any,
+    flags_1: Any,
+) -> None:
+    """After the marks of accounts low, low + 1, ...: their books, and whether their episodes
+    ended."""
     for i in range(count):
         b = low + i
         before, first, end, bar = floats_0[EQUITY, b], floats_0[FIRST, b], ints_0[END, b], bars[i]
@@ -125,9 +157,15 @@ def _finish(
         floats_1[COST, b], floats_1[TURNOVER, b] = book[_COST, i], book[_TURNOVER, i]
         least = 1e-6 * first
         floats_1[WORTH, b] = (
-            max(equity, least) / max(before, least) if worth_of == LOG_RETURN else (equity - before) / first
+            max(equity, least) / max(before, least)
+            if worth_of == LOG_RETURN
+            else (equity - before) / first
         )
-        flags_1[TERMINATED, b], flags_1[TRUNCATED, b], flags_1[DONE, b] = terminated, truncated, terminated | truncated
+        flags_1[TERMINATED, b], flags_1[TRUNCATED, b], flags_1[DONE, b] = (
+            terminated,
+            truncated,
+            terminated | truncated,
+        )
         ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[END, b] = bar, bar, end
         ints_1[START, b], ints_1[EPISODE, b] = ints_0[START, b], ints_0[EPISODE, b]
 
@@ -141,22 +179,47 @@ def _see(out: Any, b: int, new: Any, quotes: Any, clock: Any) -> None:
     if left < 0.0:
         left = (end - bar) / max(end - ints[START, b], 1)
     write_private(
-        out, b, floats[CASH, b], floats[EQUITY, b], floats[PEAK, b], floats[FIRST, b], left, shares, b, quotes, bar
+        out,
+        b,
+        floats[CASH, b],
+        floats[EQUITY, b],
+        floats[PEAK, b],
+        floats[FIRST, b],
+        left,
+        shares,
+        b,
+        quotes,
+        bar,
     )
 
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def step_range(
-    low: int, high: int, mode: int, flat: bool, stream: bool, worth_of: int, random_start: bool, interval: int,
-    row_width: int, prices: Prices, rules: Rules, rows: Any, given: Any, old: Any, new: Any, obs: Any, final_obs: Any,
+    low: int,
+    high: int,
+    mode: int,
+    flat: bool,
+    stream: bool,
+    worth_of: int,
+    random_start: bool,
+    interval: int,
+    row_width: int,
+    prices: Prices,
+    rules: Rules,
+    rows: Any,
+    given: Any,
+    old: Any,
+    new: Any,
+    obs: Any,
+    final_obs: Any,
     nothing: Any,
-) -> int:  # fmt: skip
-    """Step accounts [low, high). The tuples are packed in `step.FusedStep`, which names their parts; `nothing` are
-    the empty curves and fills of `ledger.wait`.
+) -> int:
+    """Step accounts [low, high). The tuples are packed in `step.FusedStep`, which names their
+    parts; `nothing` are the empty curves and fills of `ledger.wait`.
 
-    Some accounts at a time go through each stage together, so that a stage's arithmetic on single numbers is
-    vectorised over them and nobody waits for one account's sums. Returns how many episodes ended, or -1 if an action
-    was not finite; then what was written means nothing.
+    Some accounts at a time go through each stage together, so that a stage's arithmetic on single
+    numbers is vectorised over them and nobody waits for one account's sums. Returns how many
+    episodes ended, or -1 if an action was not finite; then what was written means nothing.
     """
     quotes = prices.quotes
     action, bits = given[0], given[1]
@@ -176,13 +239,17 @@ def step_range(
         count = min(_TOGETHER, high - first)
         for i in range(count):
             b = first + i
-            ahead = min(ints_0[BAR, b], num_bars - 2) * quote_bytes  # its prices lie anywhere: ask for them now
+            ahead = (
+                min(ints_0[BAR, b], num_bars - 2) * quote_bytes
+            )  # its prices lie anywhere: ask for them now
             for line in range(num_assets * 8, 2 * quote_bytes, _LINE):
                 prefetch(quotes, ahead + line)
             book[_UNITS, i], worst = clean(action, bits, b, lowest, wish, i)
             strange = max(strange, worst)
         for i in range(count):
-            book[_UNITS, i] = unit_of(book[_UNITS, i], max(floats_0[EQUITY, first + i], 0.0), rules.leverage)
+            book[_UNITS, i] = unit_of(
+                book[_UNITS, i], max(floats_0[EQUITY, first + i], 0.0), rules.leverage
+            )
             bar, end = ints_0[BAR, first + i], ints_0[END, first + i]
             bars[i] = min(bar + interval, end)
             fill_bars[i] = bar if rules.same_bar else min(bar + 1, end)
@@ -199,9 +266,12 @@ def step_range(
                 ask_trade(action, b, rules, shares_0, want, i)
             held, book[_OWNED, i] = shares_0, floats_0[CASH, b]
             if turns[i]:
-                # Splits and dividends come before the fills: from here on holdings stand where they will be written.
+                # Splits and dividends come before the fills: from here on holdings stand where they
+                # will be written.
                 split_orders(shares_0, b, want, i, prices, fill_bars[i], rules.whole)
-                income, _ = apply_events(shares_0, b, prices, fill_bars[i], rules.whole, shares_1, fills, 0)
+                income, _ = apply_events(
+                    shares_0, b, prices, fill_bars[i], rules.whole, shares_1, fills, 0
+                )
                 book[_OWNED, i] += income
                 held = shares_1
             if rules.each:
@@ -210,32 +280,52 @@ def step_range(
                 )
                 book[_CLOSING, i], book[_VARIABLE, i], book[_ORDERS, i] = closing, variable, orders
             else:
-                brought, closed, ordered = reduce(want, i, floor, quotes, fill_bars[i], held, b, kept)
-            book[_PAID, i], book[_CLOSED, i], book[_ORDERED, i] = brought * _UNIT, closed * _UNIT, ordered * _UNIT
+                brought, closed, ordered = reduce(
+                    want, i, floor, quotes, fill_bars[i], held, b, kept
+                )
+            book[_PAID, i], book[_CLOSED, i], book[_ORDERED, i] = (
+                brought * _UNIT,
+                closed * _UNIT,
+                ordered * _UNIT,
+            )
         for i in range(count):
             if not rules.each:
-                book[_CLOSING, i], book[_VARIABLE, i] = rules.rate * book[_CLOSED, i], rules.rate * book[_ORDERED, i]
+                book[_CLOSING, i], book[_VARIABLE, i] = (
+                    rules.rate * book[_CLOSED, i],
+                    rules.rate * book[_ORDERED, i],
+                )
                 book[_ORDERS, i] = 0.0
             book[_CASH, i] = book[_OWNED, i] + (book[_PAID, i] - book[_CLOSING, i])
         for i in range(count):
             budget = book[_CASH, i]
             if rules.short:
-                budget = room(budget, kept, i, prices, ints_0[BAR, first + i], fill_bars[i], rules.leverage)
+                budget = room(
+                    budget, kept, i, prices, ints_0[BAR, first + i], fill_bars[i], rules.leverage
+                )
             orders = book[_ORDERS, i]
-            book[_SCALE, i] = purchase_scale(book[_ORDERED, i], book[_VARIABLE, i], orders, budget, num_assets, rules)
+            book[_SCALE, i] = purchase_scale(
+                book[_ORDERED, i], book[_VARIABLE, i], orders, budget, num_assets, rules
+            )
         for i in range(count):
             b, bar = first + i, min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
             paid, opened, value = add(
                 kept, want, i, book[_SCALE, i], rules.whole, quotes, fill_bars[i], shares_1, b, bar
             )
-            book[_PAID, i], book[_OPENED, i], book[_VALUE, i] = paid * _UNIT, opened * _UNIT, value * _UNIT
+            book[_PAID, i], book[_OPENED, i], book[_VALUE, i] = (
+                paid * _UNIT,
+                opened * _UNIT,
+                value * _UNIT,
+            )
         for i in range(count):
             opening = rules.rate * book[_OPENED, i]
             if rules.each:
                 opening = cost_of_added(shares_1, first + i, kept, i, prices, fill_bars[i], rules)
             cash = book[_CASH, i] - (book[_PAID, i] + opening)
             cash = cash if rules.short else max(cash, 0.0)
-            book[_COST, i], book[_TURNOVER, i] = book[_CLOSING, i] + opening, book[_CLOSED, i] + book[_OPENED, i]
+            book[_COST, i], book[_TURNOVER, i] = (
+                book[_CLOSING, i] + opening,
+                book[_CLOSED, i] + book[_OPENED, i],
+            )
             book[_CASH, i], book[_EQUITY, i] = cash, cash + book[_VALUE, i]
             book[_PEAK, i] = max(floats_0[PEAK, first + i], book[_EQUITY, i])
         for i in range(count):
@@ -244,19 +334,46 @@ def step_range(
             if not plain or (bar < bars[i] and happens):
                 fresh = bar + 1 if rules.same_bar else bar + 2
                 cash, equity, peak, cost, turnover, _ = wait(
-                    b, bar, bars[i], fresh, book[_CASH, i], floats_0[PEAK, b], book[_COST, i], book[_TURNOVER, i],
-                    shares_1, prices, rules, curves, fills, 0,
-                )  # fmt: skip
+                    b,
+                    bar,
+                    bars[i],
+                    fresh,
+                    book[_CASH, i],
+                    floats_0[PEAK, b],
+                    book[_COST, i],
+                    book[_TURNOVER, i],
+                    shares_1,
+                    prices,
+                    rules,
+                    curves,
+                    fills,
+                    0,
+                )
                 if bar < bars[i]:
                     book[_CASH, i], book[_EQUITY, i], book[_PEAK, i] = cash, equity, peak
                     book[_COST, i], book[_TURNOVER, i] = cost, turnover
-        _finish(first, count, rules.ruin, worth_of, book, bars, ints_0, floats_0, ints_1, floats_1, flags_1)
+        _finish(
+            first,
+            count,
+            rules.ruin,
+            worth_of,
+            book,
+            bars,
+            ints_0,
+            floats_0,
+            ints_1,
+            floats_1,
+            flags_1,
+        )
         for i in range(count):
             b = first + i
             begins = mode == NEXT_STEP and flags_0[FINISHED, b]
             if begins:
                 flags_1[TERMINATED, b] = flags_1[TRUNCATED, b] = flags_1[DONE, b] = False
-                floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = floats_0[EQUITY, b], floats_0[PEAK, b]
+                floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = (
+                    floats_0[EQUITY, b],
+                    floats_0[PEAK, b],
+                )
                 floats_1[COST, b], floats_1[TURNOVER, b] = 0.0, 0.0
                 floats_1[WORTH, b] = 1.0 if worth_of == LOG_RETURN else 0.0
                 ints_1[FINAL_BAR, b] = ints_0[BAR, b]

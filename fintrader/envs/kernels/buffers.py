@@ -1,4 +1,5 @@
-"""Accounts packed for the fused kernels: few arrays with many rows, because handing over an array has a price."""
+"""Accounts packed for the fused kernels: few arrays with many rows, because handing over an array
+has a price."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ from fintrader.envs.settings import EnvSettings
 
 SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
 MODES = {
-    AutoresetMode.SAME_STEP: SAME_STEP, AutoresetMode.NEXT_STEP: NEXT_STEP, AutoresetMode.DISABLED: DISABLED,
-}  # fmt: skip
+    AutoresetMode.SAME_STEP: SAME_STEP,
+    AutoresetMode.NEXT_STEP: NEXT_STEP,
+    AutoresetMode.DISABLED: DISABLED,
+}
 OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what a kernel prepares for torch to finish
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
 BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of `ints`
-CASH, EQUITY, PEAK, FIRST = 0, 1, 2, 3  # rows of `floats`; those below describe the step, before any reset
+CASH, EQUITY, PEAK, FIRST = (
+    0,
+    1,
+    2,
+    3,
+)  # rows of `floats`; those below describe the step, before any reset
 STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
 TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
 MOST, FILL, MARK = 0, 1, 2  # what `quotes` say of a bar
@@ -80,9 +88,10 @@ class Prices(NamedTuple):
     """`MarketView` as the compiled code reads it."""
 
     quotes: Any
-    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices, negative where a symbol
-    may be sold only and 0 where it does not trade; and closes. Side by side, so that a step, which goes from one bar's
-    close through the next bar, reads one stretch of memory."""
+    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices,
+    negative where a symbol may be sold only and 0 where it does not trade; and closes. Side by
+    side, so that a step, which goes from one bar's close through the next bar, reads one stretch of
+    memory."""
     marks: Any
     """`[T, N]` float32: the closes once more, in one piece, for those who only wait."""
     thinness: Any
@@ -153,10 +162,18 @@ class Buffers(NamedTuple):
         """The accounts in these buffers, which share their memory."""
         ints, floats = self.ints, self.floats
         return Account(
-            bar=ints[BAR], cash=floats[CASH], shares=self.shares, equity=floats[EQUITY], peak_equity=floats[PEAK],
-            first_equity=floats[FIRST], start_bar=ints[START], end_bar=ints[END], episode=ints[EPISODE], memory=memory,
+            bar=ints[BAR],
+            cash=floats[CASH],
+            shares=self.shares,
+            equity=floats[EQUITY],
+            peak_equity=floats[PEAK],
+            first_equity=floats[FIRST],
+            start_bar=ints[START],
+            end_bar=ints[END],
+            episode=ints[EPISODE],
+            memory=memory,
             finished=self.flags[FINISHED],
-        )  # fmt: skip
+        )
 
 
 class Generation:
@@ -183,7 +200,8 @@ class Generation:
         return Generation(buffers, self.memory.detach(), self.arrays)
 
     def copy_from(self, account: Account) -> None:
-        """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their memory."""
+        """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their
+        memory."""
         for name in Account._fields:
             if name != "memory":
                 getattr(self.account, name).copy_(getattr(account, name).detach())
@@ -217,10 +235,15 @@ def pack_quotes(view: MarketView) -> Tensor:
 
 
 def finish_reward(
-    old: Generation, buffers: Buffers, settings: EnvSettings, reward: Reward, mode: int, benchmark: Tensor
+    old: Generation,
+    buffers: Buffers,
+    settings: EnvSettings,
+    reward: Reward,
+    mode: int,
+    benchmark: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`; `benchmark` is the
-    market view's."""
+    """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`;
+    `benchmark` is the market view's."""
     floats, memory = buffers.floats, old.memory
     worth = WORTHS.get(settings.reward, OTHER)
     if worth == LOG_RETURN:
@@ -230,9 +253,16 @@ def finish_reward(
     else:
         account = old.account
         outcome = Outcome(
-            account.equity, floats[STEP_EQUITY], account.peak_equity, floats[STEP_PEAK], account.first_equity,
-            floats[COST], floats[TURNOVER], account.memory, benchmark[buffers.ints[FINAL_BAR]] - benchmark[account.bar],
-        )  # fmt: skip
+            account.equity,
+            floats[STEP_EQUITY],
+            account.peak_equity,
+            floats[STEP_PEAK],
+            account.first_equity,
+            floats[COST],
+            floats[TURNOVER],
+            account.memory,
+            benchmark[buffers.ints[FINAL_BAR]] - benchmark[account.bar],
+        )
         value = reward(outcome)
         began = account.finished if mode == NEXT_STEP else None
         if began is not None:

@@ -1,10 +1,11 @@
-"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the reset and the
-observation in one launch.
+"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the
+reset and the observation in one launch.
 
-It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of money are exact
-(see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a product and a sum rounded once are
-not the two roundings of torch. Numbers come in float64 tensors: Triton hands Python floats over as float32. Needs
-triton, which torch brings along on Linux with CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
+It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of
+money are exact (see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a
+product and a sum rounded once are not the two roundings of torch. Numbers come in float64 tensors:
+Triton hands Python floats over as float32. Needs triton, which torch brings along on Linux with
+CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ import triton.language as tl
 from fintrader.envs.kernels import buffers
 from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
-_BAR, _START, _END = tl.constexpr(buffers.BAR), tl.constexpr(buffers.START), tl.constexpr(buffers.END)
+_BAR, _START, _END = (
+    tl.constexpr(buffers.BAR),
+    tl.constexpr(buffers.START),
+    tl.constexpr(buffers.END),
+)
 _EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
 _CASH, _EQUITY = tl.constexpr(buffers.CASH), tl.constexpr(buffers.EQUITY)
 _PEAK, _FIRST = tl.constexpr(buffers.PEAK), tl.constexpr(buffers.FIRST)
 _STEP_EQUITY, _STEP_PEAK = tl.constexpr(buffers.STEP_EQUITY), tl.constexpr(buffers.STEP_PEAK)
-_COST, _TURNOVER, _WORTH = tl.constexpr(buffers.COST), tl.constexpr(buffers.TURNOVER), tl.constexpr(buffers.WORTH)
+_COST, _TURNOVER, _WORTH = (
+    tl.constexpr(buffers.COST),
+    tl.constexpr(buffers.TURNOVER),
+    tl.constexpr(buffers.WORTH),
+)
 _TERMINATED, _TRUNCATED = tl.constexpr(buffers.TERMINATED), tl.constexpr(buffers.TRUNCATED)
 _FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
 _SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
@@ -30,7 +39,8 @@ _UNIT, _PER_USD = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID)
 _PER_WEIGHT = tl.constexpr(USD_GRID / WEIGHT_GRID)
 
 
-# Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as torch.round does.
+# Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as
+# torch.round does.
 _ROUNDER = tl.constexpr(6755399441055744.0)
 _GOLDEN = tl.constexpr(-7046029254386353131)
 _MIX_1, _MIX_2 = tl.constexpr(-4658895280553007687), tl.constexpr(-7723592293110705685)
@@ -92,7 +102,9 @@ def _variable_cost(shares, x, thin, spread, rules):
 def _trade_cost(shares, x, thin, spread, rules):
     """USD of orders of notional x USD (`envs.ledger.trade_cost`)."""
     owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
-    cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(owed - tl.load(rules + _FEE) * x, 0.0)
+    cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(
+        owed - tl.load(rules + _FEE) * x, 0.0
+    )
     return _rint(cost * _PER_USD) * _UNIT
 
 
@@ -108,17 +120,29 @@ def _split(shares, split, WHOLE: tl.constexpr):
 
 @triton.jit
 def _income(shares, after, split, dividend, mark):
-    """USD of dividends and of what a split left of a share; `dividend` and `mark` in units of money."""
+    """USD of dividends and of what a split left of a share; `dividend` and `mark` in units of
+    money."""
     left = shares * split - after
     return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
 
 
 @triton.jit
 def _write_private(
-    out, mask, count, n, cash, equity, peak, first, least, left,
-    shares, mark,
-):  # fmt: skip
-    """Account features and holdings weights at `out`, where `mask` says so; `mark` is in units of money."""
+    out,
+    mask,
+    count,
+    n,
+    cash,
+    equity,
+    peak,
+    first,
+    least,
+    left,
+    shares,
+    mark,
+):
+    """Account features and holdings weights at `out`, where `mask` says so; `mark` is in units of
+    money."""
     safe = tl.maximum(equity, least * first)
     kind = out.dtype.element_ty
     tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
@@ -126,7 +150,9 @@ def _write_private(
     tl.store(out + 2, (equity / peak - 1.0).to(tl.float32).to(kind), mask=mask)
     tl.store(out + 3, left.to(tl.float32).to(kind), mask=mask)
     weights = shares * mark.to(tl.float64) * (1.0 / safe * _UNIT)
-    tl.store(out + _ACCOUNT_WIDTH + n, weights.to(tl.float32).to(kind), mask=n < tl.where(mask, count, 0))
+    tl.store(
+        out + _ACCOUNT_WIDTH + n, weights.to(tl.float32).to(kind), mask=n < tl.where(mask, count, 0)
+    )
 
 
 @triton.jit
@@ -140,21 +166,58 @@ def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def step_kernel(
-    quotes, rows, row_stride, last_bar, risk_off, rules, thinness, spreads, event_row, splits, dividends,
-    action, key, give_cash, give_shares, give_bars,
-    ints_0, floats_0, flags_0, shares_0,
-    ints_1, floats_1, flags_1, shares_1, obs, final_obs,
-    B, T,
-    N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MODE: tl.constexpr,
-    FLAT: tl.constexpr, TARGET: tl.constexpr, SAME_BAR: tl.constexpr, RANDOM_START: tl.constexpr,
-    TURBULENT: tl.constexpr, INTERVAL: tl.constexpr, ENDS: tl.constexpr, WORTH: tl.constexpr, EVERY_FINAL: tl.constexpr,
-    WHOLE: tl.constexpr, EACH: tl.constexpr, EVENTS: tl.constexpr,
-):  # fmt: skip
-    """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see `buffers.Buffers`.
+    quotes,
+    rows,
+    row_stride,
+    last_bar,
+    risk_off,
+    rules,
+    thinness,
+    spreads,
+    event_row,
+    splits,
+    dividends,
+    action,
+    key,
+    give_cash,
+    give_shares,
+    give_bars,
+    ints_0,
+    floats_0,
+    flags_0,
+    shares_0,
+    ints_1,
+    floats_1,
+    flags_1,
+    shares_1,
+    obs,
+    final_obs,
+    B,
+    T,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    MODE: tl.constexpr,
+    FLAT: tl.constexpr,
+    TARGET: tl.constexpr,
+    SAME_BAR: tl.constexpr,
+    RANDOM_START: tl.constexpr,
+    TURBULENT: tl.constexpr,
+    INTERVAL: tl.constexpr,
+    ENDS: tl.constexpr,
+    WORTH: tl.constexpr,
+    EVERY_FINAL: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EACH: tl.constexpr,
+    EVENTS: tl.constexpr,
+):
+    """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see
+    `buffers.Buffers`.
 
-    `quotes` `[T, 3, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With EVERY_FINAL the final
-    observation is written for all accounts, otherwise only for those that finish. EACH: costs are those of each order,
-    not of their sum.
+    `quotes` `[T, 3, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With
+    EVERY_FINAL the final observation is written for all accounts, otherwise only for those that
+    finish. EACH: costs are those of each order, not of their sum.
     """
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
@@ -204,7 +267,9 @@ def step_kernel(
         split = tl.load(splits + row + n, mask=inside, other=1.0)
         owned = _split(held, split, WHOLE)
         want = owned + _split(want - held, split, WHOLE)
-        cash += _income(held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark)
+        cash += _income(
+            held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark
+        )
     signed = tl.load(quotes + (fill_bar * 3 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
     most = tl.load(quotes + fill_bar * 3 * N + n, mask=inside, other=0.0).to(tl.float64)
     price = tl.abs(signed)
@@ -217,12 +282,20 @@ def step_kernel(
     if EACH:
         thin = tl.load(thinness + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
         spread = tl.load(spreads + n, mask=inside, other=0.0)
-        closing_cost = tl.sum(tl.minimum(_trade_cost(owned - kept, sales, thin, spread, rules), sales), 0)
-        variable = tl.sum(_rint(_variable_cost(addition, orders, thin, spread, rules) * _PER_USD) * _UNIT, 0)
-        commissions = tl.load(rules + _COMMISSION) * tl.sum(tl.where(orders > _DUST, 1.0, 0.0).to(tl.float64), 0)
+        closing_cost = tl.sum(
+            tl.minimum(_trade_cost(owned - kept, sales, thin, spread, rules), sales), 0
+        )
+        variable = tl.sum(
+            _rint(_variable_cost(addition, orders, thin, spread, rules) * _PER_USD) * _UNIT, 0
+        )
+        commissions = tl.load(rules + _COMMISSION) * tl.sum(
+            tl.where(orders > _DUST, 1.0, 0.0).to(tl.float64), 0
+        )
     cash = cash + (sold - closing_cost)
     full = ordered + variable
-    scale = tl.maximum(cash - (commissions + 2.0 * _UNIT * N), 0.0) / tl.where(full > 0.0, full, 1.0)
+    scale = tl.maximum(cash - (commissions + 2.0 * _UNIT * N), 0.0) / tl.where(
+        full > 0.0, full, 1.0
+    )
     scale = tl.where(full + commissions <= cash, 1.0, tl.minimum(scale, 1.0))
     more = scale * addition
     if WHOLE:
@@ -263,7 +336,9 @@ def step_kernel(
             ended_cost = rate * ended
             if EACH:
                 thin = tl.load(thinness + bar * N + n, mask=inside, other=0.0).to(tl.float64)
-                ended_cost = tl.sum(tl.minimum(_trade_cost(leaving, worth, thin, spread, rules), worth), 0)
+                ended_cost = tl.sum(
+                    tl.minimum(_trade_cost(leaving, worth, thin, spread, rules), worth), 0
+                )
             shares = tl.where(gone, 0.0, shares)
             cash = cash + (ended - ended_cost)
             cost, turnover = cost + ended_cost, turnover + ended
@@ -306,7 +381,20 @@ def step_kernel(
         if EVERY_FINAL:
             final_here = bar >= 0
         left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
-        _write_private(final_obs + b * width, final_here, N, n, cash, equity, peak, first, least, left, shares, mark_32)
+        _write_private(
+            final_obs + b * width,
+            final_here,
+            N,
+            n,
+            cash,
+            equity,
+            peak,
+            first,
+            least,
+            left,
+            shares,
+            mark_32,
+        )
         if FLAT:
             out = final_obs + b * width + _ACCOUNT_WIDTH + N
             if final_here:
@@ -327,7 +415,9 @@ def step_kernel(
             fresh = drawn % tl.maximum(last - length + 1, 1)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
         given = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
-        fresh_32 = tl.load(quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        fresh_32 = tl.load(
+            quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(begins, N, 0), other=0.0
+        )
         # Shares of what is not listed there are left out.
         given = tl.where(fresh_32 > 0.0, given, 0.0)
         if ENDS:
@@ -335,7 +425,11 @@ def step_kernel(
             given = tl.where(ends_at > fresh, given, 0.0)
         fresh_cash = tl.load(give_cash + b)
         fresh_equity = fresh_cash + _worth(given, fresh_32)
-        bar, start, end = tl.where(begins, fresh, bar), tl.where(begins, fresh, start), tl.where(begins, fresh_end, end)
+        bar, start, end = (
+            tl.where(begins, fresh, bar),
+            tl.where(begins, fresh, start),
+            tl.where(begins, fresh_end, end),
+        )
         episode = tl.where(begins, episode + 1, episode)
         cash, equity = tl.where(begins, fresh_cash, cash), tl.where(begins, fresh_equity, equity)
         peak, first = tl.where(begins, fresh_equity, peak), tl.where(begins, fresh_equity, first)
@@ -354,6 +448,14 @@ def step_kernel(
     tl.store(shares_1 + b * N + n, shares, mask=inside)
     left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
     everywhere = bar >= 0
-    _write_private(obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares, mark_32)
+    _write_private(
+        obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares, mark_32
+    )
     if FLAT:
-        _copy_row(obs + b * width + _ACCOUNT_WIDTH + N, rows + bar * row_stride, everywhere, WIDTH, BLOCK_W)
+        _copy_row(
+            obs + b * width + _ACCOUNT_WIDTH + N,
+            rows + bar * row_stride,
+            everywhere,
+            WIDTH,
+            BLOCK_W,
+        )

@@ -1,7 +1,7 @@
 """`TritonStep`: the environment's step by one launch on CUDA, where its options allow it.
 
-It covers long-only accounts, and bfloat16 observations too. With reused buffers the step, its reward included, is a
-CUDA graph; nothing ever waits for the device.
+It covers long-only accounts, and bfloat16 observations too. With reused buffers the step, its
+reward included, is a CUDA graph; nothing ever waits for the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fintrader.envs.state import Endowment
 
 
 def interpreted() -> bool:
-    """Whether Triton was asked to run its kernels on CPU (`TRITON_INTERPRET=1`), which is for tests."""
+    """Whether Triton was asked to run its kernels on CPU (`TRITON_INTERPRET=1`), which is for
+    tests."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -54,7 +55,8 @@ def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool)
 
 
 class TritonStep:
-    """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without triton."""
+    """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without
+    triton."""
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class TritonStep:
         *,
         reuse: bool,
     ) -> None:
-        """With `reuse`, each step overwrites the outputs of the step before, and the account two steps back: buffers
-        that stay where they are can be captured in a CUDA graph."""
+        """With `reuse`, each step overwrites the outputs of the step before, and the account two
+        steps back: buffers that stay where they are can be captured in a CUDA graph."""
         from fintrader.envs.kernels import cuda
 
         self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
@@ -91,9 +93,18 @@ class TritonStep:
         rules[cuda.IMPACT] = settings.impact_rate
         rules[cuda.COMMISSION] = settings.min_commission_usd
         self._market = (
-            pack_quotes(view), view.rows, view.rows.stride(0), view.last_bar, view.risk_off.view(torch.uint8),
-            rules.to(self._device), view.thinness, view.spread, view.event_row, view.splits, view.dividends * USD_GRID,
-        )  # fmt: skip
+            pack_quotes(view),
+            view.rows,
+            view.rows.stride(0),
+            view.last_bar,
+            view.risk_off.view(torch.uint8),
+            rules.to(self._device),
+            view.thinness,
+            view.spread,
+            view.event_row,
+            view.splits,
+            view.dividends * USD_GRID,
+        )
         self._options: dict[str, Any] = {
             "N": self._num_assets,
             "WIDTH": market_width,
@@ -121,7 +132,10 @@ class TritonStep:
         if reuse:
             memory = torch.ones(2, num_envs, 2, dtype=torch.float64, device=self._device)
             self._generations = [Generation(self._new_buffers(), part) for part in memory]
-            self._outputs = (self._new_obs(), self._new_obs() if self._mode == SAME_STEP else self._new_obs(1))
+            self._outputs = (
+                self._new_obs(),
+                self._new_obs() if self._mode == SAME_STEP else self._new_obs(1),
+            )
             self._inputs = (
                 torch.zeros(num_envs, self._num_assets, device=self._device),
                 torch.zeros(num_envs, dtype=torch.int64, device=self._device),
@@ -142,16 +156,24 @@ class TritonStep:
         packed.copy_from(account)
         return packed
 
-    def __call__(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
-        """One decision of every account. With `reuse` only the final observation's rows of accounts that finished are
-        written."""
-        return self._replay(endow, key, action) if self._reuse else self._afresh(old, endow, key, action)
+    def __call__(
+        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
+    ) -> StepResult:
+        """One decision of every account. With `reuse` only the final observation's rows of accounts
+        that finished are written."""
+        return (
+            self._replay(endow, key, action)
+            if self._reuse
+            else self._afresh(old, endow, key, action)
+        )
 
     def _afresh(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into new buffers."""
         new, obs = Generation(self._new_buffers(), old.memory), self._new_obs()
         final = self._new_obs() if self._mode == SAME_STEP else obs
-        self._launch((action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final)
+        self._launch(
+            (action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final
+        )
         reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
         return self._result(new, reward, obs, final)
 
@@ -178,9 +200,15 @@ class TritonStep:
     def _result(self, new: Generation, reward: Tensor, obs: Tensor, final: Tensor) -> StepResult:
         flags = new.buffers.flags
         return StepResult(
-            new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, final,
+            new,
+            reward.to(torch.float32),
+            flags[TERMINATED],
+            flags[TRUNCATED],
+            flags[DONE],
+            obs,
+            final,
             new.buffers.ints[FINAL_BAR],
-        )  # fmt: skip
+        )
 
     @property
     def _reward_inside(self) -> bool:
@@ -197,7 +225,8 @@ class TritonStep:
             new.memory.copy_(memory)
 
     def _capture(self) -> list[torch.cuda.CUDAGraph]:
-        """A graph for each direction between the two generations, after a run that compiles everything."""
+        """A graph for each direction between the two generations, after a run that compiles
+        everything."""
         for generation in self._generations:
             for value in generation.buffers:
                 value.zero_()
@@ -215,11 +244,20 @@ class TritonStep:
             graphs.append(graph)
         return graphs
 
-    def _launch(self, given: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor) -> None:
+    def _launch(
+        self, given: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor
+    ) -> None:
         """One program an account. `given`: action, key, cash, shares and bars of an episode."""
         arguments = (
-            *self._market, *given, *_plain(old), *_plain(new), obs, final, self._count, self._num_bars,
-        )  # fmt: skip
+            *self._market,
+            *given,
+            *_plain(old),
+            *_plain(new),
+            obs,
+            final,
+            self._count,
+            self._num_bars,
+        )
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._kernel[(self._count,)](*arguments, **self._options)
 
@@ -227,7 +265,9 @@ class TritonStep:
         return Buffers.empty(self._count, self._num_assets, self._device)
 
     def _new_obs(self, count: int | None = None) -> Tensor:
-        return torch.empty(count or self._count, self._width, dtype=self._dtype, device=self._device)
+        return torch.empty(
+            count or self._count, self._width, dtype=self._dtype, device=self._device
+        )
 
 
 def _plain(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,11 +1,12 @@
 """One account, compiled: orders, fills, and every bar until the next decision.
 
-The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every setting: amounts of
-money are whole units (`USD_GRID`) here too, so that their sums are exact and may be taken in the fastest order. The
-environment steps thousands of accounts with these functions (`kernels.batch`), the backtest one (`kernels.account`).
+The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every
+setting: amounts of money are whole units (`USD_GRID`) here too, so that their sums are exact and
+may be taken in the fastest order. The environment steps thousands of accounts with these functions
+(`kernels.batch`), the backtest one (`kernels.account`).
 
-Accounts are rows `b` of `shares [B, N]`; `kept`, `added` and `wish` are scratch, rows `i`. Prices come in units of
-money, so that a product with shares needs no scaling.
+Accounts are rows `b` of `shares [B, N]`; `kept`, `added` and `wish` are scratch, rows `i`. Prices
+come in units of money, so that a product with shares needs no scaling.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def plus(total: Any, value: Any) -> Any:
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def clean(action: Any, bits: Any, b: int, lowest: Any, wish: Any, i: int) -> tuple[float, Any]:
-    """Actions in units of the weight grid, none below `lowest`; returns their exposure in these units and the largest
-    magnitude's bits."""
+    """Actions in units of the weight grid, none below `lowest`; returns their exposure in these
+    units and the largest magnitude's bits."""
     gross: Any = 0.0
     worst = np.int32(0)
     for n in range(wish.shape[1]):
@@ -55,9 +56,19 @@ def unit_of(gross: float, value: float, leverage: float) -> float:
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def ask_target(
-    wish: Any, i: int, unit: float, band: float, rules: Rules, quotes: Any, now: int, shares: Any, b: int, want: Any
+    wish: Any,
+    i: int,
+    unit: float,
+    band: float,
+    rules: Rules,
+    quotes: Any,
+    now: int,
+    shares: Any,
+    b: int,
+    want: Any,
 ) -> None:
-    """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units of money."""
+    """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units
+    of money."""
     pace, whole = rules.pace, rules.whole
     for n in range(want.shape[1]):
         price, held = np.float64(quotes[now, MARK, n]), shares[b, n]
@@ -88,8 +99,8 @@ def reduce(
 ) -> tuple[float, float, float]:
     """Holdings after the reductions in `kept[i]`, additions wanted in `want[i]`.
 
-    `floor` is the least holding. Returns units of money: what the reductions bring, their notionals, and those of the
-    additions.
+    `floor` is the least holding. Returns units of money: what the reductions bring, their
+    notionals, and those of the additions.
     """
     brought, closed, ordered = 0.0, 0.0, 0.0
     for n in range(want.shape[1]):
@@ -111,10 +122,19 @@ def reduce(
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def add(
-    kept: Any, want: Any, i: int, scale: float, whole: bool, quotes: Any, filled: int, shares: Any, b: int, bar: int
+    kept: Any,
+    want: Any,
+    i: int,
+    scale: float,
+    whole: bool,
+    quotes: Any,
+    filled: int,
+    shares: Any,
+    b: int,
+    bar: int,
 ) -> tuple[float, float, float]:
-    """Write the holdings after the scaled additions; returns units of money: what those cost, their notionals, and
-    what the holdings are worth at the close of `bar`."""
+    """Write the holdings after the scaled additions; returns units of money: what those cost, their
+    notionals, and what the holdings are worth at the close of `bar`."""
     paid, opened, value = 0.0, 0.0, 0.0
     for n in range(kept.shape[1]):
         more = scale * want[i, n]
@@ -166,24 +186,39 @@ def trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def reduce_at_cost(
-    want: Any, i: int, floor: float, prices: Prices, filled: int, shares: Any, b: int, kept: Any, rules: Rules
+    want: Any,
+    i: int,
+    floor: float,
+    prices: Prices,
+    filled: int,
+    shares: Any,
+    b: int,
+    kept: Any,
+    rules: Rules,
 ) -> tuple[float, float, float, float, float, int]:
-    """As `reduce`; further, USD of the reductions' costs, of the additions' without least commissions, and how many
-    additions owe one."""
+    """As `reduce`; further, USD of the reductions' costs, of the additions' without least
+    commissions, and how many additions owe one."""
     brought, closed, ordered = reduce(want, i, floor, prices.quotes, filled, shares, b, kept)
     closing, variable, count = 0.0, 0.0, 0
     for n in range(kept.shape[1]):
-        price, thin = abs(np.float64(prices.quotes[filled, FILL, n])), np.float64(prices.thinness[filled, n])
+        price, thin = (
+            abs(np.float64(prices.quotes[filled, FILL, n])),
+            np.float64(prices.thinness[filled, n]),
+        )
         sold, more, spread = shares[b, n] - kept[i, n], want[i, n], prices.spread[n]
         x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(more * price)) * _UNIT
         closing = plus(closing, min(trade_cost(sold, x, thin, spread, rules), x))
-        variable = plus(variable, np.rint(variable_cost(more, y, thin, spread, rules) * USD_GRID) * _UNIT)
+        variable = plus(
+            variable, np.rint(variable_cost(more, y, thin, spread, rules) * USD_GRID) * _UNIT
+        )
         count += y > DUST_USD
     return brought, closed, ordered, closing, variable, count
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
-def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules) -> float:
+def cost_of_added(
+    shares: Any, b: int, kept: Any, i: int, prices: Prices, filled: int, rules: Rules
+) -> float:
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
     for n in range(kept.shape[1]):
@@ -197,8 +232,8 @@ def cost_of_added(shares: Any, b: int, kept: Any, i: int, prices: Prices, filled
 def apply_events(
     source: Any, b: int, prices: Prices, bar: int, whole: bool, shares: Any, fills: Any, count: int
 ) -> tuple[float, int]:
-    """Write to `shares` what the holdings of `source` become by the splits of `bar`; returns the income (USD) and the
-    fills noted so far."""
+    """Write to `shares` what the holdings of `source` become by the splits of `bar`; returns the
+    income (USD) and the fills noted so far."""
     row, income = prices.event_row[bar], 0.0
     for n in range(shares.shape[1]):
         held, split = source[b, n], prices.splits[row, n]
@@ -222,7 +257,9 @@ def split_shares(shares: float, split: float, whole: bool) -> float:
 
 
 @njit(error_model="numpy", cache=True, _nrt=False)
-def split_orders(held: Any, b: int, want: Any, i: int, prices: Prices, bar: int, whole: bool) -> None:
+def split_orders(
+    held: Any, b: int, want: Any, i: int, prices: Prices, bar: int, whole: bool
+) -> None:
     """Make of the holdings wanted in old shares those wanted in new ones."""
     row = prices.event_row[bar]
     for n in range(want.shape[1]):
@@ -232,12 +269,16 @@ def split_orders(held: Any, b: int, want: Any, i: int, prices: Prices, bar: int,
 
 
 @njit(error_model="numpy", cache=True, _nrt=False)
-def room(cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, leverage: float) -> float:
+def room(
+    cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, leverage: float
+) -> float:
     """USD of exposure that equity at the fill prices leaves after the reductions."""
     value, gross, row = 0.0, 0.0, prices.event_row[filled] if filled > now else 0
     for n in range(kept.shape[1]):
         price = abs(np.float64(prices.quotes[filled, FILL, n]))
-        before = (np.float64(prices.quotes[now, MARK, n]) - prices.dividends[row, n]) / prices.splits[row, n]
+        before = (
+            np.float64(prices.quotes[now, MARK, n]) - prices.dividends[row, n]
+        ) / prices.splits[row, n]
         x = np.rint(kept[i, n] * (price if price > 0.0 else before))
         value = plus(value, x)
         gross = plus(gross, abs(x))
@@ -258,9 +299,17 @@ def purchase_scale(
 
 @njit(error_model="numpy", cache=True, _nrt=False)
 def close_positions(
-    shares: Any, b: int, prices: Prices, bar: int, called: bool, rules: Rules, fills: Any, count: int
+    shares: Any,
+    b: int,
+    prices: Prices,
+    bar: int,
+    called: bool,
+    rules: Rules,
+    fills: Any,
+    count: int,
 ) -> tuple[float, float, float, int]:
-    """Close at the close of `bar` what ends there, or (`called`) all that trades; USD: proceeds, cost, notional."""
+    """Close at the close of `bar` what ends there, or (`called`) all that trades; USD: proceeds,
+    cost, notional."""
     value, notional, cost = 0.0, 0.0, 0.0
     for n in range(shares.shape[1]):
         leaves = prices.quotes[bar, FILL, n] != 0.0 if called else prices.last_bar[n] == bar
@@ -277,13 +326,26 @@ def close_positions(
 
 @njit(error_model="numpy", cache=True, _nrt=False)
 def wait(
-    b: int, start: int, stop: int, fresh: int, cash: float, peak: float, cost: float, turnover: float, shares: Any,
-    prices: Prices, rules: Rules, curves: Any, fills: Any, count: int,
-) -> tuple[float, float, float, float, float, int]:  # fmt: skip
-    """Mark every bar after `start` up to `stop`; returns cash, equity, peak, cost, turnover (USD) and fills noted.
+    b: int,
+    start: int,
+    stop: int,
+    fresh: int,
+    cash: float,
+    peak: float,
+    cost: float,
+    turnover: float,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    curves: Any,
+    fills: Any,
+    count: int,
+) -> tuple[float, float, float, float, float, int]:
+    """Mark every bar after `start` up to `stop`; returns cash, equity, peak, cost, turnover (USD)
+    and fills noted.
 
-    Splits and dividends have been applied up to the bar before `fresh`. `curves` (shares `[T, N]`, equity, costs,
-    turnover, income `[T]`; empty: not kept) take what happened at each bar.
+    Splits and dividends have been applied up to the bar before `fresh`. `curves` (shares `[T, N]`,
+    equity, costs, turnover, income `[T]`; empty: not kept) take what happened at each bar.
     """
     equity, keeps = 0.0, len(curves[1]) > 0
     for bar in range(start + 1, stop + 1):
@@ -302,17 +364,27 @@ def wait(
             paid = (owed * _UNIT + max(-cash, 0.0)) * rules.borrow * prices.years[bar]
             cash, cost = cash - paid, cost + paid
         if prices.ends[bar]:
-            brought, due, notional, count = close_positions(shares, b, prices, bar, False, rules, fills, count)
+            brought, due, notional, count = close_positions(
+                shares, b, prices, bar, False, rules, fills, count
+            )
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
             paid, traded = paid + due, traded + notional
         equity = cash + worth(shares, b, prices.marks, bar)
         if rules.margin > 0.0 and equity < rules.margin * exposure(shares, b, prices.marks, bar):
-            brought, due, notional, count = close_positions(shares, b, prices, bar, True, rules, fills, count)
+            brought, due, notional, count = close_positions(
+                shares, b, prices, bar, True, rules, fills, count
+            )
             cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded, equity = paid + due, traded + notional, cash + worth(shares, b, prices.marks, bar)
+            paid, traded, equity = (
+                paid + due,
+                traded + notional,
+                cash + worth(shares, b, prices.marks, bar),
+            )
         peak = max(peak, equity)
         if keeps:
-            for n in range(shares.shape[1]):  # an assignment of rows would compile, and check shapes, for seconds
+            for n in range(
+                shares.shape[1]
+            ):  # an assignment of rows would compile, and check shapes, for seconds
                 curves[0][bar, n] = shares[b, n]
             curves[1][bar] = equity
             curves[2][bar] += paid
@@ -322,7 +394,15 @@ def wait(
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def note(
-    fills: Any, count: int, kind: int, decided: int, filled: int, n: int, shares: float, price: float, cost: float
+    fills: Any,
+    count: int,
+    kind: int,
+    decided: int,
+    filled: int,
+    n: int,
+    shares: float,
+    price: float,
+    cost: float,
 ) -> int:
     kinds, decisions, bars, assets, amounts, prices, costs = fills
     if not len(kinds):
@@ -334,10 +414,20 @@ def note(
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def write_private(
-    out: Any, b: int, cash: float, equity: float, peak: float, first: float, left: float, shares: Any, row: int,
-    quotes: Any, bar: int,
-) -> None:  # fmt: skip
-    """`out[b, :A + N]` float32: account features and holdings weights (`envs.observation.private_part`)."""
+    out: Any,
+    b: int,
+    cash: float,
+    equity: float,
+    peak: float,
+    first: float,
+    left: float,
+    shares: Any,
+    row: int,
+    quotes: Any,
+    bar: int,
+) -> None:
+    """`out[b, :A + N]` float32: account features and holdings weights
+    (`envs.observation.private_part`)."""
     safe = max(equity, 1e-6 * first)
     out[b, 0] = np.float32(cash / safe)
     out[b, 1] = np.float32(safe / first - 1.0)

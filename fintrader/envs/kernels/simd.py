@@ -1,4 +1,5 @@
-"""What numba does not offer: prefetching, block copies, and stores past the caches, as intrinsics for the kernel."""
+"""What numba does not offer: prefetching, block copies, and stores past the caches, as intrinsics
+for the kernel."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         number = ir.IntType(32)
         target = _pointer(context, builder, sig.args[0], args[0], args[1])
-        builder.call(function, [target, number(0), number(3), number(1)])  # read, into the nearest cache, data
+        builder.call(
+            function, [target, number(0), number(3), number(1)]
+        )  # read, into the nearest cache, data
         return context.get_dummy_value()
 
     return types.void(array, offset), generate
 
 
 @intrinsic
-def copy_bytes(typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any) -> Any:
+def copy_bytes(
+    typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
+) -> Any:
     """memcpy between two arrays."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -51,8 +56,9 @@ def copy_bytes(typing_context: Any, target: Any, target_offset: Any, source: Any
 def stream_bytes(
     typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
 ) -> Any:
-    """A copy of 4-byte words whose whole cache lines go past the caches: a processor that writes a line that way need
-    not read it first, which is half of what writing costs when the target is larger than the caches."""
+    """A copy of 4-byte words whose whole cache lines go past the caches: a processor that writes a
+    line that way need not read it first, which is half of what writing costs when the target is
+    larger than the caches."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         to = _pointer(context, builder, sig.args[0], args[0], args[1])
@@ -65,7 +71,8 @@ def stream_bytes(
 
 
 def _stream_function(module: Any) -> Any:
-    """`void (target, source, bytes)`: words up to the target's first whole line, lines, words of the rest."""
+    """`void (target, source, bytes)`: words up to the target's first whole line, lines, words of
+    the rest."""
     import llvmlite.ir as ir
 
     name = "fintrader_stream_bytes"

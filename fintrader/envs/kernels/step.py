@@ -1,4 +1,5 @@
-"""`FusedStep`: the environment's step by the fused kernel, for every setting: float32 observations on CPU."""
+"""`FusedStep`: the environment's step by the fused kernel, for every setting: float32 observations
+on CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ from fintrader.errors import EnvError
 SERIAL_BELOW = 1024
 """Accounts under which threads cost more than they bring."""
 STREAM_ABOVE_BYTES = 8 << 20
-"""Observations larger than this are written past the caches: nobody would find them there anyway."""
+"""Observations larger than this are written past the caches: nobody would find them there
+anyway."""
 _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
@@ -62,10 +64,12 @@ _FREE = _references([np.zeros(0)])[0]
 
 
 class ArrayPool:
-    """Arrays of one shape, each handed out again only when nobody holds it, nor a tensor made of it, any more.
+    """Arrays of one shape, each handed out again only when nobody holds it, nor a tensor made of
+    it, any more.
 
-    Nothing that was handed out is ever overwritten, and a loop that drops its observations never pays for memory that
-    the system has to find first (16 MB of page faults a step, at 4,096 accounts and 100 stocks).
+    Nothing that was handed out is ever overwritten, and a loop that drops its observations never
+    pays for memory that the system has to find first (16 MB of page faults a step, at 4,096
+    accounts and 100 stocks).
     """
 
     KEPT = 4
@@ -89,7 +93,12 @@ class FusedStep:
     """The CPU kernel, bound to one market and one set of settings."""
 
     def __init__(
-        self, view: MarketView, settings: EnvSettings, reward: Reward, mode: AutoresetMode, num_envs: int
+        self,
+        view: MarketView,
+        settings: EnvSettings,
+        reward: Reward,
+        mode: AutoresetMode,
+        num_envs: int,
     ) -> None:
         from fintrader.envs.kernels import batch
 
@@ -118,7 +127,9 @@ class FusedStep:
         self._pool: ThreadPoolExecutor | None = None
         self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
         shapes = (((5, num_envs), np.int64), ((9, num_envs), np.float64), ((4, num_envs), np.bool_))
-        self._books = [ArrayPool(shape, kind) for shape, kind in (*shapes, ((num_envs, assets), np.float64))]
+        self._books = [
+            ArrayPool(shape, kind) for shape, kind in (*shapes, ((num_envs, assets), np.float64))
+        ]
         self._obs, self._final = (ArrayPool((num_envs, self.width), np.float32) for _ in range(2))
 
     def pack(self, account: Account) -> Generation:
@@ -131,7 +142,9 @@ class FusedStep:
         arrays = tuple(pool.take() for pool in self._books)
         return Generation(Buffers(*map(torch.from_numpy, arrays)), memory, arrays)
 
-    def __call__(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+    def __call__(
+        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
+    ) -> StepResult:
         """One decision of every account.
 
         Raises EnvError for an action that is not finite, harming nothing.
@@ -141,7 +154,14 @@ class FusedStep:
         new, obs = self._fresh(old.memory), self._obs.take()
         final = self._final.take() if self.mode == SAME_STEP else obs
         counts = self.run(
-            self._kernel.step_range, *self._fixed, given, old.arrays, new.arrays, obs, final, self._nothing
+            self._kernel.step_range,
+            *self._fixed,
+            given,
+            old.arrays,
+            new.arrays,
+            obs,
+            final,
+            self._nothing,
         )
         if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
@@ -150,9 +170,15 @@ class FusedStep:
         seen, flags = torch.from_numpy(obs), new.buffers.flags
         last = torch.from_numpy(final) if ended and self.mode == SAME_STEP else seen
         return StepResult(
-            new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], seen, last,
+            new,
+            reward.to(torch.float32),
+            flags[TERMINATED],
+            flags[TRUNCATED],
+            flags[DONE],
+            seen,
+            last,
             new.buffers.ints[FINAL_BAR],
-        )  # fmt: skip
+        )
 
     def given(self, endow: Endowment, key: Tensor) -> _Arrays:
         """The accounts' random streams, and what they begin an episode with."""
@@ -161,14 +187,17 @@ class FusedStep:
         return self._given[2]
 
     def run(self, kernel: Callable[..., int], *arguments: Any) -> list[int]:
-        """`kernel(low, high, *arguments)` for all accounts, in as many equal parts as torch had threads at the start;
-        it runs without the GIL. What it returned for each part."""
+        """`kernel(low, high, *arguments)` for all accounts, in as many equal parts as torch had
+        threads at the start; it runs without the GIL. What it returned for each part."""
         threads = self._threads
         if threads == 1:
             return [kernel(0, self._count, *arguments)]
-        # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes next.
+        # Plain threads: OpenMP's spin while they wait, and take the cores from whoever computes
+        # next.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads - 1)
         edges = [self._count * part // threads for part in range(threads + 1)]
-        others = [self._pool.submit(kernel, low, high, *arguments) for low, high in pairwise(edges[1:])]
+        others = [
+            self._pool.submit(kernel, low, high, *arguments) for low, high in pairwise(edges[1:])
+        ]
         return [kernel(edges[0], edges[1], *arguments), *(other.result() for other in others)]

@@ -1,6 +1,7 @@
 """Charts as `plotly.graph_objects.Figure`: one function a chart, of plain tables, without torch.
 
-The report, the app and the notebooks call these; what the app adds (its dark theme, thinning) changes no number.
+The report, the app and the notebooks call these; what the app adds (its dark theme, thinning)
+changes no number.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from fintrader.results.figures.returns import (
     monthly_figure,
     monthly_returns,
 )
-from fintrader.results.figures.style import COLOURS, DASHES, PALETTE, colour_of, timezone_of, title_of
+from fintrader.results.figures.style import (
+    COLOURS,
+    DASHES,
+    PALETTE,
+    colour_of,
+    timezone_of,
+    title_of,
+)
 from fintrader.results.figures.trading import (
     APART,
     MOST_MARKS,
@@ -95,4 +103,4 @@ __all__ = [
     "turnover_figure",
     "weights_figure",
     "without_figure",
-]  # fmt: skip
+]

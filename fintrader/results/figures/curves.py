@@ -12,7 +12,15 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
-from fintrader.results.figures.style import MOST_LINES, PALETTE, ZERO, layout, lines, say_left_out, time_axis
+from fintrader.results.figures.style import (
+    MOST_LINES,
+    PALETTE,
+    ZERO,
+    layout,
+    lines,
+    say_left_out,
+    time_axis,
+)
 from fintrader.results.formatting import is_short
 
 Session = NDArray[np.int64] | pd.Series
@@ -22,25 +30,33 @@ Rolling = Literal["sharpe", "volatility", "beta"]
 LONGEST_ROLLING, SHORTEST_ROLLING = 20, 5
 """Sessions that a rolling figure looks back over, unless the reader chooses another window."""
 FEWEST_TO_ROLL = 15
-"""Sessions below which a rolling ratio would be a handful of points, each from five days or fewer."""
+"""Sessions below which a rolling ratio would be a handful of points, each from five days or
+fewer."""
 
 
-def equity_figure(curves: pd.DataFrame, *, main: str | None = None, relative: bool = False) -> go.Figure:
-    """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide equity."""
+def equity_figure(
+    curves: pd.DataFrame, *, main: str | None = None, relative: bool = False
+) -> go.Figure:
+    """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide
+    equity."""
     figure = go.Figure()
     main = main or str(curves.columns[0])
     if relative:
         lines(figure, curves / curves.iloc[0], "%{y:.3f} ×", main)
-        return layout(figure, "Equity", "multiple of the start", height=420).update_yaxes(tickformat=".2f")
+        return layout(figure, "Equity", "multiple of the start", height=420).update_yaxes(
+            tickformat=".2f"
+        )
     lines(figure, curves, "%{y:$,.0f}", main)
     return layout(figure, "Equity", "USD", height=420)
 
 
-def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None, main: str | None = None) -> go.Figure:
+def drawdown_figure(
+    curves: pd.DataFrame, *, session: Session | None = None, main: str | None = None
+) -> go.Figure:
     """Distance of every strategy below its running peak. `curves`: wide equity at every bar.
 
-    With `session` it is measured between session closes, the starting capital included, as the metric
-    `max_drawdown` is; without, at every bar, as `minute_max_drawdown` is.
+    With `session` it is measured between session closes, the starting capital included, as the
+    metric `max_drawdown` is; without, at every bar, as `minute_max_drawdown` is.
     """
     shown = curves if session is None else closes_of(curves, session)
     peak = shown.cummax()
@@ -58,10 +74,11 @@ def closes_of(curves: pd.DataFrame, session: Session) -> pd.DataFrame:
 
 
 def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
-    """The deepest drawdowns between session closes, the deepest first: peak, trough, recovery, depth, sessions.
+    """The deepest drawdowns between session closes, the deepest first: peak, trough, recovery,
+    depth, sessions.
 
-    `daily`: the starting capital, then the equity at each session's close (index: time). `Recovered` is None while
-    the peak has not been reached again.
+    `daily`: the starting capital, then the equity at each session's close (index: time).
+    `Recovered` is None while the peak has not been reached again.
     """
     times = pd.DatetimeIndex(daily.index)
     below = drawdowns(returns_of(daily.to_numpy()))
@@ -82,9 +99,11 @@ def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
 
 
 def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> go.Figure:
-    """Growth of 1 (or the drawdown) of results of different runs, by session since each one's start.
+    """Growth of 1 (or the drawdown) of results of different runs, by session since each one's
+    start.
 
-    `daily`: name to daily returns (index: the session's last bar, UTC), the first against the starting capital.
+    `daily`: name to daily returns (index: the session's last bar, UTC), the first against the
+    starting capital.
     """
     figure = go.Figure()
     kept = list(daily)[:MOST_LINES]  # as they were named: runs have no rank
@@ -102,11 +121,19 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
                 mode="lines",
                 line={"color": PALETTE[position % len(PALETTE)], "width": 2},
                 customdata=["start", *times.strftime("%d %b %Y")],
-                hovertemplate="%{customdata}: " + ("%{y:.2%}" if drawdown else "%{y:.3f}") + f"<extra>{name}</extra>",
+                hovertemplate="%{customdata}: "
+                + ("%{y:.2%}" if drawdown else "%{y:.3f}")
+                + f"<extra>{name}</extra>",
             )
         )
     title = "Drawdown, from session closes" if drawdown else "Growth of 1, from session closes"
-    figure = layout(figure, title, "below peak" if drawdown else "multiple of the start", percent=drawdown, height=400)
+    figure = layout(
+        figure,
+        title,
+        "below peak" if drawdown else "multiple of the start",
+        percent=drawdown,
+        height=400,
+    )
     if all(times.equals(indices[0]) for times in indices):
         time_axis(figure, indices[0])
     else:
@@ -115,18 +142,30 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
 
 
 def rolling_sessions(sessions: int) -> int | None:
-    """Length of the rolling windows: a third of the sessions, between 5 and 20; None where they are too few."""
-    return None if sessions < FEWEST_TO_ROLL else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
+    """Length of the rolling windows: a third of the sessions, between 5 and 20; None where they are
+    too few."""
+    return (
+        None
+        if sessions < FEWEST_TO_ROLL
+        else min(LONGEST_ROLLING, max(SHORTEST_ROLLING, sessions // 3))
+    )
 
 
 def rolling_figure(
-    returns: pd.DataFrame, kind: Rolling, *, main: str, window: int, sessions_a_year: int = TRADING_DAYS
+    returns: pd.DataFrame,
+    kind: Rolling,
+    *,
+    main: str,
+    window: int,
+    sessions_a_year: int = TRADING_DAYS,
 ) -> go.Figure:
-    """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows only.
+    """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows
+    only.
 
     Both are annualised; of less than a quarter of a year the volatility is that of a session.
 
-    `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of the columns.
+    `returns`: wide daily returns of at least `window` sessions; for the beta `benchmark` is one of
+    the columns.
     """
     rolled = returns.rolling(window)
     match kind:
@@ -137,25 +176,42 @@ def rolling_figure(
         case "volatility":
             short = is_short(len(returns), sessions_a_year)
             values = rolled.std() * math.sqrt(1 if short else sessions_a_year)
-            title, unit, level = "Volatility", "volatility of a session" if short else "volatility, annualised", 0
+            title, unit, level = (
+                "Volatility",
+                "volatility of a session" if short else "volatility, annualised",
+                0,
+            )
         case "beta":
             index = returns["benchmark"]
             variance = index.rolling(window).var()
             others = [name for name in returns.columns if name != "benchmark"]
             values = pd.DataFrame(
-                {name: returns[name].rolling(window).cov(index) / variance.where(variance > 0) for name in others}
+                {
+                    name: returns[name].rolling(window).cov(index) / variance.where(variance > 0)
+                    for name in others
+                }
             )
             title, unit, level = "Beta", "beta to the benchmark", 1
     percent = kind == "volatility"
     figure = go.Figure()
     lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)
     figure.add_hline(y=level, line={"color": ZERO, "width": 1})
-    return layout(figure, f"{title} over the last {window} sessions", unit, percent=percent, height=320)
+    return layout(
+        figure, f"{title} over the last {window} sessions", unit, percent=percent, height=320
+    )
 
 
 def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
-    """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column a strategy."""
+    """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column
+    a strategy."""
     figure = go.Figure()
     lines(figure, exposure, "%{y:.1%}", str(exposure.columns[0]))
-    layout(figure, "Exposure", "share of equity", percent=True, height=280, showlegend=exposure.shape[1] > 1)
+    layout(
+        figure,
+        "Exposure",
+        "share of equity",
+        percent=True,
+        height=280,
+        showlegend=exposure.shape[1] > 1,
+    )
     return figure.update_yaxes(tickformat=".0%", rangemode="tozero")

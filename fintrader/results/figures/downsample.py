@@ -1,9 +1,10 @@
 """Fewer points, same picture: a long series keeps its exact extremes, its first and its last point.
 
-Minute series are drawn with at most a few thousand points. In each bucket of neighbouring points the first, the lowest,
-the highest and the last are kept (the M4 aggregation of Jugel et al., VLDB 2014), so that no spike, no drawdown and no
-gap is lost or invented: every drawn point is a stored one. That holds for lines over an ordered axis only. Of point
-clouds an even sample is kept and the figure says how large, of loose segments some are kept whole.
+Minute series are drawn with at most a few thousand points. In each bucket of neighbouring points
+the first, the lowest, the highest and the last are kept (the M4 aggregation of Jugel et al., VLDB
+2014), so that no spike, no drawdown and no gap is lost or invented: every drawn point is a stored
+one. That holds for lines over an ordered axis only. Of point clouds an even sample is kept and the
+figure says how large, of loose segments some are kept whole.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ Indices = npt.NDArray[np.int64]
 def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
     """Indices, ascending, of at most `points` (>= 8) of the values `[T]`.
 
-    The global minimum and maximum, the first and the last value are always among them. Where values are missing (NaN)
-    between two kept ones, a missing one is kept too: a line must not be drawn over a gap.
+    The global minimum and maximum, the first and the last value are always among them. Where values
+    are missing (NaN) between two kept ones, a missing one is kept too: a line must not be drawn
+    over a gap.
     """
     size = len(values)
     if size <= max(points, 8):
@@ -33,7 +35,12 @@ def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
     edges = np.linspace(0, size, buckets + 1).astype(np.int64)
     low = np.where(missing, np.inf, values)
     high = np.where(missing, -np.inf, values)
-    chosen = [edges[:-1], edges[1:] - 1, _arg(np.minimum, low, edges), _arg(np.maximum, high, edges)]
+    chosen = [
+        edges[:-1],
+        edges[1:] - 1,
+        _arg(np.minimum, low, edges),
+        _arg(np.maximum, high, edges),
+    ]
     kept = np.unique(np.concatenate(chosen))
     gaps = np.flatnonzero(missing)
     if not len(gaps):
@@ -50,7 +57,8 @@ def _arg(ufunc: Any, values: npt.NDArray[np.float64], edges: Indices) -> Indices
 
 
 def sample(values: npt.NDArray[np.float64] | None, size: int, points: int) -> Indices:
-    """Indices, ascending, of about `points` of `size`: evenly spread, the extremes of `values` among them."""
+    """Indices, ascending, of about `points` of `size`: evenly spread, the extremes of `values`
+    among them."""
     if size <= points:
         return np.arange(size)
     even = np.linspace(0, size - 1, max(2, points - 2)).astype(np.int64)
@@ -65,13 +73,17 @@ def figure_bytes(figure: Any) -> int:
 
 
 def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
-    """Thin out the scatters of a plotly figure, in place, until it weighs at most `limit` bytes; returns it.
+    """Thin out the scatters of a plotly figure, in place, until it weighs at most `limit` bytes;
+    returns it.
 
-    Where points of a cloud are left out, `figure.layout.meta["shown"]` says how many of how many are drawn. Bars, heat
-    maps and candles are built small by who builds them; `charts.show` leaves out what is still too heavy.
+    Where points of a cloud are left out, `figure.layout.meta["shown"]` says how many of how many
+    are drawn. Bars, heat maps and candles are built small by who builds them; `charts.show` leaves
+    out what is still too heavy.
     """
     scatters = [
-        (trace, _columns(trace)) for trace in figure.data if trace.type in {"scatter", "scattergl"} and _size(trace)
+        (trace, _columns(trace))
+        for trace in figure.data
+        if trace.type in {"scatter", "scattergl"} and _size(trace)
     ]
     points = MOST_POINTS
     while True:
@@ -100,10 +112,13 @@ def _has_lines(trace: Any) -> bool:
 
 
 def _columns(trace: Any) -> dict[str, npt.NDArray[Any]]:
-    """Everything in a trace that has one entry a point, by its dotted name: `x`, `customdata`, `marker.color` ..."""
+    """Everything in a trace that has one entry a point, by its dotted name: `x`, `customdata`,
+    `marker.color` ..."""
     size = _size(trace)
     return {
-        name: np.asarray(value, dtype=object if isinstance(value, list | tuple) and name != "y" else None)
+        name: np.asarray(
+            value, dtype=object if isinstance(value, list | tuple) and name != "y" else None
+        )
         for name, value in _arrays(trace.to_plotly_json())
         if len(value) == size and not name.endswith("colorscale")
     }
@@ -118,14 +133,17 @@ def _arrays(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indices:
-    """The points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay whole."""
+    """The points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay
+    whole."""
     size = _size(columns)
     y = _floats(columns["y"])
     if size <= points:
         return np.arange(size)
     if not _has_lines(trace):
         return sample(y, size, points)
-    if trace.stackgroup is not None:  # all of a stack keep the same places: a missing one would be taken for zero
+    if (
+        trace.stackgroup is not None
+    ):  # all of a stack keep the same places: a missing one would be taken for zero
         return sample(None, size, points)
     if y is not None and _ordered(columns.get("x")):
         return keep(y, points)
@@ -159,7 +177,8 @@ def _put(trace: Any, columns: dict[str, npt.NDArray[Any]], kept: Indices) -> Non
 
 
 def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`datetime64` as short text: days when all are midnights, else to the minute or, if need be, finer."""
+    """`datetime64` as short text: days when all are midnights, else to the minute or, if need be,
+    finer."""
     for unit in ("D", "m", "s"):
         rounded = times.astype(f"datetime64[{unit}]")
         if bool(np.all((rounded == times) | np.isnat(times))):

@@ -1,4 +1,5 @@
-"""Charts of a deployment: its account beside its twin and the backtest's band, and what came between the two."""
+"""Charts of a deployment: its account beside its twin and the backtest's band, and what came
+between the two."""
 
 from __future__ import annotations
 
@@ -21,45 +22,77 @@ SHORTFALL = {
 
 
 def drift_figure(daily: Mapping[str, Any]) -> go.Figure:
-    """Account and twin at each session's close, USD, over the band of the backtest's own days (`drift.json`'s
-    `daily`)."""
+    """Account and twin at each session's close, USD, over the band of the backtest's own days
+    (`drift.json`'s `daily`)."""
     days = pd.to_datetime(pd.Series(daily["date"]))
     figure = go.Figure()
     if "low_usd" in daily:
-        figure.add_scatter(x=days, y=daily["low_usd"], line={"width": 0}, showlegend=False, hoverinfo="skip")
         figure.add_scatter(
-            x=days, y=daily["high_usd"], fill="tonexty", fillcolor="rgba(97,110,124,0.15)", line={"width": 0},
-            name="nine in ten of the backtest's days drawn again", hoverinfo="skip",
-        )  # fmt: skip
+            x=days, y=daily["low_usd"], line={"width": 0}, showlegend=False, hoverinfo="skip"
+        )
+        figure.add_scatter(
+            x=days,
+            y=daily["high_usd"],
+            fill="tonexty",
+            fillcolor="rgba(97,110,124,0.15)",
+            line={"width": 0},
+            name="nine in ten of the backtest's days drawn again",
+            hoverinfo="skip",
+        )
     for key, name, look in (
-        ("twin_usd", "Twin: the same bars in the backtest's ledger", {"color": PALETTE[1], "dash": "dash"}),
+        (
+            "twin_usd",
+            "Twin: the same bars in the backtest's ledger",
+            {"color": PALETTE[1], "dash": "dash"},
+        ),
         ("account_usd", "Account", {"color": COLOURS["ensemble"], "width": 2}),
     ):
-        figure.add_scatter(x=days, y=daily[key], name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>")
+        figure.add_scatter(
+            x=days, y=daily[key], name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>"
+        )
     return layout(figure, "What the account is worth", "USD", height=400)
 
 
 def account_figure(curve: Sequence[tuple[int, float]], timezone: str = "UTC") -> go.Figure:
-    """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in `timezone`."""
+    """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in
+    `timezone`."""
     times = pd.to_datetime([bar for bar, _ in curve], utc=True).tz_convert(timezone)
     look = {"color": COLOURS["ensemble"], "width": 2}
     wall = times.tz_localize(None)  # plotly knows no time zones
-    figure = go.Figure(go.Scatter(x=wall, y=[equity for _, equity in curve], customdata=stamps(times), line=look))
+    figure = go.Figure(
+        go.Scatter(x=wall, y=[equity for _, equity in curve], customdata=stamps(times), line=look)
+    )
     figure.update_traces(hovertemplate="%{customdata}: %{y:,.0f} USD<extra></extra>")
-    return layout(figure, "What the account is worth", "USD", f"{timezone} time", height=400, showlegend=False)
+    return layout(
+        figure, "What the account is worth", "USD", f"{timezone} time", height=400, showlegend=False
+    )
 
 
 def difference_figure(daily: Mapping[str, Any]) -> go.Figure:
     """Account less twin at each session's close, bps of the twin."""
     days = pd.to_datetime(pd.Series(daily["date"]))
-    apart = [1e4 * (a / b - 1) for a, b in zip(daily["account_usd"], daily["twin_usd"], strict=True)]
+    apart = [
+        1e4 * (a / b - 1) for a, b in zip(daily["account_usd"], daily["twin_usd"], strict=True)
+    ]
     figure = go.Figure(go.Bar(x=days, y=apart, marker={"color": PALETTE[1]}))
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:+.2f} bps<extra></extra>")
-    layout(figure, "Account less twin", "bps of the twin", height=260, showlegend=False, hovermode="closest")
+    layout(
+        figure,
+        "Account less twin",
+        "bps of the twin",
+        height=260,
+        showlegend=False,
+        hovermode="closest",
+    )
     if apart and max(map(abs, apart)) < 0.01:
         figure.update_yaxes(range=[-1, 1]).update_xaxes(range=[days.iloc[0], days.iloc[-1]])
         figure.add_annotation(
-            text="equal to the last cent", showarrow=False, font={"color": MUTED}, xref="paper", x=0.5, y=0.4
+            text="equal to the last cent",
+            showarrow=False,
+            font={"color": MUTED},
+            xref="paper",
+            x=0.5,
+            y=0.4,
         )
     return figure
 

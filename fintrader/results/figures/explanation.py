@@ -29,18 +29,29 @@ def importance_figure(found: Explanation) -> go.Figure:
         )
     )
     size = 110 + 22 * len(shown)
-    layout(figure, "", "", "share of the account moved, mean", height=size, hovermode="closest", showlegend=False)
+    layout(
+        figure,
+        "",
+        "",
+        "share of the account moved, mean",
+        height=size,
+        hovermode="closest",
+        showlegend=False,
+    )
     figure.update_xaxes(tickformat=".1~%", rangemode="tozero", showgrid=True)
     figure.update_yaxes(automargin=True, showgrid=False)
     left = len(ranked) - len(shown)
     if left:
-        note = f"{left} more inputs moved {ranked.iloc[len(shown)]:.2%} of the account at most each."
+        note = (
+            f"{left} more inputs moved {ranked.iloc[len(shown)]:.2%} of the account at most each."
+        )
         figure.update_layout(meta={"note": note})
     return figure
 
 
 def decision_figure(found: Explanation, k: int) -> go.Figure:
-    """Of decision `k`: by how many points of weight each input raised (blue) or lowered (red) each symbol."""
+    """Of decision `k`: by how many points of weight each input raised (blue) or lowered (red) each
+    symbol."""
     table = found.raised[k]
     order = np.argsort(-np.abs(table.to_numpy()).sum(axis=0), kind="stable")[:MOST_COLUMNS]
     points = 100.0 * table.to_numpy()[:, order]
@@ -57,7 +68,11 @@ def decision_figure(found: Explanation, k: int) -> go.Figure:
             zmin=-(reach or 1.0),
             zmax=reach or 1.0,
             texttemplate="%{z:.1f}",
-            colorbar={"thickness": 10, "outlinewidth": 0, "title": {"text": "points", "side": "right"}},
+            colorbar={
+                "thickness": 10,
+                "outlinewidth": 0,
+                "title": {"text": "points", "side": "right"},
+            },
             xgap=2,
             ygap=2,
             hovertemplate="%{x} moved %{y} by %{z:.2f} points of weight<extra></extra>",

@@ -26,7 +26,13 @@ def _point(
 ) -> None:
     """A marker in the row `label`, with its interval where it has one."""
     low, high = ends or (x, x)
-    bars = {"type": "data", "symmetric": False, "array": [high - x], "arrayminus": [x - low], "thickness": 2}
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - x],
+        "arrayminus": [x - low],
+        "thickness": 2,
+    }
     hover = f"{hover}<extra></extra>"
     trace = go.Scatter(x=[x], y=[label], mode="markers", marker=marker, hovertemplate=hover)
     figure.add_trace(trace if ends is None else trace.update(error_x=bars))
@@ -41,23 +47,37 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
             x=returned,
             line={"color": _OURS, "width": 2.5},
             # Above the bars, on the side where there is more room.
-            annotation={"text": f"this result: {returned:.2%}", "font": {"color": _OURS}, "yshift": 18},
-            annotation_position="top right" if returned < (edges[0] + edges[-1]) / 2 else "top left",
+            annotation={
+                "text": f"this result: {returned:.2%}",
+                "font": {"color": _OURS},
+                "yshift": 18,
+            },
+            annotation_position=(
+                "top right" if returned < (edges[0] + edges[-1]) / 2 else "top left"
+            ),
         )
     title = f"Return of {found['count']:,} random static portfolios"
-    figure = layout(figure, title, "portfolios", height=300, hovermode="closest", showlegend=False, bargap=0)
+    figure = layout(
+        figure, title, "portfolios", height=300, hovermode="closest", showlegend=False, bargap=0
+    )
     return figure.update_xaxes(tickformat=".1%")
 
 
 def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
-    """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows without skill.
+    """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows
+    without skill.
 
     `found`: `selection.sharpe`.
     """
     figure = go.Figure()
-    _point(figure, found["sharpe"], "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}")
+    _point(
+        figure, found["sharpe"], "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}"
+    )
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
-    for label, key in (("luck, all trials", "expected_best"), ("luck, effective trials", "expected_best_effective")):
+    for label, key in (
+        ("luck, all trials", "expected_best"),
+        ("luck, effective trials", "expected_best_effective"),
+    ):
         _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
     title = "Sharpe ratio in the selection window, and what luck shows"
@@ -66,47 +86,87 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
 
 
 def alpha_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Information ratio with beta hedged, its interval, and the least that the window shows. `found`: `evidence`."""
+    """Information ratio with beta hedged, its interval, and the least that the window shows.
+    `found`: `evidence`."""
     alpha = found["alpha"]
     scale = alpha["ratio"] / alpha["alpha"] if alpha["alpha"] else 0.0
     figure = go.Figure()
     ends = alpha["low"] * scale, alpha["high"] * scale
-    _point(figure, alpha["ratio"], "this result", {"size": 13, "color": _OURS}, "information ratio %{x:.2f}", ends)
+    _point(
+        figure,
+        alpha["ratio"],
+        "this result",
+        {"size": 13, "color": _OURS},
+        "information ratio %{x:.2f}",
+        ends,
+    )
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
     label = "what this window sees<br>four times in five"
-    _point(figure, alpha["visible"], label, mark, "a true ratio of %{x:.2f} is seen four times in five")
+    _point(
+        figure, alpha["visible"], label, mark, "a true ratio of %{x:.2f} is seen four times in five"
+    )
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
-    title = f"Information ratio against {title_of(found['against']).lower()}, beta hedged, 95 % interval"
+    title = (
+        f"Information ratio against {title_of(found['against']).lower()}, beta hedged, 95 %"
+        " interval"
+    )
     layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
     return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
 
-def betting_figure(values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05) -> go.Figure:
-    """What a bettor on alpha has made of 1, session by session, and the value that is evidence at `level`."""
-    figure = go.Figure(go.Scatter(x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}))
+def betting_figure(
+    values: Sequence[float], days: pd.DatetimeIndex, level: float = 0.05
+) -> go.Figure:
+    """What a bettor on alpha has made of 1, session by session, and the value that is evidence at
+    `level`."""
+    figure = go.Figure(
+        go.Scatter(
+            x=days, y=np.maximum(values, 1e-4), mode="lines", line={"color": _OURS, "width": 2}
+        )
+    )
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
     figure.add_hline(y=1 / level, line={"color": _WARN, "width": 1.5, "dash": "dot"})
     figure.add_hline(y=1, line={"color": ZERO, "width": 1})
     title = f"E-value: above {1 / level:g} is evidence at {level:.0%}, whenever one looks"
     layout(figure, title, "stake, from 1", height=300, showlegend=False)
     decades = np.log10(max(1 / level, *values) / max(min(1.0, *values), 1e-4))
-    return figure.update_yaxes(type="log", tickformat=".3~g", dtick="D2" if decades < 3 else None)  # D2: at 1, 2 and 5
+    return figure.update_yaxes(
+        type="log", tickformat=".3~g", dtick="D2" if decades < 3 else None
+    )  # D2: at 1, 2 and 5
 
 
 def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`: `selection.overfitting`."""
+    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`:
+    `selection.overfitting`."""
     edges = np.array(found["logit_edges"])
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
-    bars = histogram(found["logit_counts"], edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8)
+    bars = histogram(
+        found["logit_counts"], edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8
+    )
     figure = go.Figure(bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
-    title = f"Probability of overfitting {found['probability']:.0%}: rank of the in-sample best, out-of-sample"
+    title = (
+        f"Probability of overfitting {found['probability']:.0%}: rank of the in-sample best,"
+        " out-of-sample"
+    )
     x_title = "worse ← logit of relative rank → better"
-    return layout(figure, title, "splits", x_title, height=300, hovermode="closest", showlegend=False, bargap=0)
+    return layout(
+        figure,
+        title,
+        "splits",
+        x_title,
+        height=300,
+        hovermode="closest",
+        showlegend=False,
+        bargap=0,
+    )
 
 
-def excess_figure(found: Mapping[str, Mapping[str, Any]], scale: float = 1.0, over: str = "a year") -> go.Figure:
-    """Excess over every baseline with its bootstrap interval. `found`: `excess`; `scale`, `over`: `formatting.span`."""
+def excess_figure(
+    found: Mapping[str, Mapping[str, Any]], scale: float = 1.0, over: str = "a year"
+) -> go.Figure:
+    """Excess over every baseline with its bootstrap interval. `found`: `excess`; `scale`, `over`:
+    `formatting.span`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(found.items()):
         marker = {"size": 11, "color": colour_of(name, position)}
@@ -128,7 +188,13 @@ def trials_figure(scores: pd.Series) -> go.Figure:
     ranked = scores.sort_values(ascending=False, kind="stable")
     figure = go.Figure()
     title = "Validation score of every trial"
-    look: dict[str, Any] = {"height": 280, "hovermode": "closest", "showlegend": False, "bargap": 0.1, "margin_b": 56}
+    look: dict[str, Any] = {
+        "height": 280,
+        "hovermode": "closest",
+        "showlegend": False,
+        "bargap": 0.1,
+        "margin_b": 56,
+    }
     if len(ranked) <= MOST_BARS:
         figure.add_bar(
             x=[str(name) for name in ranked.index],

@@ -1,7 +1,7 @@
 """When and how returns were earned: by month, by weekday and time of day, as a distribution.
 
-Days, months and times of day are those of the market's own time zone (`timezone`, an IANA name). Every return is
-simple: what a stretch's last equity is above its first one, over the first one.
+Days, months and times of day are those of the market's own time zone (`timezone`, an IANA name).
+Every return is simple: what a stretch's last equity is above its first one, over the first one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 OVERNIGHT = "overnight"
 MOST_LABELLED, MOST_IN_A_ROW = 16, 5
-"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row, where plotly makes them
-no smaller, beyond which a phone has no room for them side by side."""
+"""Columns of a heat map beyond which the numbers would not fit into the cells; of a single row,
+where plotly makes them no smaller, beyond which a phone has no room for them side by side."""
 
 
 def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
@@ -37,26 +37,39 @@ def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
 
 
 def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
-    """Heat map of the compound return of each calendar month; the first and the last may be partial."""
+    """Heat map of the compound return of each calendar month; the first and the last may be
+    partial."""
     table = monthly_returns(daily, timezone)
     rows = [str(year) for year in table.index]
     table.columns = pd.Index(MONTHS)
-    if len(table) == 1:  # no column but those of the year's sessions: a phone has room for a few numbers side by side
+    if (
+        len(table) == 1
+    ):  # no column but those of the year's sessions: a phone has room for a few numbers side by side
         there = table.columns[table.notna().any()]
         table = table.loc[:, there[0] : there[-1]]
     figure = _heat_map(table.to_numpy(dtype=np.float64), list(table.columns), rows, "{:+.1%}")
     figure.data[0].colorbar.update(title={"text": "return"}, tickformat=".1%")
-    layout(figure, "Return of each month", "", height=120 + 44 * max(2, len(table)), hovermode="closest")
+    layout(
+        figure,
+        "Return of each month",
+        "",
+        height=120 + 44 * max(2, len(table)),
+        hovermode="closest",
+    )
     return figure.update_yaxes(autorange="reversed", type="category")
 
 
-def intraday_returns(curve: pd.Series, session: Session, timezone: str, minutes: int = 30) -> pd.DataFrame:
-    """Weekdays (0 is Monday) by slots of the session: mean over sessions of the slot's return, basis points.
+def intraday_returns(
+    curve: pd.Series, session: Session, timezone: str, minutes: int = 30
+) -> pd.DataFrame:
+    """Weekdays (0 is Monday) by slots of the session: mean over sessions of the slot's return,
+    basis points.
 
-    `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of `minutes` in which
-    it starts, named by the slot's first minute (`09:30`). A session's first bar is a slot of its own, `overnight`:
-    from the close of the session before to the close of that bar, as nothing is marked in between. A session belongs
-    to the weekday on which it ends. The first bar of all has no return.
+    `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of
+    `minutes` in which it starts, named by the slot's first minute (`09:30`). A session's first bar
+    is a slot of its own, `overnight`: from the close of the session before to the close of that
+    bar, as nothing is marked in between. A session belongs to the weekday on which it ends. The
+    first bar of all has no return.
     """
     local = pd.DatetimeIndex(curve.index).tz_convert(timezone)
     number = np.asarray(session)
@@ -67,16 +80,33 @@ def intraday_returns(curve: pd.Series, session: Session, timezone: str, minutes:
     weekday = pd.Series(local.day_of_week[ends], index=number[ends])
     clocks = np.unique(clock)
     pauses = np.diff(clocks, prepend=clocks[-1] - 24 * 60)
-    order = [-1, *np.roll(clocks, -int(pauses.argmax()))]  # the day begins after its longest pause, midnight or not
-    bars = pd.DataFrame({"session": number, "slot": slot, "growth": np.append(1.0, 1 + returns_of(curve.to_numpy()))})
-    grown = bars.iloc[1:].groupby(["session", "slot"])["growth"].prod().sub(1).rename("r").reset_index()
+    order = [
+        -1,
+        *np.roll(clocks, -int(pauses.argmax())),
+    ]  # the day begins after its longest pause, midnight or not
+    bars = pd.DataFrame(
+        {
+            "session": number,
+            "slot": slot,
+            "growth": np.append(1.0, 1 + returns_of(curve.to_numpy())),
+        }
+    )
+    grown = (
+        bars.iloc[1:].groupby(["session", "slot"])["growth"].prod().sub(1).rename("r").reset_index()
+    )
     table = grown.groupby([grown["session"].map(weekday), "slot"])["r"].mean().unstack()
     shown = [int(k) for k in order if k in table.columns]
     names = [OVERNIGHT if k < 0 else f"{k // 60:02d}:{k % 60:02d}" for k in shown]
-    return (table[shown] * 1e4).set_axis(pd.Index(names, name="slot"), axis=1).rename_axis(index="weekday")
+    return (
+        (table[shown] * 1e4)
+        .set_axis(pd.Index(names, name="slot"), axis=1)
+        .rename_axis(index="weekday")
+    )
 
 
-def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: int = 30) -> go.Figure:
+def intraday_figure(
+    curve: pd.Series, session: Session, timezone: str, minutes: int = 30
+) -> go.Figure:
     """Heat map of `intraday_returns`."""
     table = intraday_returns(curve, session, timezone, minutes)
     rows = [WEEKDAYS[day] for day in table.index]
@@ -88,16 +118,25 @@ def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: 
     return figure.update_xaxes(type="category").update_yaxes(autorange="reversed", type="category")
 
 
-def _heat_map(values: NDArray[np.float64], columns: list[str], rows: list[str], pattern: str) -> go.Figure:
+def _heat_map(
+    values: NDArray[np.float64], columns: list[str], rows: list[str], pattern: str
+) -> go.Figure:
     reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    text = [["" if np.isnan(value) else _plain(pattern.format(value)) for value in row] for row in values]
+    text = [
+        ["" if np.isnan(value) else _plain(pattern.format(value)) for value in row]
+        for row in values
+    ]
     return go.Figure(
         go.Heatmap(
             z=values,
             x=columns,
             y=rows,
             text=text,
-            texttemplate="%{text}" if len(columns) <= (MOST_LABELLED if len(rows) > 1 else MOST_IN_A_ROW) else None,
+            texttemplate=(
+                "%{text}"
+                if len(columns) <= (MOST_LABELLED if len(rows) > 1 else MOST_IN_A_ROW)
+                else None
+            ),
             colorscale=SCALE,
             zmid=0,
             zmin=-(reach or 1.0),
@@ -115,12 +154,18 @@ def _plain(text: str) -> str:
     return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
 
 
-def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None = "benchmark") -> go.Figure:
+def distribution_figure(
+    daily: pd.DataFrame, *, main: str, benchmark: str | None = "benchmark"
+) -> go.Figure:
     """Histogram of daily returns with the main strategy's value at risk and expected shortfall.
 
     `daily`: wide daily returns; `benchmark` is drawn behind where it is one of the columns.
     """
-    shown = [name for name in dict.fromkeys((main, benchmark)) if name is not None and name in daily.columns]
+    shown = [
+        name
+        for name in dict.fromkeys((main, benchmark))
+        if name is not None and name in daily.columns
+    ]
     spread = daily[shown].to_numpy(dtype=np.float64)
     edges = np.histogram_bin_edges(spread[np.isfinite(spread)], bins=40)
     figure = go.Figure()
@@ -130,13 +175,20 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
         hover = "%{x:.2%}: %{y} sessions"
         figure.add_trace(histogram(counts, edges, hover, colour_of(name, position), **look))
     values = daily[main].to_numpy(dtype=np.float64)
-    marks = {"VaR 5 %": value_at_risk(values), "Expected shortfall 5 %": conditional_value_at_risk(values)}
+    marks = {
+        "VaR 5 %": value_at_risk(values),
+        "Expected shortfall 5 %": conditional_value_at_risk(values),
+    }
     for k, (label, value) in enumerate(marks.items()):
         if value is not None:
             figure.add_vline(
                 x=value,
                 line={"color": "#b42318", "width": 1.5, "dash": "dash" if k else "solid"},
-                annotation={"text": f"{label}: {value:.2%}", "yshift": -18 * k, "font": {"color": INK, "size": 11}},
+                annotation={
+                    "text": f"{label}: {value:.2%}",
+                    "yshift": -18 * k,
+                    "font": {"color": INK, "size": 11},
+                },
                 annotation_position="top left" if k else "top right",
             )
     title, x_title = "Distribution of daily returns", "return of a session"

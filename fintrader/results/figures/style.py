@@ -1,8 +1,9 @@
 """The look of all charts, and the drawing of curves over time.
 
-Curves come as wide tables (index: start of the bar; one column a strategy). The horizontal axis counts bars, so that
-nights and weekends take no room; ticks and hovers show the time, in the index's own time zone. Long curves are thinned
-to what a screen can show, with the extremes of every stretch kept exactly.
+Curves come as wide tables (index: start of the bar; one column a strategy). The horizontal axis
+counts bars, so that nights and weekends take no room; ticks and hovers show the time, in the
+index's own time zone. Long curves are thinned to what a screen can show, with the extremes of every
+stretch kept exactly.
 """
 
 from __future__ import annotations
@@ -26,11 +27,21 @@ POINTS = 2000
 INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
 PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
 COLOURS = {
-    "ensemble": "#0b4f9e", "policy": "#0b4f9e", "best": "#2a9d8f", "buy_and_hold": "#d9730d",
-    "equal_weight": "#9065b0", "benchmark": "#616e7c", "cash": "#a0a8b0", "inverse_volatility": "#b35900",
-    "minimum_variance": "#7f6d5f", "momentum": "#c14c8a", "oracle": "#448361",
-    "ridge": "#8f2d56", "vol_targeted": "#2f8f9d", "cap_weight": "#5b7f2b",
-}  # fmt: skip
+    "ensemble": "#0b4f9e",
+    "policy": "#0b4f9e",
+    "best": "#2a9d8f",
+    "buy_and_hold": "#d9730d",
+    "equal_weight": "#9065b0",
+    "benchmark": "#616e7c",
+    "cash": "#a0a8b0",
+    "inverse_volatility": "#b35900",
+    "minimum_variance": "#7f6d5f",
+    "momentum": "#c14c8a",
+    "oracle": "#448361",
+    "ridge": "#8f2d56",
+    "vol_targeted": "#2f8f9d",
+    "cap_weight": "#5b7f2b",
+}
 _TONES = """
   #0b4f9e #6cb2ff  #2a9d8f #4fd1c0  #d9730d #ffa657  #9065b0 #c9a1ec  #c14c8a #f08abf  #616e7c #aab4c0
   #a0a8b0 #7f8994  #0b6e99 #63c3ec  #448361 #7cc79d  #b35900 #f0a35e  #2f8f9d #6ed3e0  #7f6d5f #c7b5a6
@@ -41,11 +52,14 @@ _TONES = """
 """
 ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
 """Tone on a light background -> on a dark one."""
-DASHES = {"oracle": "dashdot"} | {name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES}
+DASHES = {"oracle": "dashdot"} | {
+    name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES
+}
 
 
 def timezone_of(about: Mapping[str, Any]) -> str:
-    """The market's own time zone (an IANA name), as a backtest's context or a market file's `meta` says it.
+    """The market's own time zone (an IANA name), as a backtest's context or a market file's `meta`
+    says it.
 
     UTC where none is said, or what is said is no time zone.
     """
@@ -67,7 +81,13 @@ def colour_of(strategy: str, position: int) -> str:
 
 
 def layout(
-    figure: go.Figure, title: str, y_title: str, x_title: str = "", *, percent: bool = False, **look: Any
+    figure: go.Figure,
+    title: str,
+    y_title: str,
+    x_title: str = "",
+    *,
+    percent: bool = False,
+    **look: Any,
 ) -> go.Figure:
     """Titles, axes and margins as all charts have them; `look` is what this one has otherwise."""
     figure.update_layout(
@@ -79,13 +99,23 @@ def layout(
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
         **{"height": 380, "hovermode": "x unified", **look},
     )
-    figure.update_xaxes(showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED})
+    figure.update_xaxes(
+        showgrid=False, linecolor=GRID, ticks="outside", tickcolor=GRID, tickfont={"color": MUTED}
+    )
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=ZERO, tickfont={"color": MUTED})
-    figure.update_yaxes(title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None)
-    return figure.update_xaxes(title={"text": x_title, "font": {"color": MUTED}}) if x_title else figure
+    figure.update_yaxes(
+        title={"text": y_title, "font": {"color": MUTED}}, tickformat=".1%" if percent else None
+    )
+    return (
+        figure.update_xaxes(title={"text": x_title, "font": {"color": MUTED}})
+        if x_title
+        else figure
+    )
 
 
-def histogram(counts: ArrayLike, edges: NDArray[np.float64], hover: str, color: object, **look: Any) -> go.Bar:
+def histogram(
+    counts: ArrayLike, edges: NDArray[np.float64], hover: str, color: object, **look: Any
+) -> go.Bar:
     """Bars over `edges` `[N + 1]`, as high as `counts` `[N]`."""
     hover = f"{hover}<extra>{look.get('name', '')}</extra>"
     middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges) * (0.96 if "name" in look else 1)
@@ -97,8 +127,12 @@ def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
     span = times[-1] - times[0]
     pattern = "%d %b<br>%Y" if span.days > 4 else "%d %b %H:%M"
     # The first tick of each of six equal stretches: a label at the very end would be cut off.
-    where = np.unique(np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int))
-    figure.update_xaxes(tickmode="array", tickvals=where, ticktext=[times[k].strftime(pattern) for k in where])
+    where = np.unique(
+        np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int)
+    )
+    figure.update_xaxes(
+        tickmode="array", tickvals=where, ticktext=[times[k].strftime(pattern) for k in where]
+    )
     figure.update_xaxes(tickangle=0)
 
 
@@ -108,9 +142,13 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
 
 
 def most_telling(names: Sequence[str], first: Sequence[str | None] = ()) -> list[str]:
-    """At most MOST_LINES of `names`, in their order: those of `first`, then as tables rank them; cash, a flat line,
-    comes last."""
-    ranked = [*(name for name in first if name in names), *in_order(name for name in names if name != "cash"), *names]
+    """At most MOST_LINES of `names`, in their order: those of `first`, then as tables rank them;
+    cash, a flat line, comes last."""
+    ranked = [
+        *(name for name in first if name in names),
+        *in_order(name for name in names if name != "cash"),
+        *names,
+    ]
     kept = list(dict.fromkeys(ranked))[:MOST_LINES]
     return [name for name in names if name in kept]
 
@@ -119,12 +157,16 @@ def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -
     """Note in `layout.meta["note"]` what a chart does not draw."""
     missing = [title_of(str(name)) for name in names if name not in kept]
     if missing:
-        note = f"{len(kept)} of {len(names)} are drawn; left out, but in the tables: {', '.join(missing)}."
+        note = (
+            f"{len(kept)} of {len(names)} are drawn; left out, but in the tables:"
+            f" {', '.join(missing)}."
+        )
         figure.update_layout(meta={**(figure.layout.meta or {}), "note": note})
 
 
 def lines(figure: go.Figure, curves: pd.DataFrame, hover: str, main: str | None = None) -> None:
-    """Draw one line a column, the MOST_LINES most telling ones; of the others the figure's note says the names."""
+    """Draw one line a column, the MOST_LINES most telling ones; of the others the figure's note
+    says the names."""
     names = [str(name) for name in curves.columns]
     kept = most_telling(names, [main])
     say_left_out(figure, names, kept)

@@ -40,7 +40,8 @@ MOST_MARKS = 600
 
 
 def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
-    """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is cash."""
+    """Stacked weights over time: the `top` symbols by mean weight, the others together, the rest is
+    cash."""
     order = weights.abs().mean().sort_values(ascending=False, kind="stable").index
     shown = weights[order[:top]].copy()
     if len(order) > top:
@@ -63,13 +64,19 @@ def weights_figure(weights: pd.DataFrame, *, top: int = APART) -> go.Figure:
         )
     if len(shown):
         time_axis(figure, times)
-    figure = layout(figure, "Weights at each session's close", "share of equity", percent=True, height=400)
+    figure = layout(
+        figure, "Weights at each session's close", "share of equity", percent=True, height=400
+    )
     if not mixed:
-        figure.update_yaxes(range=[0, max(1.0, float(weights.sum(axis=1).max()))])  # above 1 on borrowed money
+        figure.update_yaxes(
+            range=[0, max(1.0, float(weights.sum(axis=1).max()))]
+        )  # above 1 on borrowed money
     return figure
 
 
-def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *, name: str) -> go.Figure:
+def turnover_figure(
+    turnover: pd.Series, equity: pd.Series, session: Session, *, name: str
+) -> go.Figure:
     """Notional traded in each session over the equity at its end. Both in USD, at every bar."""
     ends = session_ends(session)
     traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
@@ -91,8 +98,8 @@ def turnover_figure(turnover: pd.Series, equity: pd.Series, session: Session, *,
 
 
 def pnl_figure(profit: pd.DataFrame) -> go.Figure:
-    """Profit so far, USD, of the symbols that made or lost most, the others together. `profit`: `[S, N]` USD of each
-    session and symbol."""
+    """Profit so far, USD, of the symbols that made or lost most, the others together. `profit`:
+    `[S, N]` USD of each session and symbol."""
     order = profit.sum().abs().sort_values(ascending=False, kind="stable").index
     shown = profit[order[: MOST_LINES - 1]].copy()
     if len(order) > MOST_LINES - 1:
@@ -108,7 +115,9 @@ def pnl_figure(profit: pd.DataFrame) -> go.Figure:
                 mode="lines",
                 line={"width": 1.6, "color": SHADES[position % len(SHADES)]},
                 customdata=list(times.strftime("%d %b %Y")),
-                hovertemplate="%{customdata}: %{y:$,.0f}<extra>" + html.escape(str(name)) + "</extra>",
+                hovertemplate="%{customdata}: %{y:$,.0f}<extra>"
+                + html.escape(str(name))
+                + "</extra>",
             )
         )
     time_axis(figure, times)
@@ -117,7 +126,8 @@ def pnl_figure(profit: pd.DataFrame) -> go.Figure:
 
 
 def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
-    """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column a strategy."""
+    """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column
+    a strategy."""
     figure = go.Figure()
     lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
     layout(figure, "Costs so far", "USD", height=280, showlegend=costs.shape[1] > 1)
@@ -127,7 +137,8 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
     """A symbol's session closes with the fills on them. `closes`: index the session's last bar.
 
-    Fills stand between the sessions' closes at their own time; beyond MOST_MARKS only the largest are drawn.
+    Fills stand between the sessions' closes at their own time; beyond MOST_MARKS only the largest
+    are drawn.
     """
     times = pd.DatetimeIndex(closes.index)
     x = np.arange(len(times), dtype=np.float64)
@@ -145,13 +156,18 @@ def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go
     own, cut = _largest(trades[trades["symbol"] == symbol])
     filled = pd.DatetimeIndex(own["fill_time"]).as_unit("ns").asi8
     ends = times.as_unit("ns").asi8
-    _add_fills(figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)), times.tz)
+    _add_fills(
+        figure, own, np.interp(filled, ends, x) if len(ends) > 1 else np.zeros(len(own)), times.tz
+    )
     time_axis(figure, times)
     return layout(figure, _on_price(symbol, cut), "USD", height=360, hovermode="closest")
 
 
-def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str) -> go.Figure:
-    """Candles (`open, high, low, close`, index: start) with the fills on them, in the time of `timezone`.
+def candles_figure(
+    bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: str, timezone: str
+) -> go.Figure:
+    """Candles (`open, high, low, close`, index: start) with the fills on them, in the time of
+    `timezone`.
 
     A fill stands on the candle in which it happened; beyond MOST_MARKS only the largest are drawn.
     """
@@ -180,7 +196,9 @@ def candles_figure(bars: pd.DataFrame, trades: pd.DataFrame | None, *, symbol: s
         heading = _on_price(symbol, cut)
     figure = layout(figure, heading, "USD", height=440, hovermode="closest")
     title = {"text": f"{timezone} time", "font": {"color": MUTED}}
-    return figure.update_xaxes(type="category", nticks=8, rangeslider={"visible": False}, title=title)
+    return figure.update_xaxes(
+        type="category", nticks=8, rangeslider={"visible": False}, title=title
+    )
 
 
 def _largest(trades: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
@@ -197,7 +215,8 @@ def _on_price(symbol: str, cut: bool) -> str:
 
 
 def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> None:
-    """Buys and sells as triangles at their prices, their times in `zone`. `x`: the place of each row."""
+    """Buys and sells as triangles at their prices, their times in `zone`. `x`: the place of each
+    row."""
     shares = fills["shares"].to_numpy()
     for label, rows, colour, mark in (
         ("bought", shares > 0, BUY, "triangle-up"),
@@ -211,10 +230,17 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
                 y=part["price_usd"].to_numpy(),
                 name=label,
                 mode="markers",
-                marker={"color": colour, "symbol": mark, "size": 8, "line": {"color": "white", "width": 0.5}},
+                marker={
+                    "color": colour,
+                    "symbol": mark,
+                    "size": 8,
+                    "line": {"color": "white", "width": 0.5},
+                },
                 customdata=[
                     (time, f"{size:+,.6g}", f"{cost:,.2f}")
-                    for time, size, cost in zip(times, part["shares"], part["cost_usd"], strict=True)
+                    for time, size, cost in zip(
+                        times, part["shares"], part["cost_usd"], strict=True
+                    )
                 ],
                 hovertemplate="%{customdata[0]}: %{customdata[1]} at %{y:,.2f}, "
                 "costs %{customdata[2]} USD<extra></extra>",
@@ -223,7 +249,8 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
 
 
 def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return at every proportional cost, each a whole simulation. `rows`: the `cost_bps` rows of `sensitivity`."""
+    """Return at every proportional cost, each a whole simulation. `rows`: the `cost_bps` rows of
+    `sensitivity`."""
     ordered = sorted(rows, key=lambda row: float(row["setting"]))
     figure = go.Figure(
         go.Scatter(
@@ -239,13 +266,18 @@ def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     for row in ordered:
         if row["chosen"] and row["cumulative_return"] is not None:
             figure.add_annotation(
-                x=float(row["setting"]), y=row["cumulative_return"], text="as traded", yshift=18, showarrow=False
+                x=float(row["setting"]),
+                y=row["cumulative_return"],
+                text="as traded",
+                yshift=18,
+                showarrow=False,
             )
     return _over_costs(figure).update_layout(showlegend=False)
 
 
 def capital_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Net Sharpe ratio at every capital, each a whole simulation. `rows`: the `capital_usd` rows of `sensitivity`."""
+    """Net Sharpe ratio at every capital, each a whole simulation. `rows`: the `capital_usd` rows of
+    `sensitivity`."""
     ordered = sorted(rows, key=lambda row: float(row["setting"]))
     figure = go.Figure(
         go.Scatter(
@@ -261,11 +293,16 @@ def capital_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     figure.add_hline(y=0, line={"color": ZERO, "width": 1})
     figure = layout(figure, "Sharpe ratio with more capital", "Sharpe ratio, net", height=300)
     title = {"text": "starting capital, USD", "font": {"color": MUTED}}
-    return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=title).update_layout(showlegend=False)
+    return figure.update_xaxes(type="log", dtick=1, tickprefix="$", title=title).update_layout(
+        showlegend=False
+    )
 
 
-def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover: pd.DataFrame) -> go.Figure:
-    """Return of the stored trades at another proportional cost, the money saved or lost not re-invested.
+def first_order_cost_figure(
+    equity: pd.DataFrame, costs: pd.DataFrame, turnover: pd.DataFrame
+) -> go.Figure:
+    """Return of the stored trades at another proportional cost, the money saved or lost not
+    re-invested.
 
     All wide, USD at every bar, one column a strategy; strategies that never traded are left out.
     """
@@ -284,7 +321,11 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
                 y=(profit - traded * steps / 1e4) / curve[0],
                 name=title_of(str(name)),
                 mode="lines",
-                line={"color": colour_of(str(name), position), "width": 2, "dash": DASHES.get(str(name), "solid")},
+                line={
+                    "color": colour_of(str(name), position),
+                    "width": 2,
+                    "dash": DASHES.get(str(name), "solid"),
+                },
                 hovertemplate="%{x:.0f} bps: %{y:.2%}<extra>" + title_of(str(name)) + "</extra>",
             )
         )
@@ -294,11 +335,14 @@ def first_order_cost_figure(equity: pd.DataFrame, costs: pd.DataFrame, turnover:
 def _over_costs(figure: go.Figure) -> go.Figure:
     figure.add_hline(y=0, line={"color": ZERO, "width": 1})
     title, x_title = "Return at other costs", "cost, basis points of every trade's notional"
-    return layout(figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest")
+    return layout(
+        figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest"
+    )
 
 
 def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None) -> go.Figure:
-    """What the result loses (or gains) without each symbol, the 20 that matter most. `rows`: the `without` rows."""
+    """What the result loses (or gains) without each symbol, the 20 that matter most. `rows`: the
+    `without` rows."""
     base = returned or 0.0
     outcomes = [(str(row["setting"]), row["cumulative_return"]) for row in rows]
     known = [(symbol, value - base) for symbol, value in outcomes if value is not None]
@@ -314,5 +358,14 @@ def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None) ->
         )
     )
     title = "Change of the return without one symbol"
-    layout(figure, title, "", height=max(220, 90 + 22 * len(ranked)), hovermode="closest", showlegend=False)
-    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK).update_yaxes(tickformat=None)
+    layout(
+        figure,
+        title,
+        "",
+        height=max(220, 90 + 22 * len(ranked)),
+        hovermode="closest",
+        showlegend=False,
+    )
+    return figure.update_xaxes(tickformat="+.1%", zeroline=True, zerolinecolor=INK).update_yaxes(
+        tickformat=None
+    )

@@ -1,1 +1,2 @@
-"""Learner fusion: one pod on several devices, in threads of its process or in a process a device."""
+"""Learner fusion: one pod on several devices, in threads of its process or in a process a
+device."""

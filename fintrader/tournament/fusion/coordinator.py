@@ -1,11 +1,14 @@
-"""The ranks of a pod, as processes of one machine or of several, and the rendezvous where they meet.
+"""The ranks of a pod, as processes of one machine or of several, and the rendezvous where they
+meet.
 
-A *host* starts the ranks of one machine and passes on their messages; `LocalHost` is this machine, and a launcher
-that has others brings hosts of its own (`PodContext.hosts`). Orders go through the rendezvous, a TCP store that the
-pod's process keeps: when that process is gone, so is the store, and ranks that wait for orders end wherever they are.
+A *host* starts the ranks of one machine and passes on their messages; `LocalHost` is this machine,
+and a launcher that has others brings hosts of its own (`PodContext.hosts`). Orders go through the
+rendezvous, a TCP store that the pod's process keeps: when that process is gone, so is the store,
+and ranks that wait for orders end wherever they are.
 
-Nothing that ranks send to each other is authenticated or encrypted. On one machine the store and the ranks therefore
-listen on loopback only; on several, on the address at which the nodes of the cluster reach each other.
+Nothing that ranks send to each other is authenticated or encrypted. On one machine the store and
+the ranks therefore listen on loopback only; on several, on the address at which the nodes of the
+cluster reach each other.
 """
 
 from __future__ import annotations
@@ -30,12 +33,22 @@ from fintrader.agents import Budget, TrainProgress
 from fintrader.memory import oom_kills
 from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
-from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, RankLost, Reason
+from fintrader.tournament.spec import (
+    Host,
+    Message,
+    OnMessage,
+    PodContext,
+    PodSpec,
+    RankLost,
+    Reason,
+)
 
 GRACE_SECONDS = 2.0
-"""The first rank to report a failure may only have lost its partner: so long the others' messages are awaited."""
+"""The first rank to report a failure may only have lost its partner: so long the others' messages
+are awaited."""
 PATIENCE_SECONDS = 1800.0
-"""A rank waits so long for the others before it gives up; the orchestrator's `hang_seconds` usually comes first."""
+"""A rank waits so long for the others before it gives up; the orchestrator's `hang_seconds` usually
+comes first."""
 END = -1
 """The last order."""
 _ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -53,17 +66,25 @@ class RankAddress:
 
 
 def rank_addresses(devices: Sequence[str], hosts: int) -> list[RankAddress]:
-    """The ranks in order: hosts take turns. `devices` are those of all hosts, one host after another."""
+    """The ranks in order: hosts take turns. `devices` are those of all hosts, one host after
+    another."""
     each = len(devices) // hosts
-    return [RankAddress(host, devices[host * each + number]) for number in range(each) for host in range(hosts)]
+    return [
+        RankAddress(host, devices[host * each + number])
+        for number in range(each)
+        for host in range(hosts)
+    ]
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that carries an IPv4 address of this machine (Linux); None where that is not known."""
+    """The network interface that carries an IPv4 address of this machine (Linux); None where that
+    is not known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                answer = fcntl.ioctl(
+                    asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode())
+                )
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return None
@@ -78,7 +99,11 @@ class LocalHost:
 
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
         interface = interface_of(self.address)
-        bound = {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL") if interface is not None}
+        bound = {
+            f"{library}_SOCKET_IFNAME": interface
+            for library in ("GLOO", "NCCL")
+            if interface is not None
+        }
         variables = {name: value for name, value in bound.items() if name not in os.environ}
         for task in tasks:
             log = Path(task["folder"]) / f"rank-{task['rank']}.log"
@@ -88,7 +113,9 @@ class LocalHost:
             watched = (process, task["rank"], str(log), on_message)
             threading.Thread(target=self._read, args=watched, daemon=True).start()
 
-    def _read(self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage) -> None:
+    def _read(
+        self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage
+    ) -> None:
         for message in messages_of(process):
             on_message(rank, message)
         on_message(rank, {"kind": "ended", "code": process.wait(), "log": log})
@@ -105,21 +132,37 @@ class RankGroup:
     """The ranks of one attempt."""
 
     def __init__(
-        self, spec: PodSpec, context: PodContext, ranks: Sequence[RankAddress], backend: str, hosts: Sequence[Host]
+        self,
+        spec: PodSpec,
+        context: PodContext,
+        ranks: Sequence[RankAddress],
+        backend: str,
+        hosts: Sequence[Host],
     ) -> None:
-        """`ranks`: their addresses, in order; `hosts`: by number, the first of them this machine."""
+        """`ranks`: their addresses, in order; `hosts`: by number, the first of them this
+        machine."""
         import torch.distributed as dist
 
         self.ranks, self.hosts = list(ranks), hosts
         self.inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        listener = socket.create_server((hosts[0].address, 0), backlog=128)  # torch itself would listen everywhere
+        listener = socket.create_server(
+            (hosts[0].address, 0), backlog=128
+        )  # torch itself would listen everywhere
         port = listener.getsockname()[1]
         self.store = dist.TCPStore(  # type: ignore[attr-defined]
-            hosts[0].address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            hosts[0].address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
         self._orders = 0
         self._oom_kills = oom_kills()
-        meeting = {"rendezvous": f"{hosts[0].address}:{port}", "backend": backend, "patience": PATIENCE_SECONDS}
+        meeting = {
+            "rendezvous": f"{hosts[0].address}:{port}",
+            "backend": backend,
+            "patience": PATIENCE_SECONDS,
+        }
         common = context.task(spec, folder=str(context.folder), world=len(ranks), **meeting)
         tasks = [{**common, "rank": rank, "device": at.device} for rank, at in enumerate(ranks)]
         for number, host in enumerate(hosts):
@@ -133,14 +176,16 @@ class RankGroup:
         self._orders += 1
 
     def receive(self) -> tuple[int, Message]:
-        """The next message of a rank. Raises RankLost for the first that fails or falls silent for good."""
+        """The next message of a rank. Raises RankLost for the first that fails or falls silent for
+        good."""
         rank, message = self.inbox.get()
         if message["kind"] not in ("failed", "ended"):
             return rank, message
         raise self._find_first_failure(rank, message)
 
     def _find_first_failure(self, rank: int, message: Message) -> RankLost:
-        """Who failed first: a rank that was killed takes the others with it, whose complaints may arrive before it."""
+        """Who failed first: a rank that was killed takes the others with it, whose complaints may
+        arrive before it."""
         failed: dict[int, Message] = {}
         ended: dict[int, Message] = {}
         kinds = {"failed": failed, "ended": ended}
@@ -152,15 +197,26 @@ class RankGroup:
                 if message["kind"] in kinds:
                     kinds[message["kind"]].setdefault(other, message)
         self.stop()
-        killed = [(number, -one["code"]) for number, one in sorted(ended.items()) if (one["code"] or 0) < 0]
+        killed = [
+            (number, -one["code"])
+            for number, one in sorted(ended.items())
+            if (one["code"] or 0) < 0
+        ]
         if killed:
-            number, by = min(killed, key=lambda one: one[1] in _ENDED_BY_OTHERS)  # who fell by itself took the others
+            number, by = min(
+                killed, key=lambda one: one[1] in _ENDED_BY_OTHERS
+            )  # who fell by itself took the others
             return self._lost(number, self._reason_of(by), f"killed by signal {by}")
         reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
         reasons += sorted(failed.items())
         if reasons:  # those who only lost the others come last
-            number, one = min(reasons, key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed")
-            gone = one["kind"] == "ended" and one["reason"] == "rank"  # its machine, or the process above it
+            number, one = min(
+                reasons,
+                key=lambda item: item[1]["reason"] == "rank" and item[1]["kind"] == "failed",
+            )
+            gone = (
+                one["kind"] == "ended" and one["reason"] == "rank"
+            )  # its machine, or the process above it
             return self._lost(number, "node" if gone else one["reason"], one["detail"])
         number, one = min(ended.items())
         return self._lost(number, "rank", f"exited with status {one['code']}; see {one['log']}")
@@ -172,7 +228,9 @@ class RankGroup:
         return "killed" if by in _ENDED_BY_OTHERS else "rank"
 
     def _lost(self, rank: int, reason: Reason, detail: str) -> RankLost:
-        return RankLost(reason, f"rank {rank} of {len(self.ranks)} on {self.ranks[rank].device}: {detail}")
+        return RankLost(
+            reason, f"rank {rank} of {len(self.ranks)} on {self.ranks[rank].device}: {detail}"
+        )
 
     def stop(self) -> None:
         """End all ranks."""
@@ -184,7 +242,11 @@ class RankGroup:
 def backend_of(ranks: Sequence[RankAddress]) -> str:
     """NCCL where every rank has a GPU of its own, else gloo."""
     distinct = len(set(ranks)) == len(ranks)
-    return "nccl" if distinct and all(torch.device(at.device).type == "cuda" for at in ranks) else "gloo"
+    return (
+        "nccl"
+        if distinct and all(torch.device(at.device).type == "cuda" for at in ranks)
+        else "gloo"
+    )
 
 
 class ProcessFusion(ThreadFusion):
@@ -210,13 +272,17 @@ class ProcessFusion(ThreadFusion):
         )
         self.spec, self.context = spec, context
         self.hosts = context.hosts or [LocalHost()]
-        self.ranks = rank_addresses([str(device) for device in devices], len(self.hosts))[: spec.replicas]
+        self.ranks = rank_addresses([str(device) for device in devices], len(self.hosts))[
+            : spec.replicas
+        ]
         self._group: RankGroup | None = None
 
     def learn(self, due: int, budget: Budget, report: Callable[[TrainProgress], None]) -> None:
         """Round after round until `due` are done. Raises RankLost when a rank came to nothing."""
         if self._group is None:
-            self._group = RankGroup(self.spec, self.context, self.ranks, backend_of(self.ranks), self.hosts)
+            self._group = RankGroup(
+                self.spec, self.context, self.ranks, backend_of(self.ranks), self.hosts
+            )
         self._group.order(due)
         at = [(0.0, 0)] * len(self.ranks)
         while self.done < due:
@@ -228,7 +294,11 @@ class ProcessFusion(ThreadFusion):
                 slowest = min(fraction for fraction, _ in at)
                 steps = sum(one.env_steps for one in self.totals) + sum(steps for _, steps in at)
                 rate = message["rate"] * len(self.ranks)
-                report(TrainProgress(max(slowest, self.done / self.rounds), steps, self.done, 0.0, rate, {}))
+                report(
+                    TrainProgress(
+                        max(slowest, self.done / self.rounds), steps, self.done, 0.0, rate, {}
+                    )
+                )
 
     def close(self) -> None:
         """Stop the ranks."""

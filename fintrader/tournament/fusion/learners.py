@@ -1,11 +1,13 @@
 """A pod's learners: what they are made of, one alone, and several that are fused.
 
-Each replica learns by itself for a while, on its own device and with its own accounts; then networks, optimiser
-moments and normalisers are averaged and every replica goes on from the average, as in local SGD
-(https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's spec, not to the machine: with fewer
-devices, replicas take turns on them and the result stays the same (bit by bit where the devices are CPUs).
+Each replica learns by itself for a while, on its own device and with its own accounts; then
+networks, optimiser moments and normalisers are averaged and every replica goes on from the average,
+as in local SGD (https://arxiv.org/abs/1805.09767). The number of replicas belongs to the pod's
+spec, not to the machine: with fewer devices, replicas take turns on them and the result stays the
+same (bit by bit where the devices are CPUs).
 
-Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process of its own.
+Here the replicas are threads of the pod's process; `coordinator.py` gives each device a process of
+its own.
 """
 
 from __future__ import annotations
@@ -53,11 +55,12 @@ Make = Callable[[int, int, torch.device], tuple[Agent, Any]]
 """(replica, round, device) -> a new agent and its environment, seeded by replica and round."""
 Report = Callable[[TrainProgress], None]
 
-# --- out of the pod's spec -------------------------------------------------------------------------------------
+# --- out of the pod's spec ------------------------------------------------------------------------
 
 
 def maker(spec: PodSpec, context: PodContext) -> Make:
-    """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a foreign spec."""
+    """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a
+    foreign spec."""
     settings, env_settings = agent_settings_of(spec), env_settings_of(spec)
     split = load_windows(context.market)
 
@@ -75,7 +78,9 @@ def agent_settings_of(spec: PodSpec) -> Any:
     try:
         return TypeAdapter(AgentSettings).validate_python(spec.agent)
     except ValidationError as error:
-        raise TournamentError(f"{spec.pod}: its agent's settings are of another version ({error})") from None
+        raise TournamentError(
+            f"{spec.pod}: its agent's settings are of another version ({error})"
+        ) from None
 
 
 def env_settings_of(spec: PodSpec) -> EnvSettings:
@@ -102,7 +107,7 @@ def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
         raise CheckpointError(f"snapshot {digest[:12]} holds no tensors ({error})") from None
 
 
-# --- one learner -----------------------------------------------------------------------------------------------
+# --- one learner ----------------------------------------------------------------------------------
 
 
 class _Carrier:
@@ -116,7 +121,8 @@ class _Carrier:
         return self.agent.policy
 
     def take(self, state: State) -> None:
-        """Have that policy instead, not to learn on from it. Raises CheckpointError when it does not fit."""
+        """Have that policy instead, not to learn on from it. Raises CheckpointError when it does
+        not fit."""
         self.agent.inherit(state)
 
     def close(self) -> None:
@@ -126,7 +132,9 @@ class _Carrier:
 class Single(_Carrier):
     """One agent on one device."""
 
-    def __init__(self, folder: Path, device: torch.device, make: Make, *, parent: State | None = None) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, make: Make, *, parent: State | None = None
+    ) -> None:
         self.folder = folder
         self.agent, self.env = make(0, 0, device)
         if parent is not None:
@@ -134,14 +142,16 @@ class Single(_Carrier):
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until `share` of the whole `budget` is used up."""
-        return train(self.agent, self.env, budget, folder=self.folder, on_progress=report, share=share)
+        return train(
+            self.agent, self.env, budget, folder=self.folder, on_progress=report, share=share
+        )
 
     def state(self) -> dict[str, Tensor]:
         """What a child inherits."""
         return read_agent_state(self.folder)
 
 
-# --- several ---------------------------------------------------------------------------------------------------
+# --- several --------------------------------------------------------------------------------------
 
 
 def part_of_round(budget: Budget, replicas: int, rounds: int, devices: int) -> Budget:
@@ -164,7 +174,8 @@ def write_round(folder: Path, number: int, fused: State, totals: Sequence[TrainR
 
 
 def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[TrainResult]] | None:
-    """A stored round, None if there is none; a damaged one is removed, and fused again from its replicas."""
+    """A stored round, None if there is none; a damaged one is removed, and fused again from its
+    replicas."""
     path = folder / f"fused-{number}.safetensors"
     if not path.exists():
         return None
@@ -177,7 +188,8 @@ def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[Train
 
 
 class ThreadFusion(_Carrier):
-    """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was in."""
+    """`replicas` learners fused `rounds` times. Killed anywhere, it continues with the round it was
+    in."""
 
     def __init__(
         self,
@@ -231,7 +243,9 @@ class ThreadFusion(_Carrier):
     def _round(self, number: int, part: Budget, report: Report) -> None:
         """All replicas once, then their average; every replica resumes by itself after a kill."""
         learners = []
-        for replica in range(self.replicas):  # made one after another: layers draw from the global stream
+        for replica in range(
+            self.replicas
+        ):  # made one after another: layers draw from the global stream
             agent, env = self.make(replica, number, self.devices[replica % len(self.devices)])
             if self.fused is not None:
                 agent.inherit(self.fused)
@@ -242,11 +256,20 @@ class ThreadFusion(_Carrier):
 
         def learn(learner: tuple[int, Agent, Any]) -> TrainResult:
             replica, agent, env = learner
-            return train(agent, env, part, folder=home_of(self.folder, number, replica), on_progress=on_progress)
+            return train(
+                agent,
+                env,
+                part,
+                folder=home_of(self.folder, number, replica),
+                on_progress=on_progress,
+            )
 
         with ThreadPoolExecutor(max_workers=min(self.replicas, len(self.devices))) as pool:
             totals = list(pool.map(learn, learners))
-        states = [read_agent_state(home_of(self.folder, number, replica)) for replica in range(self.replicas)]
+        states = [
+            read_agent_state(home_of(self.folder, number, replica))
+            for replica in range(self.replicas)
+        ]
         write_round(self.folder, number, dict(sorted(average(states).items())), totals)
 
     def state(self) -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
-"""One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`, started by
-`coordinator.py`.
+"""One rank of a pod that spans devices: `python -m fintrader.tournament.fusion.worker PARENT`,
+started by `coordinator.py`.
 
-Its task is a line of JSON on its standard input; how many rounds are due it reads from the rendezvous. Its replicas
-learn as those of `learners.py` do. At the end of a round all ranks exchange their replicas' states through
-`torch.distributed`, each computes the same average in the same order, and rank 0 stores it. Only rank 0 needs the run's
-store; the others get the state to go on from by a broadcast.
+Its task is a line of JSON on its standard input; how many rounds are due it reads from the
+rendezvous. Its replicas learn as those of `learners.py` do. At the end of a round all ranks
+exchange their replicas' states through `torch.distributed`, each computes the same average in the
+same order, and rank 0 stores it. Only rank 0 needs the run's store; the others get the state to go
+on from by a broadcast.
 """
 
 from __future__ import annotations
@@ -63,23 +64,40 @@ class Exchange:
         with lost_others():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
         longest = max(int(size) for size in sizes)
-        own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(self._device)
+        own = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(
+            self._device
+        )
         parts = [torch.empty_like(own) for _ in range(self.world)]
         with lost_others():
             dist.all_gather(parts, own)
-        return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return [
+            part[: int(size)].cpu().numpy().tobytes()
+            for part, size in zip(parts, sizes, strict=True)
+        ]
 
 
 def inherited(state: State) -> dict[str, Tensor]:
     """The part of an agent's state that other ranks need."""
-    return {name: tensor.cpu().contiguous() for name, tensor in sorted(state.items()) if name.startswith(INHERITED)}
+    return {
+        name: tensor.cpu().contiguous()
+        for name, tensor in sorted(state.items())
+        if name.startswith(INHERITED)
+    }
 
 
 class Rank:
     """This process's replicas: those whose number is the rank, modulo the number of ranks."""
 
-    def __init__(self, spec: PodSpec, folder: Path, device: torch.device, make: Make, exchange: Exchange) -> None:
-        self.spec, self.folder, self.device, self.make, self.exchange = spec, folder, device, make, exchange
+    def __init__(
+        self, spec: PodSpec, folder: Path, device: torch.device, make: Make, exchange: Exchange
+    ) -> None:
+        self.spec, self.folder, self.device, self.make, self.exchange = (
+            spec,
+            folder,
+            device,
+            make,
+            exchange,
+        )
         self.mine = list(range(exchange.rank, spec.replicas, exchange.world))
         self.number = 0
         self.fused: State | None = None
@@ -101,7 +119,10 @@ class Rank:
     def round(self, on_progress: Callable[[TrainProgress], None]) -> None:
         """Learn one round and fuse it."""
         part = part_of_round(
-            Budget.model_validate(self.spec.budget), self.spec.replicas, self.spec.fusions, self.exchange.world
+            Budget.model_validate(self.spec.budget),
+            self.spec.replicas,
+            self.spec.fusions,
+            self.exchange.world,
         )
         totals, states = [], []
         for replica in self.mine:
@@ -130,10 +151,16 @@ class Rank:
                     replicas[turn * world + rank] = load(data)
         fused = average([replicas[replica] for replica in range(self.spec.replicas)])
         if self.exchange.rank == 0:
-            fused = {**{name: tensor.cpu().contiguous() for name, tensor in states[0].items()}, **fused}
+            fused = {
+                **{name: tensor.cpu().contiguous() for name, tensor in states[0].items()},
+                **fused,
+            }
         own_totals = json.dumps([one.to_json() for one in totals]).encode()
         by_rank = [json.loads(data) for data in self.exchange.gather(own_totals)]
-        everyone = [TrainResult(**by_rank[replica % world][replica // world]) for replica in range(self.spec.replicas)]
+        everyone = [
+            TrainResult(**by_rank[replica % world][replica // world])
+            for replica in range(self.spec.replicas)
+        ]
         return dict(sorted(fused.items())), everyone
 
 
@@ -146,13 +173,15 @@ def main() -> None:
         traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
             channel.send(**failure_message(error))
-        os._exit(1)  # other ranks may wait in a collective that will never be whole: no tidy end is possible
+        os._exit(
+            1
+        )  # other ranks may wait in a collective that will never be whole: no tidy end is possible
     os._exit(0)
 
 
 def work(task: dict[str, Any], channel: Channel) -> None:
-    """Join the group and learn as many rounds as are asked for, until the last order, or until nobody is there to give
-    one: then RankLost is raised.
+    """Join the group and learn as many rounds as are asked for, until the last order, or until
+    nobody is there to give one: then RankLost is raised.
     """
     reproducible.settle()
     spec = PodSpec.model_validate(task["spec"])
@@ -169,7 +198,9 @@ def work(task: dict[str, Any], channel: Channel) -> None:
             world_size=task["world"],
             timeout=patience,
         )
-        orders = rendezvous(task["rendezvous"], FOR_EVER)  # its own connection: nothing else may have to wait for it
+        orders = rendezvous(
+            task["rendezvous"], FOR_EVER
+        )  # its own connection: nothing else may have to wait for it
     rank = Rank(spec, context.folder, device, maker(spec, context), Exchange(device))
     rank.begin(parent_state(spec, context) if task["rank"] == 0 else None)
     channel.send(kind="ready", round=rank.number)
@@ -199,14 +230,16 @@ def rendezvous(address: str, patience: timedelta) -> Any:
 
 
 def order(orders: Any, number: int) -> int:
-    """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is gone."""
+    """Wait for that order, as long as the pod evaluates. Raises RankLost when the pod's process is
+    gone."""
     with lost_others():
         return int(orders.get(f"order-{number}"))
 
 
 @contextmanager
 def lost_others() -> Iterator[None]:
-    """What goes wrong between ranks is not this rank's own fault: RankLost with the reason `rank`."""
+    """What goes wrong between ranks is not this rank's own fault: RankLost with the reason
+    `rank`."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,4 +1,5 @@
-"""Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else knows processes.
+"""Launchers: where pods run. A launcher takes a spec and gives a future of its result; nothing else
+knows processes.
 
 `local` runs them as processes of this machine, `ray` on a cluster.
 """
@@ -40,7 +41,11 @@ class PodProgress:
 
     def update(self, message: Message) -> None:
         """Take over what the pod sent."""
-        self.share, self.env_steps, self.note = message["share"], message["env_steps"], message["note"]
+        self.share, self.env_steps, self.note = (
+            message["share"],
+            message["env_steps"],
+            message["note"],
+        )
 
 
 class Launcher(Protocol):
@@ -79,7 +84,8 @@ class AdoptingLauncher(Launcher, Protocol):
 
 @runtime_checkable
 class ElasticLauncher(Launcher, Protocol):
-    """One that may be empty now and grow later. Its `tick` raises TournamentError when it has waited too long."""
+    """One that may be empty now and grow later. Its `tick` raises TournamentError when it has
+    waited too long."""
 
     def request(self, pods: int) -> None:
         """So many pods could be at work if there were room."""

@@ -1,4 +1,5 @@
-"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one; and which slots there are."""
+"""Pods as processes of this machine, one a slot: a core, a GPU, or a part of one; and which slots
+there are."""
 
 from __future__ import annotations
 
@@ -54,15 +55,21 @@ class _Worker:
     @property
     def usable(self) -> bool:
         """Alive, idle, and not about to end."""
-        return self.spec is None and not self.retired and self.leaves is None and self.process.poll() is None
+        return (
+            self.spec is None
+            and not self.retired
+            and self.leaves is None
+            and self.process.poll() is None
+        )
 
 
 class LocalLauncher:
     """One spawned process a slot, with one thread and its own `CUDA_VISIBLE_DEVICES`.
 
-    A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and the next pod of
-    that slot gets a new worker. When this process is killed, workers finish the pod they are at (`at_work.outlive`); a
-    later launcher takes such a pod over by starting it again. Every other end of this process ends all pods.
+    A worker outlives its pods. When it dies, however it dies, only the pod it was at is lost, and
+    the next pod of that slot gets a new worker. When this process is killed, workers finish the pod
+    they are at (`at_work.outlive`); a later launcher takes such a pod over by starting it again.
+    Every other end of this process ends all pods.
     """
 
     def __init__(
@@ -77,7 +84,9 @@ class LocalLauncher:
     ) -> None:
         """Raises ConfigError when the run's store exists in this process only."""
         if access.mirror is not None and access.mirror.objects.private:
-            raise ConfigError(f"store: {access.mirror.objects} exists in one process only, and pods are others")
+            raise ConfigError(
+                f"store: {access.mirror.objects} exists in one process only, and pods are others"
+            )
         self.access, self.body = access, body
         self._slots, self._limit, self._hang = slots, workers, hang_seconds
         self._store_seconds = store_seconds
@@ -100,7 +109,11 @@ class LocalLauncher:
         if self._limit is None or not slots:
             return slots
         rounds = range(-(-self._limit // len(slots)))
-        named = [s if r == 0 else Slot(f"{s.name}.{r}", s.device, s.variables) for r in rounds for s in slots]
+        named = [
+            s if r == 0 else Slot(f"{s.name}.{r}", s.device, s.variables)
+            for r in rounds
+            for s in slots
+        ]
         return named[: self._limit]
 
     def resize(self, workers: int | None) -> None:
@@ -115,14 +128,22 @@ class LocalLauncher:
             worker.spec, worker.future, worker.lost_by = spec, future, None
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
-            here = {"device": worker.slot.device, "slot": worker.slot.name, "store_seconds": self._store_seconds}
+            here = {
+                "device": worker.slot.device,
+                "slot": worker.slot.name,
+                "store_seconds": self._store_seconds,
+            }
             task = self.access.task(spec, attempt=attempt, body=self.body, **here)
             tell(worker.process, task)
             return future
 
     def progress(self) -> dict[str, PodProgress]:
         with self._lock:
-            return {worker.spec.pod: worker.progress for worker in self._workers.values() if worker.spec is not None}
+            return {
+                worker.spec.pod: worker.progress
+                for worker in self._workers.values()
+                if worker.spec is not None
+            }
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -157,7 +178,8 @@ class LocalLauncher:
             end(self.access.run.pod(pod), signal.SIGKILL)
 
     def _free_worker(self, prefers: str) -> _Worker:
-        """For the slot of that name if it is free, since an orphan is on its device; else an idle one, or a new one."""
+        """For the slot of that name if it is free, since an orphan is on its device; else an idle
+        one, or a new one."""
 
         def usable(slot: Slot) -> bool:
             return slot.name in self._workers and self._workers[slot.name].usable
@@ -176,7 +198,9 @@ class LocalLauncher:
         module = "fintrader.tournament.pod"
         process = spawn(module, self.body, log=log, variables=dict(slot.variables))
         worker = _Worker(slot, process, log, oom_kills=oom_kills())
-        threading.Thread(target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}").start()
+        threading.Thread(
+            target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}"
+        ).start()
         return worker
 
     def _drain(self, worker: _Worker, detail: str) -> None:
@@ -207,7 +231,9 @@ class LocalLauncher:
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
-            reason, detail = worker.lost_by or _cause(code, worker.log, oom_kills() > worker.oom_kills)
+            reason, detail = worker.lost_by or _cause(
+                code, worker.log, oom_kills() > worker.oom_kills
+            )
             future.set_exception(PodFailure(reason, detail))
 
     def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
@@ -215,7 +241,9 @@ class LocalLauncher:
             worker.last_message = time.monotonic()
             kind = message.get("kind")
             if kind == "ready":
-                worker.ready = True  # from here on the pod's own silence counts, not that of the imports
+                worker.ready = (
+                    True  # from here on the pod's own silence counts, not that of the imports
+                )
                 return
             if worker.spec is None or message.get("pod") != worker.spec.pod:
                 return
@@ -237,12 +265,16 @@ _ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
-    """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out meanwhile."""
+    """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out
+    meanwhile."""
     tail = ""
     with suppress(OSError):
         tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
     if code == -9 and out_of_memory:
-        return "oom", "killed by the kernel, out of memory; lower env.num_envs or tournament.workers"
+        return (
+            "oom",
+            "killed by the kernel, out of memory; lower env.num_envs or tournament.workers",
+        )
     if -code in _ENDED_BY_OTHERS:
         return "killed", f"killed by signal {-code}"
     if code < 0:
@@ -259,8 +291,9 @@ _UNKNOWN = "?"
 def cuda_devices() -> list[str]:
     """Names of the CUDA devices that are there now, without waking a driver: `["0", "1"]`.
 
-    Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers count the cards that
-    are present, so with one of two gone only 0 is left, whichever it was; UUIDs must be those of present cards.
+    Where `CUDA_VISIBLE_DEVICES` is set, those of its names that a new process would find: numbers
+    count the cards that are present, so with one of two gone only 0 is left, whichever it was;
+    UUIDs must be those of present cards.
     """
     cards = _cards()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -282,13 +315,18 @@ def _cards() -> list[str]:
         text = ""
         with suppress(OSError):  # it vanishes as we look
             text = (card / "information").read_text()
-        found = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("GPU UUID")]
+        found = [
+            line.partition(":")[2].strip()
+            for line in text.splitlines()
+            if line.startswith("GPU UUID")
+        ]
         uuids.append(found[0] if found else _UNKNOWN)
     return uuids
 
 
 def _present(name: str, cards: Sequence[str]) -> bool:
-    """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be any."""
+    """Whether a name from `CUDA_VISIBLE_DEVICES` is that of a card. A card of unknown UUID may be
+    any."""
     if name.isdigit():
         return int(name) < len(cards)
     if name.startswith("MIG-"):  # a part of some card; only the driver could say of which
@@ -296,14 +334,24 @@ def _present(name: str, cards: Sequence[str]) -> bool:
     return any(uuid.lower().startswith(name.lower()) or _UNKNOWN in uuid for uuid in cards)
 
 
-def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices) -> list[Slot]:
-    """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any, else the CPU."""
+def slots_of(
+    devices: Sequence[str], pods_per_device: int, probe: Callable[[], list[str]] = cuda_devices
+) -> list[Slot]:
+    """`pods_per_device` slots a CUDA device, one a core for `cpu`; `auto` is CUDA if there is any,
+    else the CPU."""
     found = probe()
     slots: list[Slot] = []
     for device in devices:
         if device == "cpu" or (device == "auto" and not found):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            slots += [Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),)) for number in range(cores)]
+            cores = (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            )
+            slots += [
+                Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
+                for number in range(cores)
+            ]
         elif device in ("auto", "cuda"):
             slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]
         elif set(device.split("/")) == {"cpu"}:
@@ -323,4 +371,6 @@ def slots_of(devices: Sequence[str], pods_per_device: int, probe: Callable[[], l
 def _cuda(names: str, number: int, join: str = "+") -> Slot:
     count = len(names.split(","))
     inside = "cuda" if count == 1 else join.join(f"cuda:{card}" for card in range(count))
-    return Slot(f"cuda-{names.replace(',', '+')}-{number}", inside, (("CUDA_VISIBLE_DEVICES", names),))
+    return Slot(
+        f"cuda-{names.replace(',', '+')}-{number}", inside, (("CUDA_VISIBLE_DEVICES", names),)
+    )

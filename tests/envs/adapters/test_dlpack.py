@@ -1,4 +1,5 @@
-"""DLPack: the environment driven with numpy arrays (and JAX's, where it is installed) that share its memory."""
+"""DLPack: the environment driven with numpy arrays (and JAX's, where it is installed) that share
+its memory."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def test_numpy_shares_memory_and_agrees() -> None:
         assert reward.shape == (3,)
     tensor = env.env.account.cash
     assert np.shares_memory(env.convert(tensor), tensor.numpy())
-    assert DlpackEnv(env.env, np.from_dlpack, bool_as_uint8=True).convert(torch.tensor([True])).dtype == np.uint8
+    assert (
+        DlpackEnv(env.env, np.from_dlpack, bool_as_uint8=True).convert(torch.tensor([True])).dtype
+        == np.uint8
+    )
     with pytest.raises(EnvError, match="dlpack"):
         env.step([[0.0] * 3] * 3)
 

@@ -23,7 +23,9 @@ from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
 
 def test_parallel_api() -> None:
     settings = EnvSettings(episode_bars=20, ruin_fraction=0.95)
-    env = TradersParallelEnv(make_market(120, 3, volatility=0.05), settings, TraderSettings(num_traders=4))
+    env = TradersParallelEnv(
+        make_market(120, 3, volatility=0.05), settings, TraderSettings(num_traders=4)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parallel_api_test(env, num_cycles=200)
@@ -51,14 +53,21 @@ def test_agrees_with_the_vectorised_game() -> None:
         env.step({"trader_0": np.zeros(3, dtype=np.float32)})
     before = [one.clone() for one in env.env.account]
     good = np.zeros(3, dtype=np.float32)
-    for bad, message in ((0.5, "shape"), (good[:2], "shape"), ("buy", "numbers"), (good + np.nan, "NaN")):
+    for bad, message in (
+        (0.5, "shape"),
+        (good[:2], "shape"),
+        ("buy", "numbers"),
+        (good + np.nan, "NaN"),
+    ):
         with pytest.raises(EnvError, match=message):
             env.step({"trader_0": good, "trader_1": bad})
     assert all(torch.equal(one, kept) for one, kept in zip(env.env.account, before, strict=True))
 
 
 def test_every_temporal_difference_is_zero() -> None:
-    env = TradersParallelEnv(oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2)
+    env = TradersParallelEnv(
+        oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2
+    )
     rng, cuts, ruins = np.random.default_rng(0), 0, 0
     for game in range(80):
         obs, _ = env.reset(seed=game)
@@ -67,7 +76,9 @@ def test_every_temporal_difference_is_zero() -> None:
             following, rewards, ends, limits, _ = env.step(actions)
             for agent, reward in rewards.items():
                 after = 0.0 if ends[agent] else float(value(torch.as_tensor(following[agent])))
-                assert reward + GAMMA * after == pytest.approx(float(value(torch.as_tensor(obs[agent]))), abs=1e-3)
+                assert reward + GAMMA * after == pytest.approx(
+                    float(value(torch.as_tensor(obs[agent]))), abs=1e-3
+                )
             cuts, ruins, obs = cuts + sum(limits.values()), ruins + sum(ends.values()), following
     assert cuts > 100
     assert ruins > 5

@@ -22,7 +22,9 @@ from tests.factories import make_market
 def local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Ray of this test's own, whatever cluster runs on this machine."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    pytest.importorskip("ray.rllib", reason="RLlib is not installed here; `make test-adapters` runs this test")
+    pytest.importorskip(
+        "ray.rllib", reason="RLlib is not installed here; `make test-adapters` runs this test"
+    )
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     ray.init(address="local", num_cpus=2, include_dashboard=False)
@@ -52,8 +54,14 @@ def test_runner_episodes_equal_the_known_value() -> None:
 
     config = (
         PPOConfig()
-        .environment(rllib_env, env_config={"market": oracle_market(), "settings": oracle_settings()})
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=8, gym_env_vectorize_mode="vector_entry_point")
+        .environment(
+            rllib_env, env_config={"market": oracle_market(), "settings": oracle_settings()}
+        )
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=8,
+            gym_env_vectorize_mode="vector_entry_point",
+        )
         .training(gamma=GAMMA)
     )
     runner = SingleAgentEnvRunner(config=config)
@@ -67,7 +75,11 @@ def test_runner_episodes_equal_the_known_value() -> None:
         if episode.is_terminated:
             successor[-1] = 0.0
         np.testing.assert_allclose(rewards + GAMMA * successor, values[:-1], atol=2e-3)
-        steps, cuts, ruins = steps + len(rewards), cuts + episode.is_truncated, ruins + episode.is_terminated
+        steps, cuts, ruins = (
+            steps + len(rewards),
+            cuts + episode.is_truncated,
+            ruins + episode.is_terminated,
+        )
         assert len(rewards) <= 5
     assert steps >= 4000
     assert cuts > 20
@@ -76,7 +88,9 @@ def test_runner_episodes_equal_the_known_value() -> None:
 
 
 @pytest.mark.ray
-def test_two_rounds_of_training_with_a_registered_environment(tmp_path: Path, local_ray: None) -> None:
+def test_two_rounds_of_training_with_a_registered_environment(
+    tmp_path: Path, local_ray: None
+) -> None:
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.tune.registry import register_env
 
@@ -86,7 +100,11 @@ def test_two_rounds_of_training_with_a_registered_environment(tmp_path: Path, lo
     config = (
         PPOConfig()
         .environment("fintrader", env_config=world)
-        .env_runners(num_env_runners=1, num_envs_per_env_runner=8, gym_env_vectorize_mode="vector_entry_point")
+        .env_runners(
+            num_env_runners=1,
+            num_envs_per_env_runner=8,
+            gym_env_vectorize_mode="vector_entry_point",
+        )
         .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=2)
     )
     algo = config.build_algo()

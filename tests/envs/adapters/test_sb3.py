@@ -60,7 +60,9 @@ def test_ppo_returns_equal_the_known_value() -> None:
     model.policy.predict_values = lambda obs: value(obs).unsqueeze(1)  # type: ignore[method-assign]
     forward = model.policy.forward
 
-    def known_value(obs: torch.Tensor, deterministic: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def known_value(
+        obs: torch.Tensor, deterministic: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         action, _, log_prob = forward(obs, deterministic)
         return action, value(obs).unsqueeze(1), log_prob
 
@@ -69,4 +71,6 @@ def test_ppo_returns_equal_the_known_value() -> None:
     model.collect_rollouts(env, callback, model.rollout_buffer, 64)
     buffer = model.rollout_buffer
     assert buffer.episode_starts.sum() > 50
-    np.testing.assert_allclose(buffer.returns, value(torch.as_tensor(buffer.observations)).numpy(), atol=2e-3)
+    np.testing.assert_allclose(
+        buffer.returns, value(torch.as_tensor(buffer.observations)).numpy(), atol=2e-3
+    )

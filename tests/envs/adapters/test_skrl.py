@@ -26,12 +26,19 @@ from fintrader.envs.adapters.skrl import SkrlEnv
 
 class Actor(GaussianMixin, Model):
     def __init__(self, env: SkrlEnv) -> None:
-        Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+        Model.__init__(
+            self,
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            device=env.device,
+        )
         GaussianMixin.__init__(self)
         self.net = nn.Linear(self.num_observations, self.num_actions)
         self.log_std = nn.Parameter(torch.zeros(self.num_actions))
 
-    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
+    def compute(
+        self, inputs: dict[str, Any], role: str = ""
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         return self.net(inputs["observations"]), {"log_std": self.log_std}
 
 
@@ -39,12 +46,19 @@ class Critic(DeterministicMixin, Model):
     """A linear value, or the oracle's."""
 
     def __init__(self, env: SkrlEnv, *, oracle: bool) -> None:
-        Model.__init__(self, observation_space=env.observation_space, action_space=env.action_space, device=env.device)
+        Model.__init__(
+            self,
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            device=env.device,
+        )
         DeterministicMixin.__init__(self)
         self.net = nn.Linear(self.num_observations, 1)
         self.oracle = oracle
 
-    def compute(self, inputs: dict[str, Any], role: str = "") -> tuple[torch.Tensor, dict[str, Any]]:
+    def compute(
+        self, inputs: dict[str, Any], role: str = ""
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         obs = inputs["observations"]
         return (value(obs).unsqueeze(1) + 0 * self.net(obs) if self.oracle else self.net(obs)), {}
 
@@ -53,7 +67,11 @@ def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = Fals
     cfg = PPO_CFG()
     cfg.rollouts, cfg.learning_epochs, cfg.mini_batches = rollouts, 1, 2
     cfg.discount_factor, cfg.gae_lambda = GAMMA, 0.95
-    cfg.experiment.directory, cfg.experiment.write_interval, cfg.experiment.checkpoint_interval = str(folder), 0, 0
+    cfg.experiment.directory, cfg.experiment.write_interval, cfg.experiment.checkpoint_interval = (
+        str(folder),
+        0,
+        0,
+    )
     agent = PPO(
         models={"policy": Actor(env), "value": Critic(env, oracle=oracle)},
         memory=RandomMemory(memory_size=rollouts, num_envs=env.num_envs, device=env.device),
@@ -94,7 +112,12 @@ def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
     SequentialTrainer(
         env=env,
         agents=agent,
-        cfg={"timesteps": 60, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False},
+        cfg={
+            "timesteps": 60,
+            "headless": True,
+            "disable_progressbar": True,
+            "close_environment_at_exit": False,
+        },
     ).train()
     memory = agent.memory
     returns, obs = memory.get_tensor_by_name("returns"), memory.get_tensor_by_name("observations")
@@ -108,6 +131,9 @@ def test_a_second_bootstrap_is_refused(tmp_path: Path) -> None:
     agent.cfg.time_limit_bootstrap = True
     with pytest.raises(EnvError, match="time_limit_bootstrap"):
         env.bootstrap_with(agent)
-    agent.cfg.time_limit_bootstrap, agent.cfg.rewards_shaper = False, lambda reward, *_: 0.1 * reward
+    agent.cfg.time_limit_bootstrap, agent.cfg.rewards_shaper = (
+        False,
+        lambda reward, *_: 0.1 * reward,
+    )
     with pytest.raises(EnvError, match="rewards_shaper"):
         env.bootstrap_with(agent)

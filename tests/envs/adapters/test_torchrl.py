@@ -24,7 +24,9 @@ from fintrader.envs.adapters.torchrl import TorchRLEnv
 def make_env(*, oracle: bool = False, num_envs: int = 4) -> TorchRLEnv:
     market = oracle_market() if oracle else make_market(80, 3)
     settings = oracle_settings() if oracle else EnvSettings(episode_bars=5)
-    return TorchRLEnv(TradingEnv(market, settings, num_envs=num_envs, autoreset_mode=AutoresetMode.DISABLED))
+    return TorchRLEnv(
+        TradingEnv(market, settings, num_envs=num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    )
 
 
 def test_check_env_specs() -> None:
@@ -38,10 +40,18 @@ def test_other_modes_are_refused() -> None:
 
 def test_collector_and_gae_find_the_known_value() -> None:
     env = make_env(oracle=True, num_envs=8)
-    policy = TensorDictModule(lambda obs: torch.rand(obs.shape[0], 2), in_keys=["observation"], out_keys=["action"])
-    critic = TensorDictModule(lambda obs: value(obs).unsqueeze(-1), in_keys=["observation"], out_keys=["state_value"])
+    policy = TensorDictModule(
+        lambda obs: torch.rand(obs.shape[0], 2), in_keys=["observation"], out_keys=["action"]
+    )
+    critic = TensorDictModule(
+        lambda obs: value(obs).unsqueeze(-1), in_keys=["observation"], out_keys=["state_value"]
+    )
     collector = Collector(
-        env, policy, frames_per_batch=8 * 50, total_frames=8 * 100, auto_register_policy_transforms=False
+        env,
+        policy,
+        frames_per_batch=8 * 50,
+        total_frames=8 * 100,
+        auto_register_policy_transforms=False,
     )
     gae = GAE(gamma=GAMMA, lmbda=0.95, value_network=critic, average_gae=False)
     frames, cuts, ruins = 0, 0, 0

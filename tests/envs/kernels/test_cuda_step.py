@@ -1,7 +1,8 @@
 """The CUDA kernel against the torch core: equal to the last bit, in every mode, with resets.
 
-Without a GPU it runs in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/envs/kernels/test_cuda_step.py`, or
-`make test-triton`, which makes an environment that has triton.
+Without a GPU it runs in Triton's interpreter: `TRITON_INTERPRET=1 pytest
+tests/envs/kernels/test_cuda_step.py`, or `make test-triton`, which makes an environment that has
+triton.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ pytest.importorskip("triton", reason="triton is not installed: make test-triton"
 CUDA = torch.cuda.is_available() and not interpreted()
 DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA and not interpreted():
-    pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set: make test-triton", allow_module_level=True)
+    pytest.skip(
+        "no GPU, and TRITON_INTERPRET=1 is not set: make test-triton", allow_module_level=True
+    )
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit; but the interpreter cuts bfloat16 off where devices round, which is one unit in the last place."""
+    """Bit by bit; but the interpreter cuts bfloat16 off where devices round, which is one unit in
+    the last place."""
     if a.dtype == torch.bfloat16 and not CUDA:
         return bool(((a.view(torch.int16).int() - b.view(torch.int16).int()).abs() <= 1).all())
     return torch.equal(a, b)
 
 
 # Shrinking takes minutes in the interpreter.
-@settings(max_examples=60 if CUDA else examples(25), phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60 if CUDA else examples(25),
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(
     config=env_settings(short=False),
     seed=st.integers(0, 10_000),
@@ -60,13 +68,24 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     copy: bool,
     endowed: bool,
 ) -> None:
-    changes = {"observation": "factored" if factored else "flat", "observation_dtype": dtype, "lookback": lookback}
+    changes = {
+        "observation": "factored" if factored else "flat",
+        "observation_dtype": dtype,
+        "lookback": lookback,
+    }
     config = config.model_copy(update=changes)
     volume, count, steps = (1e9, 400.0)[seed % 2], 4, 40 if CUDA else 14
     market = make_market(60, 5, seed=seed % 5, volatility=0.04, volume=volume, events=seed % 3 > 0)
     slow, fast = (
         TradingEnv(
-            market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine, copy=copy, device=DEVICE
+            market,
+            config,
+            num_envs=count,
+            seed=seed,
+            autoreset_mode=mode,
+            engine=engine,
+            copy=copy,
+            device=DEVICE,
         )
         for engine in ("torch", "triton")
     )
@@ -82,7 +101,9 @@ def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
             TradingEnv(market, config, num_envs=3, engine=engine, copy=copy, device=DEVICE)
             for engine in ("torch", "triton")
         )
-        assert all(torch.equal(a, b) for a, b in zip(slow.reset()[:1], fast.reset()[:1], strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(slow.reset()[:1], fast.reset()[:1], strict=True)
+        )
         for action in random_actions(1, 9, 3, 3):
             a, b = slow.step(action.to(DEVICE)), fast.step(action.to(DEVICE))
             assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
@@ -101,7 +122,10 @@ class TestOnCuda:
 
     @pytest.mark.parametrize("mode", list(AutoresetMode))
     def test_a_replayed_graph_equals_eager_launches(self, mode: AutoresetMode) -> None:
-        market, config = make_market(200, 20), EnvSettings(episode_bars=9, reward="differential_sharpe")
+        market, config = (
+            make_market(200, 20),
+            EnvSettings(episode_bars=9, reward="differential_sharpe"),
+        )
         eager, graph = (
             TradingEnv(market, config, num_envs=512, autoreset_mode=mode, device="cuda", copy=copy)
             for copy in (True, False)
@@ -121,11 +145,18 @@ class TestOnCuda:
     @pytest.mark.parametrize("engine", ["torch", "triton"])
     @pytest.mark.parametrize("copy", [True, False])
     @pytest.mark.parametrize("mode", list(AutoresetMode))
-    def test_a_step_never_waits_for_the_device(self, engine: Any, copy: bool, mode: AutoresetMode) -> None:
+    def test_a_step_never_waits_for_the_device(
+        self, engine: Any, copy: bool, mode: AutoresetMode
+    ) -> None:
         env = TradingEnv(
-            make_market(60, 6), EnvSettings(episode_bars=9), num_envs=64, device="cuda", engine=engine, copy=copy,
+            make_market(60, 6),
+            EnvSettings(episode_bars=9),
+            num_envs=64,
+            device="cuda",
+            engine=engine,
+            copy=copy,
             autoreset_mode=mode,
-        )  # fmt: skip
+        )
         env.reset()
         action = torch.rand(64, 6, device="cuda")
         env.step(action)  # compiles
@@ -139,9 +170,13 @@ class TestOnCuda:
     def test_finished_accounts_stand_still_and_say_so(self) -> None:
         for engine in ("torch", "triton"):
             env = TradingEnv(
-                make_market(60, 3), EnvSettings(), num_envs=4, device="cuda", engine=engine,
+                make_market(60, 3),
+                EnvSettings(),
+                num_envs=4,
+                device="cuda",
+                engine=engine,
                 autoreset_mode=AutoresetMode.DISABLED,
-            )  # fmt: skip
+            )
             env.reset(options={"episode_bars": torch.tensor([1, 5, 5, 5])})
             action = torch.rand(4, 3, device="cuda")
             first = env.step(action)

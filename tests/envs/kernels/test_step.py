@@ -26,10 +26,19 @@ from tests.factories import examples, make_market
     endowed=st.booleans(),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config: EnvSettings, seed: int, mode: AutoresetMode, factored: bool, lookback: int, endowed: bool
+    config: EnvSettings,
+    seed: int,
+    mode: AutoresetMode,
+    factored: bool,
+    lookback: int,
+    endowed: bool,
 ) -> None:
-    config = config.model_copy(update={"observation": "factored" if factored else "flat", "lookback": lookback})
-    market = make_market(60, 13, seed=seed % 5, volatility=0.04, volume=(1e9, 400.0)[seed % 2], events=seed % 3 > 0)
+    config = config.model_copy(
+        update={"observation": "factored" if factored else "flat", "lookback": lookback}
+    )
+    market = make_market(
+        60, 13, seed=seed % 5, volatility=0.04, volume=(1e9, 400.0)[seed % 2], events=seed % 3 > 0
+    )
     count = 9
     slow, fast = (
         TradingEnv(market, config, num_envs=count, seed=seed, autoreset_mode=mode, engine=engine)
@@ -56,7 +65,9 @@ def test_threads_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_assets", [1, 13, 20])
-def test_stores_past_the_caches_change_nothing(num_assets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_past_the_caches_change_nothing(
+    num_assets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     market, outputs = make_market(60, num_assets, 3), []
     for above in (1 << 40, 0):
         monkeypatch.setattr(fused, "STREAM_ABOVE_BYTES", above)

@@ -24,9 +24,14 @@ from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 def which(spec: PodSpec, context: PodContext) -> PodResult:
     """A body that tells where it ran."""
     if spec.hyper.get("print"):
-        print('{"kind": "done", "pod": "' + spec.pod + '"}', flush=True)  # must not be taken for the worker's own words
+        print(
+            '{"kind": "done", "pod": "' + spec.pod + '"}', flush=True
+        )  # must not be taken for the worker's own words
     result = stubs.body(spec, context)
-    threads, visible = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
+    threads, visible = (
+        os.environ["OMP_NUM_THREADS"],
+        os.environ.get("CUDA_VISIBLE_DEVICES", "unset"),
+    )
     (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
     return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
 
@@ -49,7 +54,9 @@ def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) ->
         (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
     ],
 )
-def test_slots_follow_the_devices_that_are_there(devices: tuple[str, ...], found: list[str], names: list[str]) -> None:
+def test_slots_follow_the_devices_that_are_there(
+    devices: tuple[str, ...], found: list[str], names: list[str]
+) -> None:
     slots = slots_of(devices, 2, lambda: found)
     assert [slot.name for slot in slots] == names
     for slot in slots:
@@ -80,12 +87,18 @@ UNSEEN = "GPU-????????-????-????-????-????????????"
     ],
 )
 def test_a_card_that_is_gone_is_no_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: list[str], visible: str | None, found: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cards: list[str],
+    visible: str | None,
+    found: list[str],
 ) -> None:
     for bus, uuid in enumerate(cards):
         card = tmp_path / f"0000:0{bus}:00.0"
         card.mkdir()
-        (card / "information").write_text(f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n")
+        (card / "information").write_text(
+            f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n"
+        )
     monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -127,7 +140,10 @@ def waiting(run: RunFolder, slots: list[Slot] | None = None) -> LocalLauncher:
     ("starved", "reason", "detail"),
     [
         (False, "killed", "killed by signal 9"),
-        pytest.param(*(True, "oom", "out of memory; lower env.num_envs or tournament.workers"), marks=pytest.mark.slow),
+        pytest.param(
+            *(True, "oom", "out of memory; lower env.num_envs or tournament.workers"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_killed_worker_loses_only_its_own_pod(
@@ -140,7 +156,9 @@ def test_a_killed_worker_loses_only_its_own_pod(
     with closing(waiting(run)) as local:
         lost, kept = local.submit(spec(0)), local.submit(spec(1))
         until(lambda: bool(local.progress()["p0000"].note))
-        (at_work,) = [one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"]
+        (at_work,) = [
+            one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"
+        ]
         at_work.process.kill()
         with pytest.raises(PodFailure, match=detail) as caught:
             lost.result(timeout=PATIENCE_SECONDS)
@@ -178,10 +196,10 @@ def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
 
 def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;"
-        "from tests.tournament.launchers.test_local import launcher;"
-        "local = launcher(RunFolder(Path(sys.argv[1]))); [local._spawn(slot) for slot in local.slots()[:2]];"
-        "print('warm', flush=True); time.sleep(3600)"
+        "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;from"
+        " tests.tournament.launchers.test_local import launcher;local ="
+        " launcher(RunFolder(Path(sys.argv[1]))); [local._spawn(slot) for slot in"
+        " local.slots()[:2]];print('warm', flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],

@@ -1,4 +1,5 @@
-"""Pods on a Ray cluster of several nodes, all on loopback. The long form is `benchmarks/ray_chaos.py`."""
+"""Pods on a Ray cluster of several nodes, all on loopback. The long form is
+`benchmarks/ray_chaos.py`."""
 
 from __future__ import annotations
 
@@ -56,10 +57,15 @@ def _files(run: RunFolder) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_kills_of_all_kinds_lose_and_double_nothing(nodes: Nodes, tmp_path: Path, started: Started) -> None:
-    """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new cluster goes on."""
+def test_kills_of_all_kinds_lose_and_double_nothing(
+    nodes: Nodes, tmp_path: Path, started: Started
+) -> None:
+    """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new
+    cluster goes on."""
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
-    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=16)
+    generational(
+        undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=16
+    )
     expected = chaos.everything(undisturbed)
     pods = [f"p{number:04d}" for number in range(16)]
     for pod in pods:
@@ -72,21 +78,34 @@ def test_kills_of_all_kinds_lose_and_double_nothing(nodes: Nodes, tmp_path: Path
 
     until(lambda: len(at_work()) == 2, "two pods at work")
     joined = cluster.add(2)
-    until(lambda: sum(node == joined for node, _ in at_work().values()) == 2, "pods on the node that joined")
+    until(
+        lambda: sum(node == joined for node, _ in at_work().values()) == 2,
+        "pods on the node that joined",
+    )
     pod, (_, pid) = next(iter(at_work().items()))
     psutil.Process(pid).kill()
     until(
-        lambda: any(event["pod"] == pod for event in chaos.events_of(run, "lost")), "the killed process to be noticed"
+        lambda: any(event["pod"] == pod for event in chaos.events_of(run, "lost")),
+        "the killed process to be noticed",
     )
 
-    until(lambda: any(node == joined for node, _ in at_work().values()), "a pod on the node that joined")
+    until(
+        lambda: any(node == joined for node, _ in at_work().values()),
+        "a pod on the node that joined",
+    )
     cluster.kill(joined)
-    until(lambda: bool(at_work()) and all(node != joined for node, _ in at_work().values()), "the node's end")
+    until(
+        lambda: bool(at_work()) and all(node != joined for node, _ in at_work().values()),
+        "the node's end",
+    )
 
     until(lambda: len(at_work()) == 2, "pods on both nodes")
     going = next(iter(at_work().values()))[0]
     cluster.drain(going, seconds=1.0)
-    until(lambda: bool(at_work()) and all(node != going for node, _ in at_work().values()), "the drained node's end")
+    until(
+        lambda: bool(at_work()) and all(node != going for node, _ in at_work().values()),
+        "the drained node's end",
+    )
     stubs.release(run, pods[:4])
     until(lambda: racer.note()["applied"] == 4, "the first generation to end")
     until(lambda: bool(at_work()), "a pod at work")
@@ -105,12 +124,18 @@ def test_kills_of_all_kinds_lose_and_double_nothing(nodes: Nodes, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_killed_evaluator_costs_one_attempt(nodes: Nodes, tmp_path: Path, started: Started) -> None:
+def test_a_killed_evaluator_costs_one_attempt(
+    nodes: Nodes, tmp_path: Path, started: Started
+) -> None:
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
-    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4)
+    generational(
+        undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4
+    )
     stubs.plant(run, "p0001-evaluation", "kill")
     assert started(Racer(run, nodes.address, "leaving", pods=4)).wait() == (0, "")
-    assert [(event["pod"], event["reason"]) for event in chaos.events_of(run, "lost")] == [("p0001", "killed")]
+    assert [(event["pod"], event["reason"]) for event in chaos.events_of(run, "lost")] == [
+        ("p0001", "killed")
+    ]
     assert chaos.check(run, {}, chaos.everything(undisturbed)) == []
 
 
@@ -155,10 +180,22 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
 
 
 @pytest.mark.slow
-def test_a_pod_on_a_node_that_goes_stores_its_state_first(nodes: Nodes, tmp_path: Path, started: Started) -> None:
+def test_a_pod_on_a_node_that_goes_stores_its_state_first(
+    nodes: Nodes, tmp_path: Path, started: Started
+) -> None:
     run, url = RunFolder(tmp_path / "run"), f"file://{tmp_path}/store/run"
     stubs.plant(run, "p0000", "wait")
-    racer = started(Racer(run, nodes.address, "stub", {"drain_seconds": 5}, store=url, pods=1, store_seconds=3600.0))
+    racer = started(
+        Racer(
+            run,
+            nodes.address,
+            "stub",
+            {"drain_seconds": 5},
+            store=url,
+            pods=1,
+            store_seconds=3600.0,
+        )
+    )
     state = tmp_path / "run" / "pods" / "p0000" / "state.safetensors"
     until(lambda: "p0000" in racer.note()["pods"] and state.exists(), "the pod that waits")
     assert stored(url, "p0000") == {}
@@ -178,9 +215,13 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
     nodes.add(4, gpus=4)  # Ray takes our word for it
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "linger")  # its task is still returning when its last word is heard
-    two = started(Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2, replicas=2))
+    two = started(
+        Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2, replicas=2)
+    )
     asked = {"gpus": 9, "wait_seconds": 1}
-    nine = started(Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", asked, pods=2, replicas=9))
+    nine = started(
+        Racer(RunFolder(tmp_path / "nine"), nodes.address, "stub", asked, pods=2, replicas=9)
+    )
     assert two.wait() == (0, "")
     assert {result.device for result in RunStore(run).results().values()} == {"cuda:0/cuda:1"}
     status, said = nine.wait()
@@ -190,15 +231,21 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
 
 
 @pytest.mark.slow
-def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes: Nodes, tmp_path: Path, started: Started) -> None:
+def test_a_pod_with_a_gpu_has_a_process_of_its_own(
+    nodes: Nodes, tmp_path: Path, started: Started
+) -> None:
     """The next pod in the same process would stay on the GPU of the first."""
     nodes.add(1, gpus=1)
     run, pods = RunFolder(tmp_path / "run"), [f"p{number:04d}" for number in range(3)]
     for pod in pods:
         stubs.plant(run, pod, "wait")
-    racer = started(Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods)))
+    racer = started(
+        Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods))
+    )
     processes: dict[str, int] = {}
-    until(lambda: _release_new(racer, run, processes) == len(pods), "every pod to have been at work")
+    until(
+        lambda: _release_new(racer, run, processes) == len(pods), "every pod to have been at work"
+    )
     assert racer.wait() == (0, "")
     assert len(set(processes.values())) == len(pods)
 
@@ -220,7 +267,10 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
     stubs.plant(run, "p0002", "wait")
     cluster = started(Nodes(1, quick=True))
     racer = started(Racer(run, cluster.address, "stub", order="arrival", pods=4))
-    until(lambda: racer.note()["applied"] >= 2 and "p0002" in racer.note()["pods"], "two results and a pod at work")
+    until(
+        lambda: racer.note()["applied"] >= 2 and "p0002" in racer.note()["pods"],
+        "two results and a pod at work",
+    )
     cluster.kill_head()
     status, said = racer.wait()
     assert status == REFUSED
@@ -241,9 +291,13 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
     from fintrader.tournament.launchers.ray import cluster
 
     assert authentication_of(nodes.address) == "open"
-    assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(cluster._node_addresses(nodes.address))
+    assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(
+        cluster._node_addresses(nodes.address)
+    )
     joined: list[str] = []
-    monkeypatch.setattr(cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True)
+    monkeypatch.setattr(
+        cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True
+    )
     monkeypatch.setattr(cluster, "_stay_on_loopback", lambda: None)
     connect(RaySettings(address=nodes.address))
     assert joined == [nodes.address]
@@ -255,7 +309,9 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
 
 
 @pytest.mark.slow
-def test_a_cluster_with_a_token_wants_it(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_with_a_token_wants_it(
+    tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
     token = "a-token-of-the-test-and-of-nothing-else"
     cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
@@ -270,17 +326,24 @@ def test_a_cluster_with_a_token_wants_it(tmp_path: Path, started: Started, monke
 
 
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TournamentError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*ray start --head"):
+    with pytest.raises(
+        TournamentError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*ray start --head"
+    ):
         connect(RaySettings(address="127.0.0.1:1"))
     with pytest.raises(ConfigError, match=r"address: give HOST:PORT.*ray job submit"):
         validate(RaySettings, {"address": "ray://head:10001"}, "x")
     with pytest.raises(ConfigError, match="gpus: a pod takes a part of one GPU or a whole number"):
         validate(RaySettings, {"gpus": 1.5}, "x")
-    for secret in ({"env_vars": {"AWS_SECRET_ACCESS_KEY": "abc"}}, {"pip": ["--index-url", "https://me:abc@x/simple"]}):
+    for secret in (
+        {"env_vars": {"AWS_SECRET_ACCESS_KEY": "abc"}},
+        {"pip": ["--index-url", "https://me:abc@x/simple"]},
+    ):
         with pytest.raises(ConfigError, match="are stored and shown, so") as caught:
             validate(RaySettings, {"runtime_env": secret}, "x")
         assert "abc" not in str(caught.value)
-    assert validate(RaySettings, {"runtime_env": {"env_vars": {"GLOO_SOCKET_IFNAME": "eth0"}}}, "x").runtime_env
+    assert validate(
+        RaySettings, {"runtime_env": {"env_vars": {"GLOO_SOCKET_IFNAME": "eth0"}}}, "x"
+    ).runtime_env
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'ray>="):
         connect(RaySettings())
@@ -298,16 +361,23 @@ FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
 
 @pytest.mark.slow
-def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path: Path, started: Started) -> None:
-    """In the middle of a round the other node's raylet is killed, and then the pod's own process."""
+def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
+    tmp_path: Path, started: Started
+) -> None:
+    """In the middle of a round the other node's raylet is killed, and then the pod's own
+    process."""
     alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
     cluster, market = started(Nodes(1, 1)), market_file(tmp_path)
     pod = there.pod("p0000")
     barrier = barrier_in(pod)
     racer = started(Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED))
     other = RunFolder(tmp_path / "other" / "many")
-    many = started(Racer(other, cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9))
-    generational(alone, ThreadLauncher(alone, market, train_and_evaluate, workers=1), "real", **FUSED)
+    many = started(
+        Racer(other, cluster.address, "stub", {"nodes": 9, "wait_seconds": 1}, replicas=9)
+    )
+    generational(
+        alone, ThreadLauncher(alone, market, train_and_evaluate, workers=1), "real", **FUSED
+    )
     status, said = many.wait()
     assert status == REFUSED
     assert "a pod spans 9 nodes" in said
@@ -361,6 +431,10 @@ def test_groups_of_nodes() -> None:
 
 def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
-        on_ray(RaySettings(nodes=3))(settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path))
-    with pytest.raises(ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"):
+        on_ray(RaySettings(nodes=3))(
+            settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path)
+        )
+    with pytest.raises(
+        ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"
+    ):
         on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))

@@ -1,4 +1,5 @@
-"""On a Ray cluster an orchestrator is killed and its pods live on: the next one finds them by name."""
+"""On a Ray cluster an orchestrator is killed and its pods live on: the next one finds them by
+name."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
     nodes: Nodes, tmp_path: Path, started: Started, meanwhile: str
 ) -> None:
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
-    generational(undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=8)
+    generational(
+        undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=8
+    )
     left, changes = ["p0000", "p0001"], {"pods": 8, "orphan_seconds": PATIENCE_SECONDS}
     for pod in left:
         stubs.plant(run, pod, "wait")
@@ -42,7 +45,9 @@ def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
     racer.process.wait()
     if meanwhile == "they end":
         stubs.release(run, left)
-        until(lambda: sorted(chaos.acknowledged(run)) == left, "their results without an orchestrator")
+        until(
+            lambda: sorted(chaos.acknowledged(run)) == left, "their results without an orchestrator"
+        )
     before = chaos.acknowledged(run)
     again = started(Racer(run, nodes.address, "leaving", **changes))
     if meanwhile == "they train":
@@ -57,19 +62,28 @@ def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
     until(lambda: all(gone(pid) for pid in processes.values()), "their processes to be gone")
 
 
-def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_second(tmp_path: Path) -> None:
-    """On a node with a copy of its own, where nothing but whoever listens tells who drives the run."""
+def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_second(
+    tmp_path: Path,
+) -> None:
+    """On a node with a copy of its own, where nothing but whoever listens tells who drives the
+    run."""
     copy, url, spec = RunFolder(tmp_path / "copy"), f"file://{tmp_path}/store/run", stubs.spec(0)
     mirror = attach(copy.root, url)
     tokens = [claim(mirror.objects), claim(mirror.objects)]
     context = PodContext(copy, stubs.market(tmp_path), mirror)
-    task = {**context.task(spec, body="tests.engines.orphans:body", trained=None), "token": tokens[0]}
+    task = {
+        **context.task(spec, body="tests.engines.orphans:body", trained=None),
+        "token": tokens[0],
+    }
     actor = object.__new__(PodActor)  # what Ray has to do with it is of no interest
     actor.task, actor.token, actor.patience = task, tokens[0], PATIENCE_SECONDS
     actor._change, actor._messages, actor._number, actor._taken = threading.Condition(), [], 0, 0
     with ThreadPoolExecutor() as pool:
         outcome = pool.submit(actor._outcome, spec, context)
-        until(lambda: len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.spooled.json"))), "it to be trained")
+        until(
+            lambda: len(trainings(copy)) == 1 and bool(list(copy.pods.glob("*/.spooled.json"))),
+            "it to be trained",
+        )
         assert not mirror.objects.exists("pods/p0000/result.json")
         actor._say({"kind": "progress"})
         assert [message for _, message in actor.listen(0, tokens[1])] == [{"kind": "progress"}]

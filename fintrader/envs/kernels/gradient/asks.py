@@ -12,7 +12,8 @@ from fintrader.envs.kernels.ledger import plus
 from fintrader.envs.ledger import USD_GRID
 
 compiled = njit(error_model="numpy", nogil=True, cache=True, _nrt=False)
-"""Without counts of who holds an array: they are atomic, and to pass `Prices` on costs more than its sums."""
+"""Without counts of who holds an array: they are atomic, and to pass `Prices` on costs more than
+its sums."""
 inlined = njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 _UNIT = 1.0 / USD_GRID
 
@@ -29,8 +30,11 @@ def sign(x: float) -> float:
 
 
 @inlined
-def _target_gap(weight: float, unit: float, band: float, price: float, held: float) -> tuple[float, bool]:
-    """Shares between what is held and what a weight asks for, and whether that is too little for an order."""
+def _target_gap(
+    weight: float, unit: float, band: float, price: float, held: float
+) -> tuple[float, bool]:
+    """Shares between what is held and what a weight asks for, and whether that is too little for an
+    order."""
     target = weight * unit / (price if price > 0.0 else 1.0)
     target = target if price > 0.0 else 0.0
     gap = target - held
@@ -49,7 +53,15 @@ def _step_towards(gap: float, pace: float, whole: bool) -> float:
 
 @inlined
 def _ask_targets(
-    action: Any, b: int, unit: float, band: float, bar: int, shares: Any, prices: Prices, rules: Rules, want: Any
+    action: Any,
+    b: int,
+    unit: float,
+    band: float,
+    bar: int,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    want: Any,
 ) -> None:
     lowest, floor = -1.0 if rules.short else 0.0, -np.inf if rules.short else 0.0
     pace, whole = rules.pace, rules.whole
@@ -62,9 +74,19 @@ def _ask_targets(
 
 @inlined
 def _ask_targets_back(
-    action: Any, b: int, value: float, unit: float, gross: float, bar: int, shares: Any, prices: Prices, rules: Rules,
-    g_want: Any, g_shares: Any, g_action: Any,
-) -> float:  # fmt: skip
+    action: Any,
+    b: int,
+    value: float,
+    unit: float,
+    gross: float,
+    bar: int,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    g_want: Any,
+    g_shares: Any,
+    g_action: Any,
+) -> float:
     lowest, short, pace, whole = -1.0 if rules.short else 0.0, rules.short, rules.pace, rules.whole
     band, g_unit = rules.band * value, 0.0
     for n in range(action.shape[1]):
@@ -119,12 +141,21 @@ def _ask_trades(action: Any, b: int, single: bool, shares: Any, rules: Rules, wa
 
 @inlined
 def _ask_trades_back(
-    action: Any, b: int, single: bool, shares: Any, rules: Rules, g_want: Any, g_shares: Any, g_action: Any
+    action: Any,
+    b: int,
+    single: bool,
+    shares: Any,
+    rules: Rules,
+    g_want: Any,
+    g_shares: Any,
+    g_action: Any,
 ) -> None:
     dead_band, most = _exactly(rules.dead_band, single), _exactly(rules.max_shares, single)
     short, whole = rules.short, rules.whole
     for n in range(action.shape[1]):
-        lives = short | (shares[b, n] + _ordered(action[b, n], dead_band, most, single, whole) > 0.0)
+        lives = short | (
+            shares[b, n] + _ordered(action[b, n], dead_band, most, single, whole) > 0.0
+        )
         g_want[n] = g_want[n] if lives else 0.0
     for n in range(action.shape[1]):
         size = abs(action[b, n])
@@ -136,10 +167,18 @@ def _ask_trades_back(
 
 @inlined
 def ask(
-    action: Any, b: int, single: bool, bar: int, value: float, shares: Any, prices: Prices, rules: Rules, want: Any
+    action: Any,
+    b: int,
+    single: bool,
+    bar: int,
+    value: float,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    want: Any,
 ) -> tuple[float, float]:
-    """Write to `want [N]` what the action asks for; returns USD that a weight of 1 asks for, and the sum
-    of the weights over the leverage."""
+    """Write to `want [N]` what the action asks for; returns USD that a weight of 1 asks for, and
+    the sum of the weights over the leverage."""
     lowest, gross = -1.0 if rules.short else 0.0, 0.0
     for n in range(action.shape[1]):
         gross = plus(gross, abs(min(max(action[b, n], lowest), 1.0)))
@@ -157,9 +196,20 @@ def ask(
 
 @inlined
 def ask_back(
-    action: Any, b: int, single: bool, bar: int, value: float, unit: float, gross: float, shares: Any, prices: Prices,
-    rules: Rules, g_want: Any, g_shares: Any, g_action: Any,
-) -> float:  # fmt: skip
+    action: Any,
+    b: int,
+    single: bool,
+    bar: int,
+    value: float,
+    unit: float,
+    gross: float,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    g_want: Any,
+    g_shares: Any,
+    g_action: Any,
+) -> float:
     """Write `g_action[b]`, add to `g_shares [N]`; returns the slope in the account's equity."""
     if prices.risk_off[bar]:
         for n in range(action.shape[1]):

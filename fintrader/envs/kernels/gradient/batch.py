@@ -61,12 +61,23 @@ def make_tape(stages: int, bars: int, num_assets: int, rate: float) -> Tape:
     rows = np.zeros((9, num_assets))
     rows[4] = rate
     return Tape(
-        rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7], rows[8], np.empty((stages, num_assets)),
-        np.empty(bars, np.int64), np.empty(bars, np.bool_), np.empty((3, bars)),
-    )  # fmt: skip
+        rows[0],
+        rows[1],
+        rows[2],
+        rows[3],
+        rows[4],
+        rows[5],
+        rows[6],
+        rows[7],
+        rows[8],
+        np.empty((stages, num_assets)),
+        np.empty(bars, np.int64),
+        np.empty(bars, np.bool_),
+        np.empty((3, bars)),
+    )
 
 
-# --- bars --------------------------------------------------------------------------------------------------
+# --- bars -----------------------------------------------------------------------------------------
 
 
 @inlined
@@ -76,9 +87,11 @@ def _leaves(prices: Prices, bar: int, n: int, called: bool) -> bool:
 
 
 @compiled
-def _close(stages: Any, i: int, prices: Prices, bar: int, called: bool, rules: Rules) -> tuple[float, float, float]:
-    """Write to `stages[i + 1]` what is left of `stages[i]` at the close of `bar`, where positions end or (`called`) all
-    that trade are closed; returns proceeds, cost and notional, USD."""
+def _close(
+    stages: Any, i: int, prices: Prices, bar: int, called: bool, rules: Rules
+) -> tuple[float, float, float]:
+    """Write to `stages[i + 1]` what is left of `stages[i]` at the close of `bar`, where positions
+    end or (`called`) all that trade are closed; returns proceeds, cost and notional, USD."""
     value, cost, notional = 0.0, 0.0, 0.0
     for n in range(stages.shape[1]):
         held = stages[i, n]
@@ -94,16 +107,30 @@ def _close(stages: Any, i: int, prices: Prices, bar: int, called: bool, rules: R
 
 @compiled
 def _close_back(
-    stages: Any, i: int, prices: Prices, bar: int, called: bool, rules: Rules, g_shares: Any, g_cash: float,
-    g_cost: float, g_turnover: float,
-) -> None:  # fmt: skip
+    stages: Any,
+    i: int,
+    prices: Prices,
+    bar: int,
+    called: bool,
+    rules: Rules,
+    g_shares: Any,
+    g_cash: float,
+    g_cost: float,
+    g_turnover: float,
+) -> None:
     g_total = g_cost - g_cash
     for n in range(stages.shape[1]):
         if _leaves(prices, bar, n, called):
-            held, price, thin = stages[i, n], np.float64(prices.quotes[bar, MARK, n]) * _UNIT, prices.thinness[bar, n]
+            held, price, thin = (
+                stages[i, n],
+                np.float64(prices.quotes[bar, MARK, n]) * _UNIT,
+                prices.thinness[bar, n],
+            )
             in_x, in_shares = rules.rate, 0.0
             if rules.each:
-                _, in_x, in_shares = closing_cost(held, abs(held * price), np.float64(thin), prices.spread[n], rules)
+                _, in_x, in_shares = closing_cost(
+                    held, abs(held * price), np.float64(thin), prices.spread[n], rules
+                )
             g_notional = g_turnover + g_total * in_x
             g_shares[n] = (g_cash + sign(held * price) * g_notional) * price + g_total * in_shares
 
@@ -130,10 +157,17 @@ def _worth(shares: Any, i: int, prices: Prices, bar: int) -> tuple[float, float]
 
 @inlined
 def mark_bars(
-    start: int, end: int, interval: int, cash: float, peak: float, prices: Prices, rules: Rules, tape: Tape
+    start: int,
+    end: int,
+    interval: int,
+    cash: float,
+    peak: float,
+    prices: Prices,
+    rules: Rules,
+    tape: Tape,
 ) -> tuple[float, float, float, float, float, int]:
-    """Mark `interval` bars after `start`, none after `end`; returns cash, equity, peak, cost, turnover (USD) and the
-    stage of the shares."""
+    """Mark `interval` bars after `start`, none after `end`; returns cash, equity, peak, cost,
+    turnover (USD) and the stage of the shares."""
     stages, i, equity, cost, turnover = tape.stages, 0, 0.0, 0.0, 0.0
     for j in range(interval):
         bar, moves = min(start + j + 1, end), start + j < end
@@ -154,7 +188,12 @@ def mark_bars(
             if moves and rules.margin > 0.0 and equity < rules.margin * exposed:
                 tape.called[j] = True
                 value, due, notional = _close(stages, i, prices, bar, True, rules)
-                cash, cost, turnover, i = cash + (value - due), cost + due, turnover + notional, i + 1
+                cash, cost, turnover, i = (
+                    cash + (value - due),
+                    cost + due,
+                    turnover + notional,
+                    i + 1,
+                )
                 value, _ = _worth(stages, i, prices, bar)
                 equity = cash + value
         tape.marks[1, j] = equity
@@ -164,11 +203,21 @@ def mark_bars(
 
 @inlined
 def mark_bars_back(
-    start: int, end: int, interval: int, g_shares: Any, g_cash: float, g_equity: float, g_peak: float, g_cost: float,
-    g_turnover: float, prices: Prices, rules: Rules, tape: Tape,
-) -> tuple[float, float]:  # fmt: skip
-    """Make of the slopes in the shares `g_shares [N]`, cash, equity and peak after the bars those in the shares and the
-    cash after the fills, and in the peak before."""
+    start: int,
+    end: int,
+    interval: int,
+    g_shares: Any,
+    g_cash: float,
+    g_equity: float,
+    g_peak: float,
+    g_cost: float,
+    g_turnover: float,
+    prices: Prices,
+    rules: Rules,
+    tape: Tape,
+) -> tuple[float, float]:
+    """Make of the slopes in the shares `g_shares [N]`, cash, equity and peak after the bars those
+    in the shares and the cash after the fills, and in the peak before."""
     stages = tape.stages
     for j in range(interval - 1, -1, -1):
         bar, moves = min(start + j + 1, end), start + j < end
@@ -189,7 +238,10 @@ def mark_bars_back(
             i -= 1
             _close_back(stages, i, prices, bar, False, rules, g_shares, g_cash, g_cost, g_turnover)
         if moves and rules.borrow > 0.0:
-            row, g_owed = prices.event_row[bar], (g_cost - g_cash) * rules.borrow * prices.years[bar]
+            row, g_owed = (
+                prices.event_row[bar],
+                (g_cost - g_cash) * rules.borrow * prices.years[bar],
+            )
             for n in range(len(g_shares)):
                 before = np.float64(prices.quotes[bar - 1, MARK, n]) * _UNIT / prices.splits[row, n]
                 g_shares[n] -= g_owed * before if stages[i, n] * before < 0.0 else 0.0
@@ -199,14 +251,23 @@ def mark_bars_back(
     return g_cash, g_peak
 
 
-# --- what is made of an account ----------------------------------------------------------------------------
+# --- what is made of an account -------------------------------------------------------------------
 
 
 @inlined
 def _see_back(
-    g_obs: Any, b: int, step: Any, prices: Prices, bar: int, shares: Any, i: int, g_shares: Any, g: Any
+    g_obs: Any,
+    b: int,
+    step: Any,
+    prices: Prices,
+    bar: int,
+    shares: Any,
+    i: int,
+    g_shares: Any,
+    g: Any,
 ) -> None:
-    """Add to `g_shares [N]` and `g [4]` (cash, equity, peak, first equity) the slopes of `ledger.write_private`."""
+    """Add to `g_shares [N]` and `g [4]` (cash, equity, peak, first equity) the slopes of
+    `ledger.write_private`."""
     cash, equity, peak, first = step
     least = _LEAST * first
     safe = max(equity, least)
@@ -214,7 +275,10 @@ def _see_back(
     g_safe = g_obs[b, 1] / first - g_obs[b, 0] * cash / (safe * safe)
     g_share = 0.0
     for n in range(len(g_shares)):
-        price, g_weight = np.float64(prices.quotes[bar, MARK, n]) * _UNIT, np.float64(g_obs[b, 4 + n])
+        price, g_weight = (
+            np.float64(prices.quotes[bar, MARK, n]) * _UNIT,
+            np.float64(g_obs[b, 4 + n]),
+        )
         g_share = plus(g_share, g_weight * shares[i, n] * price)
         g_shares[n] += g_weight * price * share
     g_safe -= g_share / (safe * safe)
@@ -249,33 +313,95 @@ def _worth_of_step_back(
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def step_range(
-    low: int, high: int, mode: int, flat: bool, stream: bool, worth_of: int, interval: int, stages: int, row_width: int,
-    single: bool, prices: Prices, rules: Rules, rows: Any, action: Any, old: Any, new: Any, obs: Any,
-) -> int:  # fmt: skip
-    """Step accounts [low, high); `obs` shows them before any reset. Returns how many begin a new episode now, or -1 if
-    an action was not finite; then what was written means nothing."""
+    low: int,
+    high: int,
+    mode: int,
+    flat: bool,
+    stream: bool,
+    worth_of: int,
+    interval: int,
+    stages: int,
+    row_width: int,
+    single: bool,
+    prices: Prices,
+    rules: Rules,
+    rows: Any,
+    action: Any,
+    old: Any,
+    new: Any,
+    obs: Any,
+) -> int:
+    """Step accounts [low, high); `obs` shows them before any reset. Returns how many begin a new
+    episode now, or -1 if an action was not finite; then what was written means nothing."""
     tape = make_tape(stages, interval, action.shape[1], rules.rate)
     restarts: int = _step_accounts(
-        low, high, mode, flat, stream, worth_of, interval, row_width, single, prices, rules, rows, action, old, new,
-        obs, tape,
-    )  # fmt: skip
+        low,
+        high,
+        mode,
+        flat,
+        stream,
+        worth_of,
+        interval,
+        row_width,
+        single,
+        prices,
+        rules,
+        rows,
+        action,
+        old,
+        new,
+        obs,
+        tape,
+    )
     return restarts
 
 
 @compiled
 def _step_accounts(
-    low: int, high: int, mode: int, flat: bool, stream: bool, worth_of: int, interval: int, row_width: int,
-    single: bool, prices: Prices, rules: Rules, rows: Any, action: Any, old: Any, new: Any, obs: Any, tape: Tape,
-) -> int:  # fmt: skip
+    low: int,
+    high: int,
+    mode: int,
+    flat: bool,
+    stream: bool,
+    worth_of: int,
+    interval: int,
+    row_width: int,
+    single: bool,
+    prices: Prices,
+    rules: Rules,
+    rows: Any,
+    action: Any,
+    old: Any,
+    new: Any,
+    obs: Any,
+    tape: Tape,
+) -> int:
     ints_0, floats_0, flags_0, shares_0 = old
     ints_1, floats_1, flags_1, shares_1 = new
     restarts, wild = 0, 0
     for b in range(low, high):
         for n in range(action.shape[1]):
             wild += not (abs(action[b, n]) < np.inf)
-        start, end, before, first = ints_0[BAR, b], ints_0[END, b], floats_0[EQUITY, b], floats_0[FIRST, b]
+        start, end, before, first = (
+            ints_0[BAR, b],
+            ints_0[END, b],
+            floats_0[EQUITY, b],
+            floats_0[FIRST, b],
+        )
         filled = start if rules.same_bar else min(start + 1, end)
-        order = fill_orders(action, b, single, start, filled, floats_0[CASH, b], before, shares_0, prices, rules, tape)
+        order = fill_orders(
+            action,
+            b,
+            single,
+            start,
+            filled,
+            floats_0[CASH, b],
+            before,
+            shares_0,
+            prices,
+            rules,
+            tape,
+        )
         cash, equity, peak, cost, turnover, stage = mark_bars(
             start, end, interval, order.cash, floats_0[PEAK, b], prices, rules, tape
         )
@@ -286,11 +412,21 @@ def _step_accounts(
         truncated = (bar >= end) & (not terminated)
         began = mode == NEXT_STEP and flags_0[FINISHED, b]
         done = (terminated | truncated) & (not began)
-        floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = cash, equity, peak, first
+        floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = (
+            cash,
+            equity,
+            peak,
+            first,
+        )
         floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = equity, peak
         floats_1[COST, b], floats_1[TURNOVER, b] = order.cost + cost, order.turnover + turnover
         floats_1[WORTH, b] = _worth_of_step(worth_of, before, equity, first)
-        ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[START, b], ints_1[END, b] = bar, bar, ints_0[START, b], end
+        ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[START, b], ints_1[END, b] = (
+            bar,
+            bar,
+            ints_0[START, b],
+            end,
+        )
         ints_1[EPISODE, b] = ints_0[EPISODE, b]
         flags_1[TERMINATED, b], flags_1[TRUNCATED, b] = terminated & done, truncated & done
         flags_1[DONE, b], flags_1[FINISHED, b] = done, done & (mode != SAME_STEP)
@@ -308,9 +444,17 @@ def _step_accounts(
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def restart(
-    mode: int, flat: bool, row_width: int, random_start: bool, prices: Prices, rows: Any, given: Any, old: Any,
-    new: Any, obs: Any,
-) -> None:  # fmt: skip
+    mode: int,
+    flat: bool,
+    row_width: int,
+    random_start: bool,
+    prices: Prices,
+    rows: Any,
+    given: Any,
+    old: Any,
+    new: Any,
+    obs: Any,
+) -> None:
     """Begin the episodes that are due, and show in `obs` where they begin."""
     ints_0, _, flags_0, _ = old
     ints_1, _, flags_1, _ = new
@@ -324,24 +468,63 @@ def restart(
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def step_range_back(
-    low: int, high: int, mode: int, worth_of: int, interval: int, stages: int, single: bool, prices: Prices,
-    rules: Rules, action: Any, old: Any, flags_1: Any, above_it: Any, below_it: Any,
-) -> int:  # fmt: skip
-    """From the slopes in what a step made, `above_it` (floats `[9, B]`, shares, observations, those before a reset;
-    either observation may be empty), to those in what it was made of, `below_it` (action, floats `[9, B]`, shares)."""
+    low: int,
+    high: int,
+    mode: int,
+    worth_of: int,
+    interval: int,
+    stages: int,
+    single: bool,
+    prices: Prices,
+    rules: Rules,
+    action: Any,
+    old: Any,
+    flags_1: Any,
+    above_it: Any,
+    below_it: Any,
+) -> int:
+    """From the slopes in what a step made, `above_it` (floats `[9, B]`, shares, observations, those
+    before a reset; either observation may be empty), to those in what it was made of, `below_it`
+    (action, floats `[9, B]`, shares)."""
     tape = make_tape(stages, interval, action.shape[1], rules.rate)
     _step_accounts_back(
-        low, high, mode, worth_of, interval, single, prices, rules, action, old, flags_1, above_it, below_it, tape,
+        low,
+        high,
+        mode,
+        worth_of,
+        interval,
+        single,
+        prices,
+        rules,
+        action,
+        old,
+        flags_1,
+        above_it,
+        below_it,
+        tape,
         np.empty(4),
-    )  # fmt: skip
+    )
     return 0
 
 
 @compiled
 def _step_accounts_back(
-    low: int, high: int, mode: int, worth_of: int, interval: int, single: bool, prices: Prices, rules: Rules,
-    action: Any, old: Any, flags_1: Any, above_it: Any, below_it: Any, tape: Tape, g: Any,
-) -> None:  # fmt: skip
+    low: int,
+    high: int,
+    mode: int,
+    worth_of: int,
+    interval: int,
+    single: bool,
+    prices: Prices,
+    rules: Rules,
+    action: Any,
+    old: Any,
+    flags_1: Any,
+    above_it: Any,
+    below_it: Any,
+    tape: Tape,
+    g: Any,
+) -> None:
     ints_0, floats_0, flags_0, shares_0 = old
     g_floats_1, g_shares_1, g_obs, g_final = above_it
     g_action, g_floats_0, g_shares_0 = below_it
@@ -359,9 +542,26 @@ def _step_accounts_back(
             for place in range(9):
                 g_floats_0[place, b] = 0.0
             continue
-        start, end, before, first = ints_0[BAR, b], ints_0[END, b], floats_0[EQUITY, b], floats_0[FIRST, b]
+        start, end, before, first = (
+            ints_0[BAR, b],
+            ints_0[END, b],
+            floats_0[EQUITY, b],
+            floats_0[FIRST, b],
+        )
         filled = start if rules.same_bar else min(start + 1, end)
-        order = fill_orders(action, b, single, start, filled, floats_0[CASH, b], before, shares_0, prices, rules, tape)
+        order = fill_orders(
+            action,
+            b,
+            single,
+            start,
+            filled,
+            floats_0[CASH, b],
+            before,
+            shares_0,
+            prices,
+            rules,
+            tape,
+        )
         cash, equity, peak, _, _, stage = mark_bars(
             start, end, interval, order.cash, floats_0[PEAK, b], prices, rules, tape
         )
@@ -370,17 +570,44 @@ def _step_accounts_back(
             _see_back(g_obs, b, step, prices, bar, tape.stages, stage, g_shares, g)
         if len(g_final):
             _see_back(g_final, b, step, prices, bar, tape.stages, stage, g_shares, g)
-        g_before, g_equity, g_first = _worth_of_step_back(worth_of, g_floats_1[WORTH, b], before, equity, first)
+        g_before, g_equity, g_first = _worth_of_step_back(
+            worth_of, g_floats_1[WORTH, b], before, equity, first
+        )
         g[EQUITY] += g_equity + g_floats_1[STEP_EQUITY, b]
         g[PEAK] += g_floats_1[STEP_PEAK, b]
         g_cost, g_turnover = g_floats_1[COST, b], g_floats_1[TURNOVER, b]
         g_cash, g_peak = mark_bars_back(
-            start, end, interval, g_shares, g[CASH], g[EQUITY], g[PEAK], g_cost, g_turnover, prices, rules, tape
+            start,
+            end,
+            interval,
+            g_shares,
+            g[CASH],
+            g[EQUITY],
+            g[PEAK],
+            g_cost,
+            g_turnover,
+            prices,
+            rules,
+            tape,
         )
         g_cash, g_equity = fill_orders_back(
-            action, b, single, start, filled, before, order, shares_0, g_shares, g_cash, g_cost, g_turnover, prices,
-            rules, tape, g_action,
-        )  # fmt: skip
+            action,
+            b,
+            single,
+            start,
+            filled,
+            before,
+            order,
+            shares_0,
+            g_shares,
+            g_cash,
+            g_cost,
+            g_turnover,
+            prices,
+            rules,
+            tape,
+            g_action,
+        )
         for place in range(FIRST + 1, 9):
             g_floats_0[place, b] = 0.0
         g_floats_0[CASH, b], g_floats_0[EQUITY, b] = g_cash, g_equity + g_before

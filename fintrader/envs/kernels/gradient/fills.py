@@ -38,7 +38,8 @@ class Tape(NamedTuple):
     g_sold: Any
     """`[N]`: slope of the loss in the reductions."""
     stages: Any
-    """`[S, N]`: shares after the fills, and after each change that follows (splits, ends, margin calls)."""
+    """`[S, N]`: shares after the fills, and after each change that follows (splits, ends, margin
+    calls)."""
     stage: Any
     """`[k]` int64: the stage at which a bar begins."""
     called: Any
@@ -66,25 +67,38 @@ class Order(NamedTuple):
     """Sum of the weights over the leverage."""
 
 
-# --- costs -------------------------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------
 
 
 @inlined
-def _variable_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
-    """`envs.ledger.variable_cost` of an order of notional x, and its slopes in x and in the shares."""
+def _variable_cost(
+    shares: float, x: float, thin: float, spread: float, rules: Rules
+) -> tuple[float, float, float]:
+    """`envs.ledger.variable_cost` of an order of notional x, and its slopes in x and in the
+    shares."""
     rate = rules.fee + spread
     if rules.impact == 0.0:
         return rate * x, rate, 0.0
     taken = np.sqrt(abs(shares)) * thin
     root = min(taken, 1.0) if shares != 0.0 else 1.0
     cost = rate * x + rules.impact * (x * root)
-    in_shares = rules.impact * x * 0.5 / np.sqrt(abs(shares)) * thin * sign(shares) if 0.0 < taken <= 1.0 else 0.0
+    in_shares = (
+        rules.impact * x * 0.5 / np.sqrt(abs(shares)) * thin * sign(shares)
+        if 0.0 < taken <= 1.0
+        else 0.0
+    )
     all_of_it = above(cost, x)
-    return min(cost, x), (1.0 - all_of_it) * (rate + rules.impact * root) + all_of_it, (1.0 - all_of_it) * in_shares
+    return (
+        min(cost, x),
+        (1.0 - all_of_it) * (rate + rules.impact * root) + all_of_it,
+        (1.0 - all_of_it) * in_shares,
+    )
 
 
 @inlined
-def _trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
+def _trade_cost(
+    shares: float, x: float, thin: float, spread: float, rules: Rules
+) -> tuple[float, float, float]:
     """`envs.ledger.trade_cost`, and its slopes."""
     cost, in_x, in_shares = _variable_cost(shares, x, thin, spread, rules)
     short_of = (rules.least if x > DUST_USD else 0.0) - rules.fee * x
@@ -94,14 +108,16 @@ def _trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rule
 
 
 @inlined
-def closing_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> tuple[float, float, float]:
+def closing_cost(
+    shares: float, x: float, thin: float, spread: float, rules: Rules
+) -> tuple[float, float, float]:
     """`envs.ledger.closing_cost`, and its slopes."""
     cost, in_x, in_shares = _trade_cost(shares, x, thin, spread, rules)
     all_of_it = above(cost, x)
     return min(cost, x), (1.0 - all_of_it) * in_x + all_of_it, (1.0 - all_of_it) * in_shares
 
 
-# --- splits and dividends ----------------------------------------------------------------------------------
+# --- splits and dividends -------------------------------------------------------------------------
 
 
 @inlined
@@ -118,7 +134,9 @@ def _split_slope(ratio: float, whole: bool) -> float:
 
 
 @compiled
-def events(source: Any, i: int, prices: Prices, bar: int, whole: bool, target: Any, j: int) -> float:
+def events(
+    source: Any, i: int, prices: Prices, bar: int, whole: bool, target: Any, j: int
+) -> float:
     """Write to `target[j]` what the shares `source[i]` become in `bar`; returns the income."""
     row, income = prices.event_row[bar], 0.0
     for n in range(target.shape[1]):
@@ -141,14 +159,15 @@ def events_back(g_shares: Any, g_cash: float, prices: Prices, bar: int, whole: b
         g_shares[n] = g_shares[n] * slope + g_cash * (prices.dividends[row, n] + left) * _UNIT
 
 
-# --- orders ------------------------------------------------------------------------------------------------
+# --- orders ---------------------------------------------------------------------------------------
 
 
 @inlined
-def _scale(ordered: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules) -> tuple[
-    float, float, float
-]:  # fmt: skip
-    """`envs.ledger.purchase_scale`, and its slopes in the budget and in what all additions would cost."""
+def _scale(
+    ordered: float, variable: float, count: int, budget: float, num_assets: int, rules: Rules
+) -> tuple[float, float, float]:
+    """`envs.ledger.purchase_scale`, and its slopes in the budget and in what all additions would
+    cost."""
     least = rules.least * count
     full = ordered + rules.leverage * variable
     if full + rules.leverage * least <= budget:
@@ -168,19 +187,39 @@ def _goal(want: float, held: float, most: float) -> float:
 
 @inlined
 def _before(prices: Prices, bar: int, filled: int, n: int) -> float:
-    """What the close at the decision is worth today, splits and dividends between them done; USD."""
+    """What the close at the decision is worth today, splits and dividends between them done;
+    USD."""
     row = prices.event_row[filled] if filled > bar else 0
-    close: float = (np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n]) * _UNIT / prices.splits[row, n]
+    close: float = (
+        (np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n])
+        * _UNIT
+        / prices.splits[row, n]
+    )
     return close
 
 
 @inlined
 def fill_orders(
-    action: Any, b: int, single: bool, bar: int, filled: int, cash: float, equity: float, shares: Any, prices: Prices,
-    rules: Rules, tape: Tape,
-) -> Order:  # fmt: skip
-    """Decide at the close of `bar`, fill in `filled`; the shares afterwards are the tape's first stage."""
-    num_assets, quotes, thinness, whole = action.shape[1], prices.quotes, prices.thinness, rules.whole
+    action: Any,
+    b: int,
+    single: bool,
+    bar: int,
+    filled: int,
+    cash: float,
+    equity: float,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    tape: Tape,
+) -> Order:
+    """Decide at the close of `bar`, fill in `filled`; the shares afterwards are the tape's first
+    stage."""
+    num_assets, quotes, thinness, whole = (
+        action.shape[1],
+        prices.quotes,
+        prices.thinness,
+        rules.whole,
+    )
     unit, gross = ask(action, b, single, bar, max(equity, 0.0), shares, prices, rules, tape.want)
     for n in range(num_assets):
         tape.held[n] = shares[b, n]
@@ -211,7 +250,10 @@ def fill_orders(
     if rules.each:
         closing, variable = 0.0, 0.0
         for n in range(num_assets):
-            price, thin = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(thinness[filled, n])
+            price, thin = (
+                abs(np.float64(quotes[filled, FILL, n])) * _UNIT,
+                np.float64(thinness[filled, n]),
+            )
             sold, x = tape.held[n] - tape.kept[n], abs(tape.more[n] * price)
             cost, _, _ = closing_cost(sold, abs(sold * price), thin, prices.spread[n], rules)
             closing = plus(closing, cost)
@@ -239,26 +281,37 @@ def fill_orders(
     if rules.each:
         opening = 0.0
         for n in range(num_assets):
-            price, thin = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, np.float64(thinness[filled, n])
+            price, thin = (
+                abs(np.float64(quotes[filled, FILL, n])) * _UNIT,
+                np.float64(thinness[filled, n]),
+            )
             bought = tape.stages[0, n] - tape.kept[n]
             cost, _, _ = _trade_cost(bought, abs(bought * price), thin, prices.spread[n], rules)
             opening = plus(opening, cost)
     left = cash - (paid + opening)
     cash = left if rules.short else max(left, 0.0)
-    return Order(cash, left, closing + opening, closed + opened, scale, by_budget, by_full, unit, gross)
+    return Order(
+        cash, left, closing + opening, closed + opened, scale, by_budget, by_full, unit, gross
+    )
 
 
 @compiled
 def _slopes_of_costs(kind: int, prices: Prices, filled: int, rules: Rules, tape: Tape) -> None:
-    """`in_notional` and `in_shares` of the additions made, of those wanted, or of the reductions."""
+    """`in_notional` and `in_shares` of the additions made, of those wanted, or of the
+    reductions."""
     for n in range(len(tape.held)):
-        price, thin = abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT, np.float64(prices.thinness[filled, n])
+        price, thin = (
+            abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT,
+            np.float64(prices.thinness[filled, n]),
+        )
         spread = prices.spread[n]
         if kind == ADDED:
             added = tape.stages[0, n] - tape.kept[n]
             _, in_x, in_shares = _trade_cost(added, abs(added * price), thin, spread, rules)
         elif kind == WANTED:
-            _, in_x, in_shares = _variable_cost(tape.more[n], abs(tape.more[n] * price), thin, spread, rules)
+            _, in_x, in_shares = _variable_cost(
+                tape.more[n], abs(tape.more[n] * price), thin, spread, rules
+            )
         else:
             sold = tape.held[n] - tape.kept[n]
             _, in_x, in_shares = closing_cost(sold, abs(sold * price), thin, spread, rules)
@@ -267,7 +320,8 @@ def _slopes_of_costs(kind: int, prices: Prices, filled: int, rules: Rules, tape:
 
 @inlined
 def _kept_slopes(price: float, goal: float, held: float) -> tuple[float, float]:
-    """Slopes of min(max(goal, min(held, 0)), max(held, 0)), what is kept where something trades, in goal and held."""
+    """Slopes of min(max(goal, min(held, 0)), max(held, 0)), what is kept where something trades, in
+    goal and held."""
     low, high = min(held, 0.0), max(held, 0.0)
     inner = above(high, max(goal, low))
     in_goal = inner * above(goal, low)
@@ -277,12 +331,32 @@ def _kept_slopes(price: float, goal: float, held: float) -> tuple[float, float]:
 
 @inlined
 def fill_orders_back(
-    action: Any, b: int, single: bool, bar: int, filled: int, equity: float, order: Order, shares: Any, g_shares: Any,
-    g_cash: float, g_cost: float, g_turnover: float, prices: Prices, rules: Rules, tape: Tape, g_action: Any,
-) -> tuple[float, float]:  # fmt: skip
-    """Write `g_action[b]`, make of `g_shares [N]` the slopes in the shares at the decision, and return those in cash
-    and equity there."""
-    num_assets, quotes, g_want, g_goal, g_sold = len(g_shares), prices.quotes, tape.g_want, tape.g_goal, tape.g_sold
+    action: Any,
+    b: int,
+    single: bool,
+    bar: int,
+    filled: int,
+    equity: float,
+    order: Order,
+    shares: Any,
+    g_shares: Any,
+    g_cash: float,
+    g_cost: float,
+    g_turnover: float,
+    prices: Prices,
+    rules: Rules,
+    tape: Tape,
+    g_action: Any,
+) -> tuple[float, float]:
+    """Write `g_action[b]`, make of `g_shares [N]` the slopes in the shares at the decision, and
+    return those in cash and equity there."""
+    num_assets, quotes, g_want, g_goal, g_sold = (
+        len(g_shares),
+        prices.quotes,
+        tape.g_want,
+        tape.g_goal,
+        tape.g_sold,
+    )
     g_cash = g_cash if rules.short or order.left > 0.0 else 0.0
     g_opening, g_scale, whole = g_cost - g_cash, 0.0, rules.whole
     if rules.each:
@@ -291,7 +365,9 @@ def fill_orders_back(
         price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
         added = tape.stages[0, n] - tape.kept[n]
         g_notional = g_turnover + g_opening * tape.in_notional[n]
-        g_added = (sign(added * price) * g_notional - g_cash) * price + g_opening * tape.in_shares[n]
+        g_added = (sign(added * price) * g_notional - g_cash) * price + g_opening * tape.in_shares[
+            n
+        ]
         g_more = 0.0 if whole else g_shares[n] + g_added
         g_want[n] = g_more  # that of the scaled addition
         g_scale = plus(g_scale, g_more * tape.more[n])
@@ -302,7 +378,9 @@ def fill_orders_back(
         _slopes_of_costs(WANTED, prices, filled, rules, tape)
     for n in range(num_assets):
         price, more = np.float64(quotes[filled, FILL, n]) * _UNIT, tape.more[n]
-        g_more = order.scale * g_want[n] + sign(more * price) * price * (g_full + g_variable * tape.in_notional[n])
+        g_more = order.scale * g_want[n] + sign(more * price) * price * (
+            g_full + g_variable * tape.in_notional[n]
+        )
         g_more = g_more + g_variable * tape.in_shares[n]
         g_want[n] = g_more if price > 0.0 else 0.0  # that of the addition wanted
     if rules.short:
@@ -316,7 +394,9 @@ def fill_orders_back(
     for n in range(num_assets):
         price, sold = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n] - tape.kept[n]
         g_notional = g_turnover + g_closing * tape.in_notional[n]
-        g_sold[n] = (g_cash + sign(sold * price) * g_notional) * price + g_closing * tape.in_shares[n]
+        g_sold[n] = (g_cash + sign(sold * price) * g_notional) * price + g_closing * tape.in_shares[
+            n
+        ]
     for n in range(num_assets):
         price, held = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n]
         goal = _goal(tape.want[n], held, np.float64(quotes[filled, MOST, n]))

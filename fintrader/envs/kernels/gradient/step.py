@@ -1,4 +1,5 @@
-"""`GradientStep`: the environment's step as one differentiable function, where the fused kernel applies."""
+"""`GradientStep`: the environment's step as one differentiable function, where the fused kernel
+applies."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class _Plan(NamedTuple):
 
 
 class _Advance(torch.autograd.Function):
-    """Action `[B, N]`, floats `[9, B]` and shares `[B, N]` to floats, shares, observation `[B, D]` and, where episodes
-    ended in SAME_STEP, the observation before their reset."""
+    """Action `[B, N]`, floats `[9, B]` and shares `[B, N]` to floats, shares, observation `[B, D]`
+    and, where episodes ended in SAME_STEP, the observation before their reset."""
 
     @staticmethod
     def forward(
@@ -55,7 +56,15 @@ class _Advance(torch.autograd.Function):
         wish = action.to(torch.float64).contiguous()
         obs, final = torch.empty(len(shares), fused.width), None
         shown, single = obs.numpy(), action.dtype != torch.float64
-        options = (fused.mode, fused.flat, fused.stream, fused.worth, *step.sizes, fused.row_width, single)
+        options = (
+            fused.mode,
+            fused.flat,
+            fused.stream,
+            fused.worth,
+            *step.sizes,
+            fused.row_width,
+            single,
+        )
         market, books = (fused.prices, fused.rules, fused.rows), (plan.old, plan.made)
         restarts = fused.run(step.kernel.step_range, *options, *market, wish.numpy(), *books, shown)
         if min(restarts) < 0:
@@ -63,7 +72,15 @@ class _Advance(torch.autograd.Function):
         if any(restarts):
             final = obs.clone() if fused.mode == SAME_STEP else None
             given, random_start = (None, None, *plan.given), fused.settings.random_start
-            episodes = (fused.mode, fused.flat, fused.row_width, random_start, fused.prices, fused.rows, given)
+            episodes = (
+                fused.mode,
+                fused.flat,
+                fused.row_width,
+                random_start,
+                fused.prices,
+                fused.rows,
+                given,
+            )
             step.kernel.restart(*episodes, *books, shown)
         ctx.save_for_backward(wish, floats, shares)
         # Not the plan: its room is what is returned here, and would keep itself alive.
@@ -74,7 +91,11 @@ class _Advance(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, g_floats: Tensor | None, g_shares: Tensor | None, g_obs: Tensor | None, g_final: Tensor | None
+        ctx: Any,
+        g_floats: Tensor | None,
+        g_shares: Tensor | None,
+        g_obs: Tensor | None,
+        g_final: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, None]:
         wish, floats, shares = ctx.saved_tensors
         step: GradientStep = ctx.step
@@ -87,18 +108,28 @@ class _Advance(torch.autograd.Function):
         )
         wanted = tuple(torch.empty_like(value) for value in (wish, floats, shares))
         fused.run(
-            step.kernel.step_range_back, fused.mode, fused.worth, *step.sizes, ctx.dtype != torch.float64,
-            fused.prices, fused.rules, wish.numpy(), ctx.old, ctx.flags,
-            tuple(part.contiguous().numpy() for part in given), tuple(part.numpy() for part in wanted),
-        )  # fmt: skip
+            step.kernel.step_range_back,
+            fused.mode,
+            fused.worth,
+            *step.sizes,
+            ctx.dtype != torch.float64,
+            fused.prices,
+            fused.rules,
+            wish.numpy(),
+            ctx.old,
+            ctx.flags,
+            tuple(part.contiguous().numpy() for part in given),
+            tuple(part.numpy() for part in wanted),
+        )
         return wanted[0].to(ctx.dtype), wanted[1], wanted[2], None
 
 
 class GradientStep:
-    """The CPU kernel whose results know their gradients, beside a `FusedStep` of the same market and settings.
+    """The CPU kernel whose results know their gradients, beside a `FusedStep` of the same market
+    and settings.
 
-    Amounts of money are not rounded, as nowhere where a gradient is wanted. Actions, accounts and the results are
-    connected; custom rewards are differentiated by torch.
+    Amounts of money are not rounded, as nowhere where a gradient is wanted. Actions, accounts and
+    the results are connected; custom rewards are differentiated by torch.
     """
 
     def __init__(self, fused: FusedStep, view: MarketView) -> None:
@@ -122,7 +153,9 @@ class GradientStep:
         )
         return Generation(buffers, account.memory, _arrays(buffers))
 
-    def __call__(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+    def __call__(
+        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
+    ) -> StepResult:
         """One decision of every account.
 
         Raises EnvError for an action that is not finite, harming nothing.
@@ -136,9 +169,15 @@ class GradientStep:
         reward, new.memory = finish_reward(old, new.buffers, *fused.rewarding)
         flags, seen_last = room.flags, obs if final is None else final
         return StepResult(
-            new, reward.to(torch.float32), flags[TERMINATED], flags[TRUNCATED], flags[DONE], obs, seen_last,
+            new,
+            reward.to(torch.float32),
+            flags[TERMINATED],
+            flags[TRUNCATED],
+            flags[DONE],
+            obs,
+            seen_last,
             room.ints[FINAL_BAR],
-        )  # fmt: skip
+        )
 
 
 def _arrays(buffers: Buffers) -> _Arrays:

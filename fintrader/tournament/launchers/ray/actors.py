@@ -1,9 +1,10 @@
 """A pod on a Ray cluster as an actor, which may outlive the process that started it.
 
-Where `tournament.orphan_seconds` says so, actors are detached, and named after their pod in a namespace of the run: the
-cluster knows one at most by a name, so no pod is trained twice, and whoever drives the run next asks for the name and
-has the actor that is there, or a new one. An actor trains in a thread and is *listened to*; nobody has to be there. A
-last message that nobody takes waits for the next orchestrator; an evaluation that nobody starts the actor does itself.
+Where `tournament.orphan_seconds` says so, actors are detached, and named after their pod in a
+namespace of the run: the cluster knows one at most by a name, so no pod is trained twice, and
+whoever drives the run next asks for the name and has the actor that is there, or a new one. An
+actor trains in a thread and is *listened to*; nobody has to be there. A last message that nobody
+takes waits for the next orchestrator; an evaluation that nobody starts the actor does itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from fintrader.config import load_object
 from fintrader.files import dump_json
 from fintrader.tournament.at_work import until_checkpoint
 from fintrader.tournament.launchers.ray.cluster import Resources, import_ray, options_of
-from fintrader.tournament.launchers.ray.tasks import LAST_MESSAGES, REPORT_SECONDS, log_traceback, run_of, watch_node
+from fintrader.tournament.launchers.ray.tasks import (
+    LAST_MESSAGES,
+    REPORT_SECONDS,
+    log_traceback,
+    run_of,
+    watch_node,
+)
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
 from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
@@ -40,10 +47,13 @@ class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
     def __init__(self, task: Message) -> None:
-        """`task`: of the launcher's `submit`; further keys `orphan_seconds` and `token` as in `PodContext`."""
+        """`task`: of the launcher's `submit`; further keys `orphan_seconds` and `token` as in
+        `PodContext`."""
         import ray
 
-        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+        os.environ.update(
+            dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        )
         self.task, self.patience = task, float(task["orphan_seconds"])
         self.token: int | None = task["token"]
         self.node = ray.get_runtime_context().get_node_id()
@@ -52,15 +62,20 @@ class PodActor:
         self._change = threading.Condition()
         self._heard = time.monotonic()
         self._over = threading.Event()
-        self._say({"kind": "started", "node": self.node, "pid": os.getpid(), "host": socket.gethostname()})
+        self._say(
+            {"kind": "started", "node": self.node, "pid": os.getpid(), "host": socket.gethostname()}
+        )
         threading.Thread(target=self._work, daemon=True, name=task["spec"]["pod"]).start()
         if self.patience:
             threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
         if task["mirror"] is not None and task["store_seconds"]:
-            threading.Thread(target=watch_node, args=(self.node, self._over), daemon=True, name="node").start()
+            threading.Thread(
+                target=watch_node, args=(self.node, self._over), daemon=True, name="node"
+            ).start()
 
     def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
-        """Messages above number `after`, which the caller has taken; `token` is that of the caller."""
+        """Messages above number `after`, which the caller has taken; `token` is that of the
+        caller."""
         with self._change:
             self._heard = time.monotonic()
             self._taken = max(self._taken, after)
@@ -74,7 +89,9 @@ class PodActor:
     def _say(self, message: Message) -> None:
         with self._change:
             kind = message["kind"]
-            self._messages = [one for one in self._messages if kind != "progress" or one[1]["kind"] != "progress"]
+            self._messages = [
+                one for one in self._messages if kind != "progress" or one[1]["kind"] != "progress"
+            ]
             self._number += 1
             self._messages.append((self._number, message))
             self._change.notify_all()
@@ -84,7 +101,8 @@ class PodActor:
         return time.monotonic() - self._heard
 
     def _wait_for_listeners(self) -> None:
-        """End this process once nobody has listened for too long: at a checkpoint, or with its result stored."""
+        """End this process once nobody has listened for too long: at a checkpoint, or with its
+        result stored."""
         while self._alone() < self.patience:
             time.sleep(1.0)
             if self._over.is_set() and self._alone() > ALONE_SECONDS:
@@ -102,7 +120,9 @@ class PodActor:
             nonlocal last_report
             if time.monotonic() - last_report >= REPORT_SECONDS:
                 last_report = time.monotonic()
-                self._say({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
+                self._say(
+                    {"kind": "progress", "share": share, "env_steps": env_steps, "note": note}
+                )
 
         elsewhere = self.task["evaluate_elsewhere"]
         context = PodContext.of_task(self.task, report=report, evaluate_elsewhere=elsewhere)
@@ -124,20 +144,26 @@ class PodActor:
         self._say({"kind": "done", "outcome": outcome.model_dump(mode="json")})
 
     def _outcome(self, spec: PodSpec, context: PodContext) -> PodResult:
-        """The pod's, stored under the newest token that listens. Raises Fenced when none of the run's holder comes."""
+        """The pod's, stored under the newest token that listens. Raises Fenced when none of the
+        run's holder comes."""
         while True:
             context.token = self.token
             try:
                 if self.task["trained"] is not None:
-                    return evaluate_pod(spec, context, TrainedPod.model_validate(self.task["trained"]))
+                    return evaluate_pod(
+                        spec, context, TrainedPod.model_validate(self.task["trained"])
+                    )
                 return begin_pod(spec, context, self.task["body"])
             except Fenced:  # by the head that is about to take this pod over, or by one elsewhere
                 with self._change:
-                    if not self._change.wait_for(lambda: self.token != context.token, timeout=self.patience):
+                    if not self._change.wait_for(
+                        lambda: self.token != context.token, timeout=self.patience
+                    ):
                         raise
 
     def _hand_over(self, outcome: TrainedPod) -> bool:
-        """Leave the evaluation to the orchestrator; False when there is none, and it is for this process."""
+        """Leave the evaluation to the orchestrator; False when there is none, and it is for this
+        process."""
         self._say({"kind": "trained", "outcome": outcome.model_dump(mode="json")})
         with self._change:
             number = self._number
@@ -149,20 +175,29 @@ class PodActor:
 
 
 def namespace_of(access: PodContext) -> str:
-    """Of a run's actors: equal for whoever drives the run, on whatever machine, and another one for another run that
-    lies there later."""
-    where = str(access.run.root.resolve()) if access.mirror is None else json.dumps(access.mirror.address)
+    """Of a run's actors: equal for whoever drives the run, on whatever machine, and another one for
+    another run that lies there later."""
+    where = (
+        str(access.run.root.resolve())
+        if access.mirror is None
+        else json.dumps(access.mirror.address)
+    )
     identity = open_store(access.run, access.mirror).identity()
     return f"fintrader-{hashlib.sha256(f'{where} {dump_json(identity)}'.encode()).hexdigest()[:16]}"
 
 
 def left_in(namespace: str, access: PodContext) -> set[str]:
-    """Names of the actors that are there and whose pod has no result yet; the others are about to end."""
+    """Names of the actors that are there and whose pod has no result yet; the others are about to
+    end."""
     import_ray()
     from ray.util import list_named_actors
 
     store = open_store(access.run, access.mirror)
-    names = {one["name"] for one in list_named_actors(all_namespaces=True) if one["namespace"] == namespace}
+    names = {
+        one["name"]
+        for one in list_named_actors(all_namespaces=True)
+        if one["namespace"] == namespace
+    }
     return {name for name in names if not store.has_result(name.removesuffix(EVALUATION))}
 
 
@@ -191,7 +226,8 @@ class Listened:
         self.pending = actor.listen.remote(0, token)
 
     def take(self, ray: ModuleType) -> list[Message]:
-        """The messages that have arrived. Raises RayError when the actor is gone, and StopIteration after that."""
+        """The messages that have arrived. Raises RayError when the actor is gone, and StopIteration
+        after that."""
         if self._gone:
             raise StopIteration
         found: list[tuple[int, Message]] = []

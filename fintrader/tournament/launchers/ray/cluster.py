@@ -1,4 +1,5 @@
-"""A Ray cluster as the launcher sees it: a connection that was let in, and the nodes as they are now."""
+"""A Ray cluster as the launcher sees it: a connection that was let in, and the nodes as they are
+now."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from fintrader.errors import ConfigError, TournamentError, install_command
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
-"""A head that is silent for so long is gone. (Ray itself ends this process, silently, after a minute.)"""
+"""A head that is silent for so long is gone. (Ray itself ends this process, silently, after a
+minute.)"""
 REFRESH_SECONDS = 1.0
 """The nodes are read at least so often, and whenever the launcher asks."""
 PROBE_SECONDS = 60.0
@@ -57,12 +59,15 @@ class View:
 
 def fits(need: Resources, have: Resources) -> int:
     """How many times `need` fits into `have`."""
-    counts = [int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0]
+    counts = [
+        int(have.get(name, 0.0) / amount + 1e-6) for name, amount in need.items() if amount > 0
+    ]
     return min(counts, default=0)
 
 
 def groups(room: Iterable[int], size: int) -> int:
-    """How many groups of `size` different nodes there are, where node k has room for `room[k]` members."""
+    """How many groups of `size` different nodes there are, where node k has room for `room[k]`
+    members."""
     rooms = list(room)
     number = sum(rooms) // size
     while number and sum(min(one, number) for one in rooms) < number * size:
@@ -80,14 +85,15 @@ def import_ray() -> ModuleType:
     return module
 
 
-# --- connecting ------------------------------------------------------------------------------------------------
+# --- connecting -----------------------------------------------------------------------------------
 
 
 def connect(settings: RaySettings) -> bool:
     """Connect this process to the cluster; False when it was connected already.
 
-    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it wants a token that this process
-    has not got, it lets anybody in without being on loopback, or it runs another version.
+    Raises ConfigError when Ray is missing; TournamentError when no cluster answers, it wants a
+    token that this process has not got, it lets anybody in without being on loopback, or it runs
+    another version.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -101,7 +107,8 @@ def connect(settings: RaySettings) -> bool:
     manner = authentication_of(address)
     if manner == "silent":
         raise TournamentError(
-            f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS port?"
+            f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS"
+            " port?"
         )
     if manner == "closed":
         _take_token()
@@ -109,8 +116,9 @@ def connect(settings: RaySettings) -> bool:
     loopback = bool(addresses) and all(is_loopback(one) for one in addresses)
     if manner == "open" and not loopback and not settings.allow_insecure:
         raise TournamentError(
-            f"the cluster at {address} runs whatever anybody sends it; start it with RAY_AUTH_MODE=token (see "
-            "`ray get-auth-token`), or say --ray.allow-insecure True when nobody else can reach it"
+            f"the cluster at {address} runs whatever anybody sends it; start it with"
+            " RAY_AUTH_MODE=token (see `ray get-auth-token`), or say --ray.allow-insecure True"
+            " when nobody else can reach it"
         )
     if loopback:
         _stay_on_loopback()
@@ -120,19 +128,22 @@ def connect(settings: RaySettings) -> bool:
 def remote(
     function: Callable[..., Any], need: Resources, name: str, *, group: Any = None, bundle: int = 0
 ) -> Callable[..., Any]:
-    """`function` as Ray's remote generator that takes `need` of a node (of that bundle of a placement group).
+    """`function` as Ray's remote generator that takes `need` of a node (of that bundle of a
+    placement group).
 
-    Calling it starts the task and returns the stream of what it yields. Ray never retries it. One that holds a GPU has
-    a process of its own, which ends with it: a process that outlives its task keeps the GPU's memory, and the next task
-    in it would stay on that GPU whatever it is given. Ray sees to this only for GPUs that are named here, not for those
-    in `options`.
+    Calling it starts the task and returns the stream of what it yields. Ray never retries it. One
+    that holds a GPU has a process of its own, which ends with it: a process that outlives its task
+    keeps the GPU's memory, and the next task in it would stay on that GPU whatever it is given. Ray
+    sees to this only for GPUs that are named here, not for those in `options`.
     """
     ray = import_ray()
     options = {**options_of(need), "num_returns": "streaming", "max_retries": 0, "name": name}
     if group is not None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )
     task = ray.remote(max_calls=1)(function) if need.get("GPU") else ray.remote(function)
     start: Callable[..., Any] = task.options(**options).remote
     return start
@@ -168,7 +179,8 @@ def _init(ray: ModuleType, address: str, **more: Any) -> bool:
 
 
 def _resolve(address: str) -> str:
-    """`auto` as HOST:PORT, by Ray's own rules. Raises TournamentError when there is no cluster to be found."""
+    """`auto` as HOST:PORT, by Ray's own rules. Raises TournamentError when there is no cluster to
+    be found."""
     if address != "auto":
         return address
     from ray._private import services
@@ -177,9 +189,13 @@ def _resolve(address: str) -> str:
     with contextlib.suppress(ConnectionError, ValueError, OSError):
         found = services.get_ray_address_from_environment("auto", None)
     if not found or found == "auto":
-        raise TournamentError("no Ray cluster runs here; start one with `ray start --head`, or set --ray.address")
+        raise TournamentError(
+            "no Ray cluster runs here; start one with `ray start --head`, or set --ray.address"
+        )
     if "://" in found:
-        raise TournamentError(f"RAY_ADDRESS is {found}; make it HOST:PORT, and run this on a node of the cluster")
+        raise TournamentError(
+            f"RAY_ADDRESS is {found}; make it HOST:PORT, and run this on a node of the cluster"
+        )
     return found
 
 
@@ -189,15 +205,16 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         raise TournamentError(
-            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or set --ray.address"
+            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or"
+            " set --ray.address"
         ) from None
 
 
 def authentication_of(address: str) -> str:
     """`open`, `closed` or `silent`: how the cluster answers somebody without a token.
 
-    Asked by a process of its own, because Ray settles how it authenticates once a process; it is given the function's
-    source alone, so that it imports nothing but Ray.
+    Asked by a process of its own, because Ray settles how it authenticates once a process; it is
+    given the function's source alone, so that it imports nothing but Ray.
     """
     command = [sys.executable, "-P", "-c", f"{inspect.getsource(_probe)}\n_probe({address!r})"]
     try:
@@ -209,7 +226,8 @@ def authentication_of(address: str) -> str:
 
 
 def _probe(address: str) -> None:
-    """Print how the cluster answers: `open` (without a token), `closed` (it asks for one), `silent` (neither)."""
+    """Print how the cluster answers: `open` (without a token), `closed` (it asks for one), `silent`
+    (neither)."""
     import os
 
     os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -230,7 +248,8 @@ def _probe(address: str) -> None:
 
 
 def _take_token() -> None:
-    """Authenticate if there is a token and the environment leaves it open, as Ray does with clusters it finds."""
+    """Authenticate if there is a token and the environment leaves it open, as Ray does with
+    clusters it finds."""
     if "RAY_AUTH_MODE" not in os.environ:
         from ray._private.authentication import authentication_token_setup as setup
 
@@ -239,8 +258,8 @@ def _take_token() -> None:
 
 def _refused(address: str, error: Exception) -> TournamentError:
     return TournamentError(
-        f"the cluster at {address} wants a token ({str(error).split('. ')[0]}); set RAY_AUTH_MODE=token and "
-        "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's"
+        f"the cluster at {address} wants a token ({str(error).split('. ')[0]}); set"
+        " RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's"
     )
 
 
@@ -266,17 +285,19 @@ def is_loopback(host: str) -> bool:
 
 
 def _stay_on_loopback() -> None:
-    """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster does not listen."""
+    """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster
+    does not listen."""
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-# --- the nodes -------------------------------------------------------------------------------------------------
+# --- the nodes ------------------------------------------------------------------------------------
 
 
 class Cluster:
-    """The nodes, read by a thread of its own: asking a head that is gone blocks for as long as Ray keeps trying."""
+    """The nodes, read by a thread of its own: asking a head that is gone blocks for as long as Ray
+    keeps trying."""
 
     def __init__(self, settings: RaySettings) -> None:
         self.ours = connect(settings)
@@ -308,7 +329,8 @@ class Cluster:
         self._wake.set()
 
     def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Tell the autoscaler what would be put to use; an empty request takes the last one back."""
+        """Tell the autoscaler what would be put to use; an empty request takes the last one
+        back."""
         self._requested = [dict(bundle) for bundle in bundles]
         self._wake.set()
 
@@ -335,7 +357,8 @@ class Cluster:
                 self._requested = None
 
     def close(self) -> None:
-        """Take the request back and disconnect; give up after a few seconds if the head does not answer."""
+        """Take the request back and disconnect; give up after a few seconds if the head does not
+        answer."""
 
         def leave() -> None:
             self._thread.join()
@@ -359,7 +382,9 @@ def read_nodes() -> View:
     totals, available = state.total_resources_per_node(), state.available_resources_per_node()
     leaving = state.get_draining_nodes()
     nodes = {
-        name: Node(name, total, available.get(name, {}), leaving[name] / 1000 if name in leaving else None)
+        name: Node(
+            name, total, available.get(name, {}), leaving[name] / 1000 if name in leaving else None
+        )
         for name, total in totals.items()
     }
     return View(nodes, _growth(state))
@@ -369,4 +394,6 @@ def _growth(state: Any) -> tuple[Resources, ...] | None:
     config = state.get_cluster_config()
     if config is None or not config.node_group_configs:
         return None
-    return tuple(dict(group.resources) for group in config.node_group_configs if group.max_count != 0)
+    return tuple(
+        dict(group.resources) for group in config.node_group_configs if group.max_count != 0
+    )

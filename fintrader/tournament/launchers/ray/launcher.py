@@ -1,10 +1,11 @@
 """Pods on a Ray cluster: Ray schedules, the orchestrator stays what it is.
 
-A pod is one actor, which outlives this process (`actors.py`), or one task, which ends with it (`tasks.py`): where it is
-to, and of several GPUs or nodes, which it holds as a placement group. Its evaluation is another, with resources of its
-own. Nothing of worth is in the object store: a few messages go to this process, everything else to the run's store. Ray
-never retries; a lost pod is the orchestrator's to record and to start again. So a node, all nodes, or the head may
-vanish at any time.
+A pod is one actor, which outlives this process (`actors.py`), or one task, which ends with it
+(`tasks.py`): where it is to, and of several GPUs or nodes, which it holds as a placement group. Its
+evaluation is another, with resources of its own. Nothing of worth is in the object store: a few
+messages go to this process, everything else to the run's store. Ray never retries; a lost pod is
+the orchestrator's to record and to start again. So a node, all nodes, or the head may vanish at any
+time.
 """
 
 from __future__ import annotations
@@ -19,10 +20,31 @@ from typing import Any
 
 from fintrader.errors import ConfigError, StorageError, TournamentError
 from fintrader.tournament.launchers import START_SECONDS, LauncherFactory, PodFailure, PodProgress
-from fintrader.tournament.launchers.ray.actors import EVALUATION, Listened, kill, left_in, namespace_of, start
-from fintrader.tournament.launchers.ray.cluster import Cluster, Node, Resources, fits, groups, remote
+from fintrader.tournament.launchers.ray.actors import (
+    EVALUATION,
+    Listened,
+    kill,
+    left_in,
+    namespace_of,
+    start,
+)
+from fintrader.tournament.launchers.ray.cluster import (
+    Cluster,
+    Node,
+    Resources,
+    fits,
+    groups,
+    remote,
+)
 from fintrader.tournament.launchers.ray.settings import RaySettings
-from fintrader.tournament.launchers.ray.tasks import Generated, Source, Stream, Streams, cause_of, run_task
+from fintrader.tournament.launchers.ray.tasks import (
+    Generated,
+    Source,
+    Stream,
+    Streams,
+    cause_of,
+    run_task,
+)
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings, spanned
@@ -55,7 +77,8 @@ class _Pod:
 
 
 class RayLauncher:
-    """Pods as tasks of a Ray cluster. Connects when it is made; see `cluster.connect` for what that raises."""
+    """Pods as tasks of a Ray cluster. Connects when it is made; see `cluster.connect` for what that
+    raises."""
 
     def __init__(
         self,
@@ -92,7 +115,7 @@ class RayLauncher:
         """Actors of an earlier orchestrator that this one has not taken over yet, by name."""
         self._streams = Streams()
 
-    # --- Launcher --------------------------------------------------------------------------------------
+    # --- Launcher ---------------------------------------------------------------------------------
 
     def capacity(self) -> int:
         """Pods at work plus those for which there is room now, on nodes that stay."""
@@ -106,7 +129,9 @@ class RayLauncher:
         in_all = groups((fits(self.need, node.total) for node in staying.values()), size)
         # others may use the cluster too
         vacant = groups((fits(self.need, node.available) for node in staying.values()), size)
-        room = min(in_all, len(training) - leaving + vacant) + evaluating + leaving + len(self._left)
+        room = (
+            min(in_all, len(training) - leaving + vacant) + evaluating + leaving + len(self._left)
+        )
         return room if self._limit is None else min(room, self._limit)
 
     def orphans(self) -> frozenset[str]:
@@ -125,15 +150,22 @@ class RayLauncher:
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         here = {"nodes": self.settings.nodes, "need": dict(self.need), "trained": None}
-        here |= {"device": devices(self.gpus, self.settings.nodes), "evaluate_elsewhere": self.settings.evaluators}
-        task = self.access.task(spec, attempt=attempt, body=self.body, store_seconds=self._store_seconds, **here)
+        here |= {
+            "device": devices(self.gpus, self.settings.nodes),
+            "evaluate_elsewhere": self.settings.evaluators,
+        }
+        task = self.access.task(
+            spec, attempt=attempt, body=self.body, store_seconds=self._store_seconds, **here
+        )
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:
             from ray.util import placement_group
 
             bundles = [dict(self.need)] * self.settings.nodes
-            group = placement_group(bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod)
+            group = placement_group(
+                bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod
+            )
         pod.evaluating = spec.pod + EVALUATION in self._left
         with self._lock:
             self._pods[spec.pod] = pod
@@ -146,7 +178,8 @@ class RayLauncher:
             return {name: pod.progress for name, pod in self._pods.items()}
 
     def tick(self) -> None:
-        """Raises TournamentError when the head is gone, or no node can hold a pod for longer than we wait."""
+        """Raises TournamentError when the head is gone, or no node can hold a pod for longer than
+        we wait."""
         self._cluster.refresh()
         nodes = self._cluster.view().nodes
         now = time.monotonic()
@@ -185,10 +218,13 @@ class RayLauncher:
             return current_token(self.access.run) != token or store.superseded(token)
         return False
 
-    # --- room ------------------------------------------------------------------------------------------
+    # --- room -------------------------------------------------------------------------------------
 
     def _must_go(self, node: Node) -> bool:
-        return bool(node.leaves) and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
+        return (
+            bool(node.leaves)
+            and time.time() > float(node.leaves or 0.0) - self.settings.drain_seconds
+        )
 
     def _check_room(self, pods: Sequence[_Pod]) -> None:
         """Give up when nothing runs and nothing can."""
@@ -197,7 +233,11 @@ class RayLauncher:
         if self.settings.evaluators:
             shapes.append((self.evaluator, 1))
         totals = [node.total for node in view.staying]
-        lacking = [(shape, size) for shape, size in shapes if sum(fits(shape, total) > 0 for total in totals) < size]
+        lacking = [
+            (shape, size)
+            for shape, size in shapes
+            if sum(fits(shape, total) > 0 for total in totals) < size
+        ]
         if not lacking or any(pod.node for pod in pods):
             self._empty_since = None
             return
@@ -214,17 +254,21 @@ class RayLauncher:
         roomy = sum(fits(shape, offer) > 0 for offer in offers)
         if size > 1 and roomy:
             return (
-                f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only {roomy} of "
-                f"{len(offers)} node(s) can hold that; lower --ray.nodes, or add nodes and run the same command again"
+                f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only"
+                f" {roomy} of {len(offers)} node(s) can hold that; lower --ray.nodes, or add nodes"
+                " and run the same command again"
             )
-        most = {name: max((offer.get(name, 0.0) for offer in offers), default=0.0) for name in shape}
+        most = {
+            name: max((offer.get(name, 0.0) for offer in offers), default=0.0) for name in shape
+        }
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
-            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)} node(s) offer at most "
-            f"{there}; lower --ray.gpus, --ray.cpus or --ray.resources, or add nodes and run the same command again"
+            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)}"
+            f" node(s) offer at most {there}; lower --ray.gpus, --ray.cpus or --ray.resources, or"
+            " add nodes and run the same command again"
         )
 
-    # --- tasks -----------------------------------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------------------
 
     def _start(self, pod: _Pod, need: Resources, group: Any = None) -> None:
         """Hand a pod's task to Ray."""
@@ -244,7 +288,8 @@ class RayLauncher:
         )
 
     def _stop(self, pod: _Pod, reason: Reason, detail: str) -> None:
-        """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly gone."""
+        """Kill a pod's process. Its folder's lock keeps a next attempt waiting until it is truly
+        gone."""
         with self._lock:  # no evaluation may begin in between
             self._end(pod, PodFailure(reason, detail))
             stream = pod.stream
@@ -261,7 +306,7 @@ class RayLauncher:
         else:
             pod.future.set_result(outcome)
 
-    # --- messages --------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _on_message(self, pod: _Pod, message: Message) -> None:
         """Act on one message; the last one waits for the end of its task."""
@@ -297,7 +342,12 @@ class RayLauncher:
                 with self._lock:
                     if self._pods.get(pod.spec.pod) is not pod:
                         return  # stopped a moment ago
-                    pod.task = {**pod.task, "device": "cpu", "nodes": 1, "trained": message["outcome"]}
+                    pod.task = {
+                        **pod.task,
+                        "device": "cpu",
+                        "nodes": 1,
+                        "trained": message["outcome"],
+                    }
                     pod.others.clear()
                     pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
                     pod.progress.note, pod.progress.share = "evaluating", 1.0
@@ -308,7 +358,10 @@ class RayLauncher:
                     self._end(pod, result)
                 else:
                     where = f"{pod.progress.device} stored it where this machine does not see it"
-                    self._end(pod, PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"))
+                    self._end(
+                        pod,
+                        PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"),
+                    )
             case "failed":
                 self._end(pod, PodFailure(message["reason"], message["detail"]))
 
@@ -318,12 +371,15 @@ class RayLauncher:
         if pod.node and pod.node not in self._cluster.view().nodes and reason != "oom":
             reason, detail = "node", "its node vanished"
         if reason in ("node", "killed"):
-            detail += f" ({pod.progress.device}, node {pod.node[:8]})" if pod.node else " (no node yet)"
+            detail += (
+                f" ({pod.progress.device}, node {pod.node[:8]})" if pod.node else " (no node yet)"
+            )
         return PodFailure(reason, detail)
 
 
 def devices(gpus: float, nodes: int) -> str:
-    """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a process each."""
+    """A pod's devices: Ray lets a task see its own GPUs only; learners of a pod get one each, in a
+    process each."""
     if nodes == 1 and gpus <= 1:
         return "cuda" if gpus else "cpu"
     own = [f"cuda:{number}" for number in range(max(int(gpus), 1))] if gpus else ["cpu"]
@@ -331,19 +387,29 @@ def devices(gpus: float, nodes: int) -> str:
 
 
 def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> LauncherFactory:
-    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu` leaves GPUs alone.
+    """What `run_tournament` takes as `launcher` to run its pods on a Ray cluster. `device`: `cpu`
+    leaves GPUs alone.
 
-    Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they would idle.
+    Raises ConfigError, once called, when a pod spans more GPUs or nodes than it has learners: they
+    would idle.
     """
 
     def make(settings: TournamentSettings, access: PodContext) -> RayLauncher:
-        gpus = 0.0 if device == "cpu" or set(settings.devices) == {"cpu"} else 1.0 / settings.pods_per_device
+        gpus = (
+            0.0
+            if device == "cpu" or set(settings.devices) == {"cpu"}
+            else 1.0 / settings.pods_per_device
+        )
         spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
-            what, lower = (f"{spans} GPUs", "ray.gpus") if spans > ray.nodes else (f"{spans} nodes", "ray.nodes")
+            what, lower = (
+                (f"{spans} GPUs", "ray.gpus")
+                if spans > ray.nodes
+                else (f"{spans} nodes", "ray.nodes")
+            )
             raise ConfigError(
-                f"{lower}: a pod that spans {what} needs a learner for each; set tournament.replicas to {spans} or "
-                f"more, or lower {lower}"
+                f"{lower}: a pod that spans {what} needs a learner for each; set"
+                f" tournament.replicas to {spans} or more, or lower {lower}"
             )
         return RayLauncher(access, ray, settings, body=body, gpus=gpus)
 

@@ -11,14 +11,16 @@ from fintrader.config import SECRET_NAME, Settings, without_secret
 
 
 class RaySettings(Settings):
-    """Only read with `launcher: ray`. None of it alters a result, so a resumed run may change any of it."""
+    """Only read with `launcher: ray`. None of it alters a result, so a resumed run may change any
+    of it."""
 
     address: str = "auto"
-    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine belongs to; `local`: a
-    cluster of this machine alone, on loopback, that ends with the command."""
+    """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine
+    belongs to; `local`: a cluster of this machine alone, on loopback, that ends with the
+    command."""
     gpus: float | None = Field(None, ge=0)
-    """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a cluster that has
-    GPUs when the run starts (and `device` is not `cpu`), else 0."""
+    """GPUs of a pod: a part of one, or a whole number. None: 1 / `tournament.pods_per_device` on a
+    cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
     cpus: float = Field(1.0, gt=0)
     """CPUs of a pod."""
     nodes: int = Field(1, ge=1)
@@ -33,11 +35,13 @@ class RaySettings(Settings):
     evaluator_resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of an evaluator."""
     wait_seconds: float = Field(120.0, ge=0)
-    """How long to wait for a node that can hold a pod before giving up, at the start and when all have vanished."""
+    """How long to wait for a node that can hold a pod before giving up, at the start and when all
+    have vanished."""
     drain_seconds: float = Field(15.0, ge=0)
     """A pod on a node that is about to go is moved so long before the node's deadline."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have fintrader installed."""
+    """Ray's runtime environment of the pods (`env_vars`, `pip`, ...). Empty: the nodes have
+    fintrader installed."""
     allow_insecure: bool = False
     """Use a cluster that lets anybody in. One on loopback is used without this."""
 
@@ -52,8 +56,8 @@ class RaySettings(Settings):
         secret = sorted(name for name in variables if SECRET_NAME.search(name))
         if secret:
             raise ValueError(
-                f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets belong into the nodes' "
-                "own environment (a Kubernetes secret, an instance's role)"
+                f"env_vars holds {', '.join(secret)}: settings are stored and shown, so secrets"
+                " belong into the nodes' own environment (a Kubernetes secret, an instance's role)"
             )
         for text in _texts(runtime_env):
             without_secret(text)
@@ -70,7 +74,9 @@ class RaySettings(Settings):
     @classmethod
     def _reachable(cls, address: str) -> str:
         if "://" in address:
-            raise ValueError("give HOST:PORT, and run the command on a node of the cluster (`ray job submit`)")
+            raise ValueError(
+                "give HOST:PORT, and run the command on a node of the cluster (`ray job submit`)"
+            )
         if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
             raise ValueError("expected auto, local or HOST:PORT")
         return address

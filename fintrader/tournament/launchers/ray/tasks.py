@@ -1,9 +1,11 @@
-"""Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and who reads them.
+"""Tasks of a Ray cluster: a pod or its evaluation (`run_task`), its ranks on further nodes, and who
+reads them.
 
-A pod that spans several nodes has one more task a node (`serve_ranks`), in the pod's placement group. It starts the
-ranks as processes of its node and streams their messages to the pod's own task, which is its owner: when that process
-dies, Ray ends this one, and the kernel its ranks. Nothing but those messages travels through Ray; the ranks meet by
-themselves (`fusion/coordinator.py`), and each node has run and market from where all nodes have them.
+A pod that spans several nodes has one more task a node (`serve_ranks`), in the pod's placement
+group. It starts the ranks as processes of its node and streams their messages to the pod's own
+task, which is its owner: when that process dies, Ray ends this one, and the kernel its ranks.
+Nothing but those messages travels through Ray; the ranks meet by themselves
+(`fusion/coordinator.py`), and each node has run and market from where all nodes have them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ from fintrader.tournament.launchers.ray.cluster import import_ray, remote
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
-from fintrader.tournament.spec import Host, Message, OnMessage, PodContext, PodSpec, Reason, TrainedPod
+from fintrader.tournament.spec import (
+    Host,
+    Message,
+    OnMessage,
+    PodContext,
+    PodSpec,
+    Reason,
+    TrainedPod,
+)
 from fintrader.tournament.state_sync import save_all
 
 LAST_MESSAGES = ("done", "trained", "failed")
@@ -67,8 +77,9 @@ class Generated:
 class Stream:
     """One task's messages, with the placement group that it lives in.
 
-    A task that has sent its last message is still returning: releasing its group then, or no longer reading, kills it
-    half done and leaves behind an error that nobody reads, which Ray prints as unhandled.
+    A task that has sent its last message is still returning: releasing its group then, or no longer
+    reading, kills it half done and leaves behind an error that nobody reads, which Ray prints as
+    unhandled.
     """
 
     def __init__(
@@ -110,7 +121,8 @@ class Streams:
         *,
         group: Any = None,
     ) -> Stream:
-        """Read a task from now on. `on_message`, and `ended` at last, once, are called by the reading thread."""
+        """Read a task from now on. `on_message`, and `ended` at last, once, are called by the
+        reading thread."""
         stream = Stream(source, group, on_message, ended)
         with self._lock:
             self._streams.add(stream)
@@ -123,7 +135,8 @@ class Streams:
         stream.source.kill()
 
     def close(self, *, wait: bool = True) -> None:
-        """Read those that were stopped to their end, as long as they have; not where the head is gone."""
+        """Read those that were stopped to their end, as long as they have; not where the head is
+        gone."""
         deadline = time.monotonic() + LEAVE_SECONDS / 2
         while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -139,9 +152,13 @@ class Streams:
                 self._closing.wait(0.05)
                 continue
             try:
-                ready, _ = ray.wait(list(streams), num_returns=1, timeout=WAIT_SECONDS, fetch_local=False)
+                ready, _ = ray.wait(
+                    list(streams), num_returns=1, timeout=WAIT_SECONDS, fetch_local=False
+                )
                 if ready and len(streams) > 1:
-                    ready, _ = ray.wait(list(streams), num_returns=len(streams), timeout=0, fetch_local=False)
+                    ready, _ = ray.wait(
+                        list(streams), num_returns=len(streams), timeout=0, fetch_local=False
+                    )
             except Exception:  # disconnected: whoever closed us knows
                 self._closing.wait(WAIT_SECONDS)
                 continue
@@ -153,7 +170,8 @@ class Streams:
                     self._end(stream)
 
     def _next_messages(self, stream: Stream, ray: Any) -> None:
-        """Take what has arrived. An error is not the end: another may follow, and is to be read as well."""
+        """Take what has arrived. An error is not the end: another may follow, and is to be read as
+        well."""
         try:
             messages = stream.source.take(ray)
         except StopIteration:
@@ -184,7 +202,8 @@ class Streams:
 
 
 def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
-    """The run as this node has it: the folder itself, or a copy of its own of what lies in the store.
+    """The run as this node has it: the folder itself, or a copy of its own of what lies in the
+    store.
 
     Raises TournamentError when it has neither.
     """
@@ -193,8 +212,8 @@ def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
         return run, mirror_at(run.root, task["mirror"])
     if task["mirror"] is None:
         raise TournamentError(
-            f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all nodes see them, "
-            "or the run in a store"
+            f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all"
+            " nodes see them, or the run in a store"
         )
     copy = working_copy(task["mirror"]["url"], copies("pods")) / task["mirror"]["inside"]
     return RunFolder(copy), mirror_at(copy, task["mirror"])
@@ -208,7 +227,8 @@ def address() -> str:
 
 
 def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
-    """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its rank."""
+    """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its
+    rank."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
@@ -222,7 +242,10 @@ def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
     host = LocalHost(address())
     yield {"kind": "joined", "node": node, "host": socket.gethostname(), "pid": os.getpid()}
     try:
-        host.start([{**rank, **here} for rank in ranks], lambda rank, message: messages.put({**message, "rank": rank}))
+        host.start(
+            [{**rank, **here} for rank in ranks],
+            lambda rank, message: messages.put({**message, "rank": rank}),
+        )
         ended = 0
         while ended < len(ranks):
             message = messages.get()
@@ -236,7 +259,12 @@ class RayHost:
     """One more node, as the pod's own task sees it."""
 
     def __init__(
-        self, task: Message, group: Any, bundle: int, streams: Streams, joined: Callable[[Message], None]
+        self,
+        task: Message,
+        group: Any,
+        bundle: int,
+        streams: Streams,
+        joined: Callable[[Message], None],
     ) -> None:
         """`task`: the pod's; `joined` is called with where the ranks have begun."""
         self.address = ""  # known to its ranks only: they go to the first host
@@ -248,7 +276,9 @@ class RayHost:
         from ray.exceptions import RayTaskError
 
         name = f"{self._task['spec']['pod']} ranks"
-        serve = remote(serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle)
+        serve = remote(
+            serve_ranks, self._task["need"], name, group=self._group, bundle=self._bundle
+        )
         ranks = {task["rank"] for task in tasks}
 
         def receive(message: Message) -> None:
@@ -262,17 +292,27 @@ class RayHost:
 
         def ended(error: Exception | None) -> None:
             """Ranks that did not send how they ended are lost with their task."""
-            reason, detail = cause_of(error) if error is not None else ("rank", "its task ended without a message")
+            reason, detail = (
+                cause_of(error)
+                if error is not None
+                else ("rank", "its task ended without a message")
+            )
             own = isinstance(error, RayTaskError)  # raised by `serve_ranks` itself
             if error is not None and not own and reason not in ("oom", "node"):
                 reason, detail = "rank", f"its node, or the process above it, died ({detail})"
             for rank in sorted(ranks):
-                on_message(rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail})
+                on_message(
+                    rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail}
+                )
 
-        self._stream = self._streams.start(Generated(serve(self._task, list(tasks))), receive, ended)
+        self._stream = self._streams.start(
+            Generated(serve(self._task, list(tasks))), receive, ended
+        )
 
     def stop(self) -> None:
-        if self._stream is not None and not self._stream.over.wait(GRACE_SECONDS):  # its ranks were ordered to end
+        if self._stream is not None and not self._stream.over.wait(
+            GRACE_SECONDS
+        ):  # its ranks were ordered to end
             self._streams.stop(self._stream)
             self._stream.over.wait(GRACE_SECONDS)
 
@@ -305,7 +345,9 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
     """Do `task` in a thread and yield its messages; the last one is one of LAST_MESSAGES."""
     import ray
 
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    )
     node = ray.get_runtime_context().get_node_id()
     yield {"kind": "started", "node": node, "pid": os.getpid(), "host": socket.gethostname()}
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -313,9 +355,14 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
     streams = Streams() if task["nodes"] > 1 else None
     if streams is not None:
         group = ray.util.get_current_placement_group()  # known to this thread only
-        others = [RayHost(task, group, bundle, streams, messages.put) for bundle in range(1, task["nodes"])]
+        others = [
+            RayHost(task, group, bundle, streams, messages.put)
+            for bundle in range(1, task["nodes"])
+        ]
         hosts = [LocalHost(address()), *others]
-    threading.Thread(target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]).start()
+    threading.Thread(
+        target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]
+    ).start()
     over = threading.Event()
     if task["mirror"] is not None and task["store_seconds"]:
         threading.Thread(target=watch_node, args=(node, over), daemon=True, name="node").start()
@@ -355,11 +402,14 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
             last_report = time.monotonic()
             messages.put({"kind": "progress", "share": share, "env_steps": env_steps, "note": note})
 
-    context = PodContext.of_task(task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"])
+    context = PodContext.of_task(
+        task, report=report, hosts=hosts, evaluate_elsewhere=task["evaluate_elsewhere"]
+    )
     try:
         context.run, context.mirror = run_of(task)
         load_object(task["body"])
-        reproducible.settle()  # as in a local worker, whatever Ray has set: results depend on the number of threads
+        # as in a local worker, whatever Ray has set: results depend on the number of threads
+        reproducible.settle()
         report(0.0, 0, "ready")
         if task["trained"] is not None:
             outcome = evaluate_pod(spec, context, TrainedPod.model_validate(task["trained"]))
