@@ -19,7 +19,7 @@ ENV PIP_NO_CACHE_DIR=1 \
 RUN python -m venv /opt/fintrader
 ENV PATH=/opt/fintrader/bin:$PATH
 WORKDIR /src
-COPY constraints.txt constraints-image.txt pyproject.toml setup.py README.md LICENSE ./
+COPY constraints.txt constraints-image.txt pyproject.toml README.md LICENSE ./
 # What the image installs besides the core. Change it with --build-arg EXTRAS=...
 ARG EXTRAS=app,gcs,observe,ray,s3
 
@@ -28,8 +28,8 @@ FROM build AS build-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 # The packages before the source, so that a change of the source builds in seconds.
-RUN mkdir -p fintrader app/views configs \
-    && touch fintrader/__init__.py app/__init__.py app/views/__init__.py \
+RUN mkdir -p fintrader app/fintrader_app/views configs \
+    && touch fintrader/__init__.py app/fintrader_app/__init__.py app/fintrader_app/views/__init__.py \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader
@@ -40,8 +40,8 @@ RUN pip install --no-deps . \
 
 FROM build AS build-cuda
 RUN pip install -c constraints.txt torch
-RUN mkdir -p fintrader app/views configs \
-    && touch fintrader/__init__.py app/__init__.py app/views/__init__.py \
+RUN mkdir -p fintrader app/fintrader_app/views configs \
+    && touch fintrader/__init__.py app/fintrader_app/__init__.py app/fintrader_app/views/__init__.py \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader

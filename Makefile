@@ -23,7 +23,7 @@ install: $(READY) ## Create .venv and install fintrader with its app and report
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(READY): pyproject.toml setup.py constraints.txt | $(BIN)/python
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e ".[app,report]"
 	@touch $(READY)
 
@@ -70,8 +70,8 @@ test-gcs: ## Storage on gs:// against an emulator of Google's storage, in an env
 test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch core in Triton's interpreter
 	test -x .venv-triton/bin/python || $(PYTHON) -m venv .venv-triton
 	.venv-triton/bin/python -m pip install --quiet -c constraints.txt triton -e . pytest pytest-timeout hypothesis
-	.venv-triton/bin/python -m pytest tests/envs/kernels/test_cuda.py
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/kernels/test_cuda_step.py
+	.venv-triton/bin/python -m pytest tests/envs/fast/test_cuda.py
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest tests/envs/fast/test_cuda_step.py
 
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
 	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py

@@ -17,8 +17,8 @@ import torch
 from benchmarks import _env_peers
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.agents.trunks import NetworkSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 LARGEST = 1 << 18
 """Accounts of the figures that stand for themselves; the curve goes further."""

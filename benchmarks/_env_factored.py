@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, factored
+from fintrader.market.tensors import MarketTensors
 
 ACCOUNTS, STEPS, SAMPLES, STORED = 4096, 16, 4096, 16384
 RATIOS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import ROOT
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 
 Run = Callable[[int], int]
 """Takes a number of steps, returns how many account steps that were."""

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 WINDOW = 3
 """Bars of a window: 9 numbers an asset."""

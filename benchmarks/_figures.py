@@ -20,8 +20,7 @@ from benchmarks._records import (
     table,
     times,
 )
-from fintrader.metrics import TRADING_DAYS
-from fintrader.results.catalogue import FEWEST_SESSIONS
+from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
 from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
 
 # --- the quickstart -------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks._planted import ASSETS, OutOfTime, Referee, windows
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
 
 THEIRS = EnvSettings(action="trade", max_shares=100, dead_band=0.1, fill="next_close", cost_bps=10)
 """FinRL's orders: up to 100 shares a stock and minute, none below 10 %."""

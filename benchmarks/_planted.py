@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.simulate import open_account, trade
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
 
 ASSETS, SESSION, TRAIN, VALIDATION = 10, 390, 30, 5
 DRIFT, VOLATILITY, REGIME, NOISE_FEATURES = 2e-4, 8e-4, 200, 2

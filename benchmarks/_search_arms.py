@@ -21,9 +21,9 @@ from benchmarks.common import ROOT
 from fintrader import metrics as m
 from fintrader.agents import Budget, load_policy, make_agent, save_policy, train
 from fintrader.config import overlay, read_yaml
-from fintrader.data.build import build_market
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import TradingEnv
+from fintrader.market.build import build_market
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.seeding import derive

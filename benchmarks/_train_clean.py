@@ -17,8 +17,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 

@@ -32,8 +32,8 @@ from torch import Tensor
 from benchmarks._planted import OutOfTime, Referee
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 TORCHTRADE = Recipe(
     num_steps=156,

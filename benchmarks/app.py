@@ -210,7 +210,7 @@ def variables(site: Path) -> dict[str, str]:
 
 def drawn(program: str, site: Path, *arguments: str) -> dict[str, Any]:
     """What a fresh process that draws pages says as its last line."""
-    script = str(ROOT / "app" / "streamlit_app.py")
+    script = str(ROOT / "app" / "fintrader_app" / "streamlit_app.py")
     done = subprocess.run(
         [sys.executable, "-c", program, script, *arguments],
         env=variables(site),

@@ -28,12 +28,12 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.significance import backtest_overfitting
 from fintrader.backtesting.simulate import ask
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report
 from fintrader.seeding import generator
+from fintrader.verdict.sharpe import backtest_overfitting
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 
 SESSION = 390

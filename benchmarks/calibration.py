@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import finish
-from fintrader.backtesting import evidence as ev
+from fintrader.verdict import alpha as ev
 
 Array = NDArray[np.float64]
 STOCKS, TILT, OWN, COMMON = 20, 0.02, 0.015, 0.01

@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import finish
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 from tests.engines.cross_engine import (
     CENT,
     FILLS,

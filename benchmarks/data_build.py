@@ -46,13 +46,13 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from benchmarks.common import ROOT, finish
-from fintrader.data.calendar import SessionGrid, session_grid
-from fintrader.data.clean import SymbolBars, clean, symbol_bars, to_grid
-from fintrader.data.features import PAPER_FEATURES, symbol_features
-from fintrader.data.sources.base import FilesFeed
-from fintrader.data.sources.files import read_files
-from fintrader.data.sources.layout import FilesSettings
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.calendar import SessionGrid, session_grid
+from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
+from fintrader.bars.sources.base import FilesFeed
+from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.market.features import PAPER_FEATURES, symbol_features
+from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import Objects
 
 CONFIG = """
@@ -72,13 +72,13 @@ def peak():  # not ru_maxrss: that of whoever started this process counts in it
     return int(line.split()[1]) / 2**20
 
 start = time.perf_counter()
-from fintrader.data.build import build_market
-from fintrader.data.settings import read_settings
+from fintrader.market.build import build_market
+from fintrader.market.settings import read_settings
 imported = time.perf_counter()
 settings = read_settings(Path(sys.argv[1]))
 path = build_market(settings, cache=Path(sys.argv[2]))
 built, used, reached = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), peak()
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 ready = time.perf_counter()
 market = MarketTensors.load(path)
 last = float(market.close[-1, -1])

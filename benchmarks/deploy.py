@@ -32,9 +32,6 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
 from fintrader.config import overlay, read_yaml
-from fintrader.data.build import make_market
-from fintrader.data.features import SLOW_FEATURES
-from fintrader.data.settings import read_settings
 from fintrader.deploy.bundle import freeze
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.feed import ReplayFeed
@@ -45,6 +42,9 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
+from fintrader.market.build import make_market
+from fintrader.market.features import SLOW_FEATURES
+from fintrader.market.settings import read_settings
 
 HUNDRED: dict[str, Any] = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},

@@ -29,8 +29,8 @@ from benchmarks._env_peers import Run
 from benchmarks.common import finish
 from benchmarks.env import Clock, Figures, make_market
 from fintrader.agents import APG, Budget, make_agent, train
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 ASSETS, HORIZON = 80, 16
 SIZES, INTERVALS = (64, 1024), (1, 30)

@@ -54,9 +54,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _env_cuda, _env_factored, _env_torchtrade
 from benchmarks._env_peers import Run, peer_runs, stepping
 from benchmarks.common import finish
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.trading import engine_for
+from fintrader.market.tensors import MarketTensors
 
 BARS, ASSETS, FEATURES, ACCOUNTS = 4096, 100, 8, 4096
 SMALL_ASSETS, SMALL_ACCOUNTS = 80, 64

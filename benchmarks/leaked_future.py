@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import finish
 from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 ASSETS, VOLATILITY, COST = 10, 1e-3, 2e-4
 MINUTE_NS = 60_000_000_000

@@ -28,8 +28,8 @@ import pandas as pd
 
 from benchmarks.common import finish
 from fintrader.config import validate
-from fintrader.data.build import make_market
-from fintrader.data.settings import DataSettings
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
 
 
 def main() -> None:

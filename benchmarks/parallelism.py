@@ -44,9 +44,9 @@ from fintrader.agents import (
 from fintrader.agents.networks import Critic
 from fintrader.agents.normalisation import ObservationNormaliser
 from fintrader.agents.parallel import average
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
+from fintrader.market.tensors import MarketTensors
 
 ASSETS, FEATURES, BARS = 20, 6, 2000
 LEARNERS, MEMBERS = 4, 5

@@ -71,8 +71,8 @@ from benchmarks._train_peers import LEARNERS, NoPeer, sb3, train_peer
 from benchmarks.common import finish
 from benchmarks.resume import Records
 from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 __all__ = [
     "ASSETS",

@@ -43,8 +43,8 @@ from benchmarks.common import finish
 from benchmarks.env import ASSETS, FEATURES, Figures, make_market
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.agents.layers import AssetTrunk
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 
 ACCOUNTS, MLP_ACCOUNTS = (64, 256, 1024, 4096), 256
 SETTINGS = EnvSettings(episode_bars=1000)

@@ -267,7 +267,7 @@ def commands_table(*_: Any) -> str:
 
 def faults_table(*_: Any) -> str:
     """Every fault the quality report knows, and what the build makes of it."""
-    from fintrader.data.faults import KINDS
+    from fintrader.bars.checks import KINDS
 
     rows = [
         (f"`{kind}`", *(part[:1].upper() + part[1:] for part in _halves(text)))
@@ -298,7 +298,7 @@ def errors_table(*_: Any) -> str:
 
 def features_table(*_: Any) -> str:
     """Every kind of feature with its usual window."""
-    from fintrader.data.features import _FEATURES, _MARKET_FEATURES
+    from fintrader.market.features import _FEATURES, _MARKET_FEATURES
 
     rows = []
     for kind, (function, window, *_rest) in {**_FEATURES, **_MARKET_FEATURES}.items():

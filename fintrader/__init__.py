@@ -29,16 +29,18 @@ import gymnasium
 if TYPE_CHECKING:
     from fintrader import agents as agents
     from fintrader import backtesting as backtesting
-    from fintrader import data as data
+    from fintrader import bars as bars
     from fintrader import envs as envs
     from fintrader import errors as errors
+    from fintrader import market as market
     from fintrader import metrics as metrics
     from fintrader import results as results
+    from fintrader import verdict as verdict
     from fintrader.agents.policy import load_policy
-    from fintrader.data.load import load_market
-    from fintrader.data.tensors import MarketTensors
     from fintrader.envs.settings import EnvSettings
     from fintrader.envs.trading import TradingEnv
+    from fintrader.market.load import load_market
+    from fintrader.market.tensors import MarketTensors
     from fintrader.pipeline.door import open_run, run, run_tournament, train
     from fintrader.report.backtests import backtest
 
@@ -68,7 +70,17 @@ _HOMES = {
     "run_tournament": "pipeline.door",
     "train": "pipeline.door",
 }
-_PACKAGES = ("agents", "backtesting", "data", "envs", "errors", "metrics", "results")
+_PACKAGES = (
+    "agents",
+    "backtesting",
+    "bars",
+    "envs",
+    "errors",
+    "market",
+    "metrics",
+    "results",
+    "verdict",
+)
 """Packages that are there without an import of their own, as in `fintrader.agents.PPO()`."""
 _ENV_ID = "fintrader/Trading-v0"
 

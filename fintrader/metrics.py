@@ -25,6 +25,31 @@ TRADING_DAYS = 252
 """Sessions in a year of an exchange that rests at weekends: the convention of the paper's table and
 of empyrical. A market says how many its own year has (`MarketTensors.sessions_a_year`), and its
 results after it."""
+FEWEST_SESSIONS = TRADING_DAYS // 4
+"""A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would
+become millions of per cent, which says nothing about any year."""
+COMPOUNDED = frozenset(
+    {
+        "annual_return",
+        "calmar",
+        "martin_ratio",
+        "alpha",
+        "up_capture",
+        "down_capture",
+        "treynor_ratio",
+    }
+)
+"""Metrics that compound growth to a year: None below a quarter of one."""
+
+
+def fewest_sessions(sessions_a_year: int = TRADING_DAYS) -> int:
+    """Return a quarter of a year in sessions: `FEWEST_SESSIONS` for a year of 252."""
+    return sessions_a_year // 4
+
+
+def too_short(key: str, sessions: int, sessions_a_year: int = TRADING_DAYS) -> bool:
+    """Return True where a metric compounds and `sessions` are less than a quarter of a year."""
+    return key in COMPOUNDED and sessions < fewest_sessions(sessions_a_year)
 
 
 def session_ends(session: ArrayLike) -> NDArray[np.int64]:

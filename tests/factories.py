@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fintrader.data.tensors import Events, MarketTensors, Windows
+from fintrader.market.tensors import Events, MarketTensors, Windows
 
 MINUTE_NS = 60_000_000_000
 

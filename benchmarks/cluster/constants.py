@@ -66,7 +66,7 @@ def configuration(cache: Path) -> Any:
 def one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     """The quickstart's market and a trained pod of it, whose files the measurements are taken
     from."""
-    from fintrader.data.build import build_market
+    from fintrader.market.build import build_market
     from fintrader.tournament.generator import Generator
     from fintrader.tournament.leaderboard import Leaderboard
     from fintrader.tournament.pod import run_pod
@@ -159,7 +159,7 @@ def warm_start(spec: PodSpec, context: PodContext, count: int) -> Samples:
 def evaluation(config: Any, context: PodContext, pod: str, count: int) -> tuple[Samples, int]:
     """The validation window traded once in float64, and how many bars that is."""
     from fintrader.agents import load_policy
-    from fintrader.data.tensors import MarketTensors
+    from fintrader.market.tensors import MarketTensors
     from fintrader.tournament.evaluator import evaluate
 
     validation = MarketTensors.load(context.market).split().validation

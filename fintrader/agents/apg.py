@@ -3,7 +3,7 @@ https://arxiv.org/abs/2204.07137).
 
 Prices do not react to a small account, so its wealth is a differentiable function of its actions:
 the environment's fills, costs and rewards are torch operations (on a CPU one compiled operation,
-`envs.kernels.gradient`), and the gradient of what a policy earns over `num_steps` decisions is
+`envs.fast.gradient`), and the gradient of what a policy earns over `num_steps` decisions is
 exact, without a likelihood ratio or a critic's opinion. One update: play `num_steps` steps with the
 graph kept, then climb
 

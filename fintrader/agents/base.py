@@ -19,9 +19,9 @@ from fintrader.agents.checkpoint import (
     optimiser_state,
     prefixed,
 )
+from fintrader.agents.fast.onednn import tanh
 from fintrader.agents.networks import Actor, Critic
 from fintrader.agents.normalisation import RewardScaler
-from fintrader.agents.onednn import tanh
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import Perturbation
 from fintrader.agents.trunks import NetworkSettings, Seen

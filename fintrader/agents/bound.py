@@ -61,7 +61,7 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
     if others:
         if layout.lookback > 1:
             return None
-        from fintrader.agents.numba_policy import NumbaMembers
+        from fintrader.agents.members import NumbaMembers
 
         parts.append((others, NumbaMembers([members[k] for k in others], rows)))
     return _Ensemble(parts, mode, shares, layout.num_assets)

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fintrader.data.tensors import bytes_of, preamble, stored_order
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
+from fintrader.market.tensors import bytes_of, preamble, stored_order
 
 
 def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:

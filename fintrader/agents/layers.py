@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.onednn import Fused, Tanh, linear, on_cpu
+from fintrader.agents.fast.onednn import Fused, Tanh, linear, on_cpu
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": Tanh,
@@ -183,7 +183,7 @@ class AssetTrunk(nn.Module):
 
     def _layers(self, assets: Tensor, common: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.compiled and assets.ndim == 3 and on_cpu(assets):
-            from fintrader.agents.numba_trunk import SharedLayer
+            from fintrader.agents.fast.trunk import SharedLayer
 
             h, shared = assets, common
             for own, other in zip(self.own, self.common, strict=True):

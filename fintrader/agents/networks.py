@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fintrader.agents.fast.onednn import on_cpu
 from fintrader.agents.layers import Dense, Hidden
-from fintrader.agents.onednn import on_cpu
 from fintrader.agents.trunks import AccountTrunk, MarketTrunk, Mlp, NetworkSettings, Seen
 from fintrader.envs.observation import FlatLayout, Layout, num_actions
 
@@ -227,7 +227,7 @@ class Critic(nn.Module):
         each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
         each, top, private = each.view(2, *h.shape[:2]), self.top(mean), seen.private
         if on_cpu(private) and private.ndim == 2 and not private.requires_grad:
-            from fintrader.agents.numba_value import Quadratic
+            from fintrader.agents.fast.value import Quadratic
 
             place = torch.arange(len(private)) if seen.place is None else seen.place
             value: Tensor = Quadratic.apply(each, top, place, private)  # type: ignore[no-untyped-call]

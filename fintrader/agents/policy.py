@@ -28,11 +28,11 @@ from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.travel import travel
 from fintrader.agents.trunks import NetworkSettings
 from fintrader.config import validate
-from fintrader.data.scaling import statistics_hash
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
+from fintrader.market.scaling import statistics_hash
+from fintrader.market.tensors import MarketTensors
 
 FORMAT = "fintrader-policy-3"
 EnsembleMode = Literal["mean", "weighted", "vote"]

@@ -94,7 +94,7 @@ class PPOAgent(OnPolicyAgent):
         """L on one minibatch, and its parts as metrics."""
         clip_coef, log_std = self.settings.clip_coef, self.noise["log_std"]
         if self.device.type == "cpu" and not self.batched:
-            from fintrader.agents.numba_surrogate import Surrogate
+            from fintrader.agents.fast.surrogate import Surrogate
 
             mean, place = self.shared_mean(batch.seen)
             place = torch.arange(len(mean)) if place is None else place

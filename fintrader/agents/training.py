@@ -24,10 +24,10 @@ from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, market_identity
 from fintrader.config import Settings, differences
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
+from fintrader.market.tensors import MarketTensors
 from fintrader.memory import keep_freed_memory
 
 FORMAT = "fintrader-training-1"

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fintrader.agents.fast.onednn import linear
 from fintrader.agents.layers import (
     ENCODERS,
     AssetTrunk,
@@ -22,7 +23,6 @@ from fintrader.agents.layers import (
     Hidden,
     join,
 )
-from fintrader.agents.onednn import linear
 from fintrader.config import Settings
 from fintrader.envs.observation import (
     FlatLayout,

@@ -1,6 +1,6 @@
 """The account of a backtest: what a strategy trades with, and where its log is written.
 
-It is stepped by the compiled functions that step the environment's accounts (`envs.kernels`), a
+It is stepped by the compiled functions that step the environment's accounts (`envs.fast`), a
 call a decision.
 """
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader.backtesting.trade_log import TradeLog
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import market_view
-from fintrader.envs.kernels import account as kernel
-from fintrader.envs.kernels.buffers import Prices, Rules
+from fintrader.envs.fast import account as kernel
+from fintrader.envs.fast.buffers import Prices, Rules
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.history import OrderCounts
 
 Array = NDArray[np.float64]
@@ -41,7 +41,7 @@ def flat_action(action: Action) -> NDArray[np.float32]:
 
 
 KINDS = np.array(["order", "forced", "split"], dtype=object)
-"""Names of `envs.kernels.ledger.ORDER`, `FORCED` and `SPLIT`."""
+"""Names of `envs.fast.ledger.ORDER`, `FORCED` and `SPLIT`."""
 _COLUMNS = (np.int8, np.int64, np.int64, np.int64, np.float64, np.float64, np.float64)
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 

@@ -10,7 +10,7 @@ from fintrader.backtesting.attribution import attribute, symbol_returns
 from fintrader.backtesting.execution import execution
 from fintrader.backtesting.factors import factor_betas, factor_returns
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.formatting import main_strategy
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
 _BLOCK = 4096

@@ -20,9 +20,9 @@ from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.backtesting.simulate import open_account, trade
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 from fintrader.results.backtest_files import empty_trades
 

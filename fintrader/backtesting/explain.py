@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
+from fintrader.market.tensors import MarketTensors
 
 MOST_DECISIONS = 48
 """Decisions that are looked at, evenly spread over a backtest."""

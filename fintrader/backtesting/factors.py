@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
 LOOKBACK = 20

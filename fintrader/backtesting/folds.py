@@ -22,8 +22,8 @@ from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.trade_log import MINUTE_NS, Fills, trade_frame
 from fintrader.config import Settings
-from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.history import OrderCounts
 

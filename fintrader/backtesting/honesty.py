@@ -17,15 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtesting import evidence as ev
-from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import intervals, paired_excess
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.selection import TrialReturns, diagnose, null_model_did_as_well
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import finite
 from fintrader.results.formatting import (
     count,
@@ -37,7 +34,10 @@ from fintrader.results.formatting import (
     span,
 )
 from fintrader.results.history import rounding_apart
-from fintrader.results.looks import LEVEL
+from fintrader.verdict import LEVEL
+from fintrader.verdict import alpha as ev
+from fintrader.verdict import sharpe as sig
+from fintrader.verdict.bootstrap import intervals, paired_excess
 
 Array = NDArray[np.float64]
 HELD_OUT = "test"

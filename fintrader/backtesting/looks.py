@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.looks import Look, Window, result_hash
 from fintrader.runs import commit, versions
 

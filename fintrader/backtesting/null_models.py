@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
 
 Array = NDArray[np.float64]

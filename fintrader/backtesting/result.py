@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.backtesting.bootstrap import intervals
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import History, rounding_apart, weights
+from fintrader.verdict.bootstrap import intervals
 
 Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}

@@ -28,10 +28,10 @@ from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.baselines import baseline_settings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import open_account, trade
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 
 Array = NDArray[np.float64]

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import romano_wolf
 from fintrader.metrics import TRADING_DAYS
 from fintrader.results.formatting import count, probability, ratio
+from fintrader.verdict import sharpe as sig
+from fintrader.verdict.bootstrap import romano_wolf
 
 Array = NDArray[np.float64]
 TrialReturns: TypeAlias = "Array | Sequence[Array]"

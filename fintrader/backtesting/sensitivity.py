@@ -20,10 +20,10 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import simulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 
 Array = NDArray[np.float64]

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fintrader.backtesting.account import Action, BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 
 Decide = Callable[[BacktestAccount], "Action | Holdings | None"]

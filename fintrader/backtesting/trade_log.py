@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from fintrader.backtesting.result import BacktestResult, of_market
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.dynamics import MarketView
 from fintrader.envs.ledger import Bar, closing_cost, in_usd
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from fintrader.results.history import OrderCounts
 

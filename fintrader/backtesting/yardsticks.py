@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fintrader.backtesting.baselines import benchmark_portfolio, simulate_baselines
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.ridge import fit_ridge, ridge
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from fintrader.cli.options import parse
-from fintrader.data.compare import CompareSettings, compare_bars, open_side
 from fintrader.errors import ConfigError
+from fintrader.market.compare import CompareSettings, compare_bars, open_side
 
 
 class CompareOptions(CompareSettings):

@@ -22,7 +22,7 @@ from fintrader.errors import ConfigError
 from fintrader.runs import Manifest
 
 if TYPE_CHECKING:
-    from fintrader.data.data_config import DataConfig
+    from fintrader.market.data_config import DataConfig
     from fintrader.pipeline.config import RunConfig
 
 # --- make -----------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def verb(
     where that answers False."""
 
     def command(argv: list[str]) -> None:
-        home = import_module("fintrader.data.commands" if bars_only else "fintrader.pipeline")
+        home = import_module("fintrader.market.commands" if bars_only else "fintrader.pipeline")
         config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
         done = getattr(home, function)(config)
         if done is False:
@@ -72,8 +72,8 @@ def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
 def collect_garbage(argv: list[str]) -> None:
     """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes,
     remove them."""
-    from fintrader.data.commands import collect_garbage
-    from fintrader.data.data_config import load_data_config
+    from fintrader.market.commands import collect_garbage
+    from fintrader.market.data_config import load_data_config
 
     words = [word for word in argv if word != "--yes"]
     if not words or any(word.startswith("-") for word in words):
@@ -248,7 +248,7 @@ def _universe(symbols: tuple[str, ...]) -> str:
 def audit(argv: list[str]) -> None:
     """RUN: recount its trials, check its results against seals and the ledger of looks; status 1
     when one is wrong."""
-    from fintrader.data.tensors import MarketTensors
+    from fintrader.market.tensors import MarketTensors
     from fintrader.results.audit import audit as ask
 
     def content_of(path: Path) -> str:

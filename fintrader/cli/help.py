@@ -79,7 +79,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 """What the overview says, group by group: commands and what they take and do."""
 
 _RUN = "fintrader.pipeline.config:RunConfig"
-_DATA = "fintrader.data.data_config:DataConfig"
+_DATA = "fintrader.market.data_config:DataConfig"
 _PAPER = "fintrader.deploy.settings:PaperSettings"
 _PLACE = "fintrader.cli.deployments:PlaceOptions"
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -230,7 +230,7 @@ def _choices(name: str) -> Mapping[str, Any]:
 
         return CHOICES
     if _DATA in SETTINGS.get(name, ()):
-        from fintrader.data.data_config import DATA_CHOICES
+        from fintrader.market.data_config import DATA_CHOICES
 
         return DATA_CHOICES
     return {}

@@ -23,7 +23,7 @@ from fintrader.config import SettingsT, bare, first_problem, models_in
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fintrader.data.data_config import Choices, DataConfig
+    from fintrader.market.data_config import Choices, DataConfig
     from fintrader.pipeline.config import RunConfig
 
 T = TypeVar("T", bound=BaseModel)
@@ -257,7 +257,7 @@ def parse_config(command: str, argv: list[str]) -> RunConfig:
 
 def parse_data_config(command: str, argv: list[str]) -> DataConfig:
     """CONFIG and its overrides, as far as they concern bars. Raises ConfigError."""
-    from fintrader.data.data_config import DATA_CHOICES, load_data_config
+    from fintrader.market.data_config import DATA_CHOICES, load_data_config
 
     path, rest, chosen = _split(command, argv, DATA_CHOICES)
     return parse(load_data_config(Path(path), chosen), rest, command, list(DATA_CHOICES))

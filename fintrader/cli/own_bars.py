@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fintrader.bars.sources.presets import Preset
 from fintrader.cli.options import with_options
 from fintrader.config import Settings
-from fintrader.data.sources.presets import Preset
 from fintrader.errors import ConfigError
 
 
@@ -30,8 +30,8 @@ class InitOptions(DetectOptions):
 def init(argv: list[str]) -> None:
     """FILE|FOLDER [--preset VENDOR] [--out CONFIG] [--force]: find out how these bars are to be
     read, and write a configuration that runs."""
-    from fintrader.data.detect import describe_detection, detect
-    from fintrader.data.starter import config_path, write_config
+    from fintrader.bars.detect import describe_detection, detect
+    from fintrader.market.starter import config_path, write_config
 
     force, words = "--force" in argv, [word for word in argv if word != "--force"]
     bars, options = with_options("init", InitOptions(), words, "FILE|FOLDER")
@@ -52,8 +52,8 @@ def init(argv: list[str]) -> None:
 def detect(argv: list[str]) -> None:
     """FILE|FOLDER [--preset VENDOR] [--calendar NAME]: say how these bars are to be read, and how
     sure that is."""
-    from fintrader.data.detect import describe_detection
-    from fintrader.data.detect import detect as ask
+    from fintrader.bars.detect import describe_detection
+    from fintrader.bars.detect import detect as ask
 
     bars, options = with_options("data detect", DetectOptions(), argv, "FILE|FOLDER")
     print(describe_detection(ask(bars, preset=options.preset, calendar=options.calendar)))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.corporate_actions import Action
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.broker import Broker, Order
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Entry, Journal
@@ -19,6 +18,7 @@ from fintrader.deploy.orders import order_id
 from fintrader.deploy.reconcile import adjust, expected, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.market.tensors import MarketTensors
 
 _PAID_AFTER_DAYS = 60
 """A dividend reaches the account at most so long after its ex-date."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fintrader.data.sources.alpaca import limit
+from fintrader.bars.sources.alpaca import limit
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, install_command
 

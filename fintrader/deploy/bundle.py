@@ -32,15 +32,15 @@ from torch import Tensor
 
 from fintrader.agents.policy import PolicyModule, export_onnx, load_policy
 from fintrader.config import validate
-from fintrader.data.scaling import statistics_hash
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.planted_in import PlantedInSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.control import BUNDLE as BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
 from fintrader.files import dump_json, file_sha256, seal, unseal, write_bytes
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.scaling import statistics_hash
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import Objects, read_whole
 
 FORMAT = "fintrader-bundle-1"

@@ -13,11 +13,11 @@ from fintrader.agents.policy import PolicyModule
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import ask, trade
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.limits import Limits, LimitSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BacktestError, DeployError
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 
 Array = NDArray[np.float64]

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.backtesting.bootstrap import block_length, bootstrap_indices
-from fintrader.backtesting.evidence import e_process
-from fintrader.data.bars import MINUTE_NS
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import MINUTE_NS
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.decisions import twin
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.limits import LimitSettings
 from fintrader.errors import DeployError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
+from fintrader.verdict.alpha import e_process
+from fintrader.verdict.bootstrap import block_length, bootstrap_indices
 
 Array = NDArray[np.float64]
 ALARM = 20.0

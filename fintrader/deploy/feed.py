@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fintrader.data.bars import MINUTE_NS, Bars, bar_length, concat
-from fintrader.data.calendar import SessionGrid, day_starts
-from fintrader.data.corporate_actions import Action, load_actions, with_announced
-from fintrader.data.settings import DataSettings, open_feed
-from fintrader.data.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.data.sources.vendor import Busy, Refused, VendorSettings
+from fintrader.bars.bars import MINUTE_NS, Bars, bar_length, concat
+from fintrader.bars.calendar import SessionGrid, day_starts
+from fintrader.bars.corporate_actions import Action, load_actions, with_announced
+from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.bars.sources.vendor import Busy, Refused, VendorSettings
 from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
+from fintrader.market.settings import DataSettings, open_feed
 from fintrader.progress import Progress
 
 LIMIT_SECONDS = 10.0

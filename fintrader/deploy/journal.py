@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.data.corporate_actions import Action
+from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.broker import OrderReport, as_json
 from fintrader.errors import DeployError
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fintrader.data.bars import COLUMNS, MINUTE_NS, Bars
-from fintrader.data.calendar import SessionGrid, session_date, session_grid
-from fintrader.data.corporate_actions import Action
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars
+from fintrader.bars.calendar import SessionGrid, session_date, session_grid
+from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.rows import Level, RecentMarket
 from fintrader.errors import DeployError
+from fintrader.market.tensors import MarketTensors
 
 _AHEAD = dt.timedelta(days=14)
 Levels = Callable[[SessionGrid], "Level | None"]

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.data import features as ft
-from fintrader.data.bars import COLUMNS, MINUTE_NS, Array, Bars
-from fintrader.data.build import assemble
-from fintrader.data.calendar import SessionGrid
-from fintrader.data.corporate_actions import Action
-from fintrader.data.faults.kinds import STOPPING
-from fintrader.data.settings import DataSettings, raw_features
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.kinds import STOPPING
+from fintrader.bars.corporate_actions import Action
 from fintrader.errors import DeployError
+from fintrader.market import features as ft
+from fintrader.market.build import assemble
+from fintrader.market.settings import DataSettings, raw_features
+from fintrader.market.tensors import MarketTensors
 
 SPARE_SESSIONS = 2
 """More than the features need: a window's first session opens on carried prices."""

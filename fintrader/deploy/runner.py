@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.bars import Array
-from fintrader.data.calendar import SessionGrid
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import Array
+from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts
 from fintrader.deploy.alerts import Alerts
 from fintrader.deploy.broker import Broker
@@ -38,6 +37,7 @@ from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError
 from fintrader.files import write_json
+from fintrader.market.tensors import MarketTensors
 
 log = logging.getLogger("fintrader.deploy")
 JOURNAL, HEARTBEAT = "journal.sqlite", "heartbeat.json"

@@ -9,11 +9,11 @@ import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
-from fintrader.data.bars import MINUTE_NS, Array
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BrokerError
+from fintrader.market.tensors import MarketTensors
 
 
 class SimulatedBroker:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from fintrader.data.calendar import timezone_of
+from fintrader.bars.calendar import timezone_of
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal

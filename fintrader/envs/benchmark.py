@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 
 BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 

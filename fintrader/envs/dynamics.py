@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.benchmark import benchmark_kind, benchmark_level, held_weights
 from fintrader.envs.ledger import (
     Account,
@@ -33,6 +32,7 @@ from fintrader.envs.observation import market_rows, private_part, session_clock
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import derive
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000

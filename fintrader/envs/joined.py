@@ -16,11 +16,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import derive
 
 

@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fintrader.config import Settings
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import account_keys, advance, begin, market_view, observe, select
 from fintrader.envs.ledger import Account
@@ -26,6 +25,7 @@ from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 
 
 class TraderSettings(Settings):

@@ -18,8 +18,8 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import CheckpointError
+from fintrader.market.tensors import MarketTensors
 
 
 class Bfloat16Box(gymnasium.spaces.Box):

@@ -19,7 +19,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import (
     MarketView,
@@ -32,10 +31,10 @@ from fintrader.envs.dynamics import (
     observe_private,
     select,
 )
-from fintrader.envs.kernels.buffers import Generation
-from fintrader.envs.kernels.cuda_step import TritonStep, why_not_triton
-from fintrader.envs.kernels.gradient.step import GradientStep
-from fintrader.envs.kernels.step import FusedStep, why_not_fused
+from fintrader.envs.fast.buffers import Generation
+from fintrader.envs.fast.gradient.step import GradientStep
+from fintrader.envs.fast.step import FusedStep, why_not_fused
+from fintrader.envs.fast.triton_step import TritonStep, why_not_triton
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout, observation_space
 from fintrader.envs.reward import make_reward
@@ -54,6 +53,7 @@ from fintrader.envs.state import (
     start_groups,
 )
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 from fintrader.memory import require_memory
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]

@@ -1,6 +1,6 @@
 """The whole way in one place: bars → market → tournament → backtest, from one configuration."""
 
-from fintrader.data.commands import (
+from fintrader.market.commands import (
     build_data,
     collect_garbage,
     rehearse_data,

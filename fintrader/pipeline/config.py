@@ -14,12 +14,12 @@ from fintrader.agents.agent import AgentSettings
 from fintrader.agents.ppo import PPO
 from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
-from fintrader.data.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
-from fintrader.data.settings import DataSettings
 from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.market.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
+from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
 from fintrader.tournament.launchers import LauncherFactory
 from fintrader.tournament.launchers.ray.launcher import on_ray

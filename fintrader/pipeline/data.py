@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fintrader.backtesting.lookahead import MODES, LookaheadReport, LookaheadSettings, lookahead
-from fintrader.data.commands import built_market
-from fintrader.data.data_config import markets_of
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
+from fintrader.market.commands import built_market
+from fintrader.market.data_config import markets_of
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import Manifest

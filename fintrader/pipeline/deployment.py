@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fintrader.bars.calendar import session_date
 from fintrader.config import check_place
-from fintrader.data.calendar import session_date
-from fintrader.data.sources.synthetic import SyntheticSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
@@ -22,6 +20,8 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError, RunError
 from fintrader.files import write_json
+from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market

@@ -12,8 +12,8 @@ from fintrader.agents.agent import Agent, make_agent
 from fintrader.agents.policy import load_policy
 from fintrader.agents.training import Budget, TrainResult
 from fintrader.config import Settings, validate
-from fintrader.data.tensors import MarketTensors, Split
 from fintrader.errors import ConfigError, RunError
+from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline import session
 from fintrader.pipeline.config import RunConfig, configured
 from fintrader.pipeline.run import run as run_stages

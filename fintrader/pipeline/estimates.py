@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fintrader.bars.sources.vendor import VendorSettings
 from fintrader.config import validate
-from fintrader.data.sources.synthetic import SyntheticSettings
-from fintrader.data.sources.vendor import VendorSettings
 from fintrader.errors import ConfigError
+from fintrader.market.synthetic import SyntheticSettings
 from fintrader.memory import HOST, available_memory
 from fintrader.pipeline.config import RunConfig, changed_results
 from fintrader.tournament.settings import TournamentSettings

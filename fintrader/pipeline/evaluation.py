@@ -23,14 +23,14 @@ from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.yardsticks import Yardsticks
-from fintrader.data.sources.planted import oracle_policy
-from fintrader.data.sources.planted_in import KIND as IN_REAL
-from fintrader.data.tensors import MarketTensors, Split
 from fintrader.deploy.decisions import twin
 from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import read_json, write_bytes
+from fintrader.market.planted import oracle_policy
+from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.provenance import (
     Repeat,

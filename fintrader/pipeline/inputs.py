@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from fintrader.bars.sources.alpaca import AlpacaSettings
+from fintrader.bars.sources.crypto import CcxtSettings
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import files_of
 from fintrader.config import is_url
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.alpaca import AlpacaSettings
-from fintrader.data.sources.crypto import CcxtSettings
-from fintrader.data.sources.layout import FilesSettings
-from fintrader.data.sources.listing import files_of
-from fintrader.data.sources.planted_in import PlantedInSettings
 from fintrader.errors import ConfigError, DataError, RunError, install_command
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run import changed_claim
 from fintrader.results.looks import Ledger, LedgerError

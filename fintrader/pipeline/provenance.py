@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.data.sources.planted_in import KIND as IN_REAL
-from fintrader.data.tensors import MarketTensors
-from fintrader.data.universe import describe
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, read_json
+from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.tensors import MarketTensors
+from fintrader.market.universe import describe
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.recipe import run_recipe
 from fintrader.report.recipe import data_recipe

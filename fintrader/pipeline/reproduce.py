@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fintrader.config import overlay
-from fintrader.data.commands import build_data
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import DataError, ReportError
+from fintrader.market.commands import build_data
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, Window, changed_results
 from fintrader.pipeline.evaluation import window_folder
 from fintrader.pipeline.recipe import config_from

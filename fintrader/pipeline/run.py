@@ -19,11 +19,11 @@ from rich.console import Console
 
 from fintrader.backtesting.folds import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import write_text
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market

@@ -12,11 +12,11 @@ import numpy as np
 from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, yardsticks
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
 from fintrader.errors import RunError
 from fintrader.files import write_json
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run import claim, search, wide_console

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from fintrader.metrics import fewest_sessions
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures, periods
 from fintrader.results.allocation import (
@@ -21,7 +22,6 @@ from fintrader.results.allocation import (
     trips,
 )
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.catalogue import fewest_sessions
 from fintrader.results.formatting import DASH, count, percent, ratio, span, statistic, usd
 
 MOST_SYMBOLS = 12

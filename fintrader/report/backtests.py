@@ -22,12 +22,12 @@ from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulate import Bindable, simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.backtesting.yardsticks import Yardsticks, yardsticks
-from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
 from fintrader.report.luck import luck_rows
 from fintrader.report.recipe import data_recipe, made_by

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from fintrader.data.bars import COLUMNS, PRICES
+from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.files import write_json, write_text
 from fintrader.report.page import Page, note, table
 from fintrader.results.figures.style import layout

@@ -24,7 +24,8 @@ from fintrader.results.formatting import (
     percent,
     short_window,
 )
-from fintrader.results.looks import LEVEL, union_of_looks
+from fintrader.results.looks import union_of_looks
+from fintrader.verdict import LEVEL
 
 _LEFT_OUT = ("strategies", "quality", "market", "recipe")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fintrader.data.sources.planted_in import KIND as IN_REAL
-from fintrader.data.universe import describe
+from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.universe import describe
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import DASH, missing, number, percent, ratio, statistic, usd
 

@@ -24,23 +24,6 @@ EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
 
 
-FEWEST_SESSIONS = m.TRADING_DAYS // 4
-"""A quarter of a year. Growth over fewer sessions is not compounded to a year: a good week would
-become millions of per cent, which says nothing about any year."""
-COMPOUNDED = frozenset(
-    {
-        "annual_return",
-        "calmar",
-        "martin_ratio",
-        "alpha",
-        "up_capture",
-        "down_capture",
-        "treynor_ratio",
-    }
-)
-"""Metrics that compound growth to a year: None below a quarter of one."""
-
-
 _SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
 Compute = Callable[[Sample], float | None]
 
@@ -67,16 +50,6 @@ def measure(history: History) -> dict[str, float | None]:
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
 
 
-def fewest_sessions(sessions_a_year: int = m.TRADING_DAYS) -> int:
-    """A quarter of such a year: `FEWEST_SESSIONS` of 252."""
-    return sessions_a_year // 4
-
-
-def too_short(key: str, sessions: int, sessions_a_year: int = m.TRADING_DAYS) -> bool:
-    """Whether a window of so many sessions is too short for this metric."""
-    return key in COMPOUNDED and sessions < fewest_sessions(sessions_a_year)
-
-
 def of_a_year(key: str) -> bool:
     """Whether a metric is a rate of a year: no page, table or terminal shows it below a quarter of
     one.
@@ -85,7 +58,7 @@ def of_a_year(key: str) -> bool:
     they are worth.
     """
     known = BY_KEY.get(key)
-    return key in COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)
+    return key in m.COMPOUNDED or key == "turnover" or (known is not None and known.unit == _YEAR)
 
 
 def _plain(value: float | None) -> float | None:
@@ -704,7 +677,9 @@ def _defined(key: str, compute: Compute) -> Compute:
 
     def defined(s: Sample) -> float | None:
         untraded = key in _OF_POSITIONS and not s.of.has_positions
-        return None if untraded or too_short(key, s.sessions, s.of.sessions_a_year) else compute(s)
+        return (
+            None if untraded or m.too_short(key, s.sessions, s.of.sessions_a_year) else compute(s)
+        )
 
     return defined
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader import progress
-from fintrader.metrics import TRADING_DAYS
-from fintrader.results.catalogue import BY_KEY, fewest_sessions, of_a_year
+from fintrader.metrics import TRADING_DAYS, fewest_sessions
+from fintrader.results.catalogue import BY_KEY, of_a_year
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (

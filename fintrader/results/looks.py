@@ -40,9 +40,6 @@ HELD_OUT = ("test", "validation")
 it."""
 CHOSEN = ("ensemble", "best")
 """Strategies that are chosen and so are what a look is at; the others are yardsticks."""
-LEVEL = 0.05
-"""How often all looks at a window together may call luck skill; `backtesting.evidence` spends it,
-look by look."""
 
 
 class LedgerError(RunError):

@@ -30,12 +30,12 @@ from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.folds import stitch
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
+from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import fewest_sessions, too_short
 from fintrader.progress import Progress
-from fintrader.results.catalogue import fewest_sessions, too_short
 from fintrader.tournament.settings import Metric
 
 Array = NDArray[np.float64]

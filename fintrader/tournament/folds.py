@@ -25,10 +25,10 @@ from fintrader import metrics as m
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state
 from fintrader.agents.checkpoint import below, prefixed
 from fintrader.agents.policy import ActorPolicy
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
 from fintrader.errors import ConfigError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import derive
 from fintrader.tournament.evaluator import ValidationCurve
 from fintrader.tournament.fusion.learners import (

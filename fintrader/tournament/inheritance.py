@@ -31,11 +31,11 @@ from fintrader.agents.checkpoint import below, read_tensors
 from fintrader.agents.policy import FORMAT, ActorPolicy
 from fintrader.agents.travel import check_travels, moved_statistics
 from fintrader.config import Settings
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.observation import ObservationLayout, layout_from_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError, TournamentError
 from fintrader.files import read_json, write_json
+from fintrader.market.tensors import MarketTensors
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.folds import WHOLE

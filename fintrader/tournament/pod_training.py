@@ -19,7 +19,7 @@ from torch import Tensor
 from fintrader.agents import Budget, TrainProgress, TrainResult, save_policy
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, PolicyModule
-from fintrader.data.tensors import MarketTensors, Split
+from fintrader.market.tensors import MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.seeding import seed_everything
 from fintrader.tournament.evaluator import Evaluation, ValidationCurve, evaluate, on_cpu

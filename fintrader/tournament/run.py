@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 
 from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.config import Settings
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard import read_leaderboard
 from fintrader.runs import RunFolder

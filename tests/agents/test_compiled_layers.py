@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents import NetworkSettings, make_agent
-from fintrader.agents import onednn as of_onednn
 from fintrader.agents.buffers import Transition
+from fintrader.agents.fast import onednn as of_onednn
+from fintrader.agents.fast.onednn import linear, tanh
 from fintrader.agents.layers import AssetTrunk
 from fintrader.agents.networks import Actor, Critic
-from fintrader.agents.onednn import linear, tanh
 from fintrader.agents.training import as_tensor
 from fintrader.agents.trunks import Seen
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv

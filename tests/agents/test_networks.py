@@ -27,10 +27,10 @@ from fintrader.agents.networks import Actor, Critic
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.trunks import Seen
 from fintrader.backtesting import simulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import Layout, split_market, window_of
 from fintrader.errors import ConfigError
+from fintrader.market.tensors import MarketTensors
 from tests.engines.tiny import agent_settings
 from tests.factories import joined, make_market
 

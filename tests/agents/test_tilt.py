@@ -14,9 +14,9 @@ from fintrader.agents.base import BaseAgent
 from fintrader.agents.policy import EnsemblePolicy, PolicyModule, export_onnx
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.simulate import simulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
+from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 from tests.oracles.tilt_oracle import tilted
 

@@ -21,9 +21,9 @@ from fintrader.agents import (
     make_agent,
     save_policy,
 )
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
+from fintrader.market.tensors import MarketTensors
 from tests.factories import pick_assets, planted_market
 
 

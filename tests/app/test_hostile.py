@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fintrader.config import validate
-from fintrader.data.settings import DataSettings
 from fintrader.errors import FintraderError
+from fintrader.market.settings import DataSettings
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader_app import artifacts, jobs, launch, markets
 from tests.app.conftest import Open, healthy, said

@@ -13,7 +13,7 @@ from fintrader.deploy import control
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE, RUNS_DIR_VARIABLE
 from tests.engines.deployments import frozen, replayed, run_live, settings
 
-SCRIPT = Path(__file__).resolve().parents[2] / "app" / "views" / "live.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "app" / "fintrader_app" / "views" / "live.py"
 
 
 @pytest.fixture(scope="module")

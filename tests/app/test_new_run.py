@@ -20,7 +20,7 @@ from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
 from fintrader_app.artifacts import summary
 from tests.app.conftest import Open, healthy, said
-from tests.data.tables import minute_table, write_csv
+from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import write_config
 from tests.engines.waiting import answers, free_port, until
 

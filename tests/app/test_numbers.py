@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import DASH, count, duration, percent, ratio, statistic
 from fintrader_app import tables

@@ -30,12 +30,12 @@ from fintrader.backtesting.lookahead import (
     implausible,
     lookahead,
 )
+from fintrader.bars.calendar import session_grid
+from fintrader.bars.clean import SymbolBars
 from fintrader.config import validate
-from fintrader.data import build, draft, reading
-from fintrader.data.calendar import session_grid
-from fintrader.data.clean import SymbolBars
-from fintrader.data.settings import DataSettings
 from fintrader.envs import EnvSettings
+from fintrader.market import build, draft, reading
+from fintrader.market.settings import DataSettings
 from tests.factories import joined, make_market
 
 Array = np.ndarray

@@ -14,8 +14,8 @@ from fintrader.backtesting.execution import NO_VOLUME, execution
 from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_betas, factor_returns
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import measured_against, of_market
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from tests.engines.policies import noisy_policy
 from tests.factories import clock, make_market, numbers

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fintrader.data.tensors import MarketTensors
+from fintrader.market.tensors import MarketTensors
 from tests.engines import cross_engine
 from tests.engines.cross_engine import (
     CENT,

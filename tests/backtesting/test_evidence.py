@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fintrader.backtesting import evidence as ev
-from fintrader.backtesting.bootstrap import romano_wolf
 from fintrader.errors import BacktestError
+from fintrader.verdict import alpha as ev
+from fintrader.verdict.bootstrap import romano_wolf
 
 
 def days(

@@ -13,9 +13,9 @@ from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.explain import MOST_DECISIONS, OWN, SYMBOLS, Explainer, explanation
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import FintraderError
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.explanation import read_explanation
 from tests.factories import make_market
 

@@ -12,12 +12,12 @@ import torch
 
 from fintrader import cli
 from fintrader.backtesting.lookahead import LookaheadSettings, implausible, lookahead
-from fintrader.data.settings import DataSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, ConfigError, DataError
+from fintrader.market.settings import DataSettings
 from fintrader.pipeline import load_config
 from tests.backtesting import leak_lab as lab
-from tests.data.tables import REAL_2016, REAL_2019
+from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fintrader.backtesting.lookahead import find_leaks
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from tests.factories import joined, make_market
 
 

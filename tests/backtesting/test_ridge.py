@@ -13,9 +13,9 @@ from fintrader.backtesting.baselines import equal_weight
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.ridge import _Panel, _regress, fit_ridge, ridge
 from fintrader.backtesting.yardsticks import yardsticks
-from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors, Windows
 from tests.factories import joined, make_market, planted_market
 
 SETTINGS = EnvSettings(decision_interval=5, cost_bps=5, benchmark="equal_weight")

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fintrader.backtesting import significance as sig
-from fintrader.backtesting.bootstrap import (
+from fintrader.errors import BacktestError
+from fintrader.verdict import sharpe as sig
+from fintrader.verdict.bootstrap import (
     block_length,
     bootstrap_indices,
     intervals,
     paired_excess,
 )
-from fintrader.errors import BacktestError
 
 
 def test_the_papers_example() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fintrader.backtesting import BacktestResult, simulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import daily_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market

@@ -9,7 +9,7 @@ import pytest
 from fintrader import load_market
 from fintrader.cli import main
 from fintrader.cli.options import parse_config, parse_data_config
-from fintrader.results.catalogue import FEWEST_SESSIONS
+from fintrader.metrics import FEWEST_SESSIONS
 from tests.engines.runs import TINY, fintrader, write_config
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")

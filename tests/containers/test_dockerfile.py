@@ -59,7 +59,7 @@ def test_the_context_holds_what_is_named_and_nothing_else(
 ) -> None:
     tops = {path.split("/")[0] for path in context}
     texts = {"constraints.txt", "constraints-image.txt", "pyproject.toml", "README.md", "LICENSE"}
-    assert tops == {*texts, "setup.py", "configs", "fintrader", "app"}
+    assert tops == {*texts, "configs", "fintrader", "app"}
     assert not [path for path in context if "__pycache__" in path or path.endswith(".pyc")]
     for name in (
         "runs/quickstart/config.yaml",

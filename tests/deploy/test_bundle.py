@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fintrader.backtesting import simulate
-from fintrader.data.build import make_market
-from fintrader.data.settings import read_settings
 from fintrader.deploy.bundle import BUNDLE, PARITY, POLICY, Bundle, freeze
 from fintrader.errors import DeployError
 from fintrader.files import seal
+from fintrader.market.build import make_market
+from fintrader.market.settings import read_settings
 from tests.engines.deployments import frozen, replayed, settings
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle import Bundle
@@ -17,6 +16,7 @@ from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import JOURNAL
 from fintrader.files import dump_json
+from fintrader.market.tensors import MarketTensors
 from fintrader.report.drift import heading, render_drift
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 

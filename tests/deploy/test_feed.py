@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.data.settings import read_settings
-from fintrader.data.sources.alpaca import AlpacaSettings
+from fintrader.bars.sources.alpaca import AlpacaSettings
 from fintrader.deploy.feed import LIMIT_SECONDS, AlpacaFeed, ReplayFeed, open_live_feed
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
-from tests.data.tables import minute_table
+from fintrader.market.settings import read_settings
+from tests.bars.tables import minute_table
 from tests.engines.alpaca_loopback import KEY, SECRET
 from tests.engines.alpaca_market import LoopbackMarket
 from tests.engines.deployments import MINUTE, frozen, replayed, settings

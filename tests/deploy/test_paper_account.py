@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy import control, status
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.bundle import Bundle
@@ -21,6 +20,7 @@ from fintrader.deploy.reconcile import expected
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
+from fintrader.market.tensors import MarketTensors
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 from tests.engines.deployments import MINUTE, LiveClock, frozen
 

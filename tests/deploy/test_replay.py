@@ -11,11 +11,11 @@ import pytest
 from numpy.random import default_rng
 
 from fintrader.backtesting import simulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.deploy.decisions import twin
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL
+from fintrader.market.tensors import MarketTensors
 from tests.engines.deployments import equities, frozen, replayed, settings
 
 

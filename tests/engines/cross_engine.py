@@ -20,9 +20,9 @@ import torch
 from fintrader.backtesting import BacktestResult
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.simulate import open_account, trade
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
-from tests.data.tables import REAL_FOLDER
+from fintrader.market.tensors import MarketTensors
+from tests.bars.tables import REAL_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL_DAILY = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"

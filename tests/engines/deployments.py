@@ -13,10 +13,7 @@ import torch
 
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
-from fintrader.data.bars import Bars
-from fintrader.data.build import make_market
-from fintrader.data.settings import DataSettings, read_settings
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import Bars
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.feed import ReplayFeed
@@ -27,6 +24,9 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings, read_settings
+from fintrader.market.tensors import MarketTensors
 
 MINUTE = 60_000_000_000
 FREE = LimitSettings(enforced=False)

@@ -16,9 +16,9 @@ from fintrader.backtesting import simulate, write_backtest, yardsticks
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
+from fintrader.market.tensors import MarketTensors
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, LeaderboardIndex

@@ -19,9 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
 from fintrader.envs.reward import Outcome
+from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 
 GAMMA = 0.9

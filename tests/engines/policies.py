@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import Policy
+from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 
 

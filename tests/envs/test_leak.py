@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 
 SETTINGS = EnvSettings(num_envs=64, cost_bps=0.0, episode_bars=60, reward_scale=100.0)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
 

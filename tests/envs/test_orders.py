@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.data.tensors import Events, MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
+from fintrader.market.tensors import Events, MarketTensors
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal
 from tests.factories import examples, make_market

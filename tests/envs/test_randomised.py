@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fintrader.agents import APG, PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, RandomisedEnv, RandomiseSettings, TradingEnv
 from fintrader.envs.randomised import drawn_bars
 from fintrader.errors import CheckpointError, ConfigError, EnvError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import generator
 from tests.factories import make_market
 

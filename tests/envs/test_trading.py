@@ -11,9 +11,9 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
 

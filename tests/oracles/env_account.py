@@ -11,9 +11,9 @@ from fintrader.backtesting.account import Action
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import ask, trade
 from fintrader.backtesting.trade_log import TradeLog
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.ledger import split_shares
+from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
 

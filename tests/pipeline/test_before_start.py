@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fintrader.config import models_in, validate, without_secret
-from fintrader.data.settings import DataSettings
+from fintrader.market.settings import DataSettings
 from fintrader.pipeline import Record, RunConfig, estimate, missing_inputs, record_of
 from fintrader.pipeline.inputs import named_files
 from fintrader.runs import Manifest

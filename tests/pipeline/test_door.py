@@ -16,9 +16,6 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.config import validate
-from fintrader.data.build import build_market
-from fintrader.data.settings import DataSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import (
     BacktestError,
     ConfigError,
@@ -27,6 +24,9 @@ from fintrader.errors import (
     MarketError,
     RunError,
 )
+from fintrader.market.build import build_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.report.backtests import Backtests
 from fintrader.results.formatting import verdict_of
 from fintrader.results.looks import Ledger

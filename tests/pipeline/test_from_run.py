@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.policy import FORMAT
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import ConfigError, FintraderError, TournamentError
 from fintrader.files import file_sha256, read_json
+from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import (
     RunConfig,
     load_config,

@@ -19,7 +19,7 @@ from fintrader.pipeline import load_config, run, walk_forward
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run import claim
 from fintrader.runs import Manifest
-from tests.data.tables import minute_table, write_csv
+from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")

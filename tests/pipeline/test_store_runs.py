@@ -22,8 +22,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage import lease, objects
 from fintrader.storage.objects import Objects
 from fintrader.tournament.store import RunStore
+from tests.bars.tables import minute_table, write_csv
 from tests.cli.test_commands import complaint
-from tests.data.tables import minute_table, write_csv
 from tests.engines import object_stores, outages
 from tests.engines.emptied import results_in
 from tests.engines.runs import TINY, Struck, struck_when, write_config
@@ -164,8 +164,8 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     from fintrader.config import validate
-    from fintrader.data.data_config import data_of
-    from fintrader.data.settings import DataSettings
+    from fintrader.market.data_config import data_of
+    from fintrader.market.settings import DataSettings
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
     vendor = validate(

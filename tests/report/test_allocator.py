@@ -10,9 +10,9 @@ from fintrader.backtesting import StoredBacktest, simulate
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
 from fintrader.backtesting.yardsticks import yardsticks
-from fintrader.data.sources.planted_in import KIND as IN_REAL
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.tensors import MarketTensors
 from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words

@@ -18,7 +18,6 @@ from fintrader.backtesting import (
     BacktestResult,
     StoredBacktest,
     read_backtest,
-    significance,
     simulate,
     simulate_baselines,
     write_backtest,
@@ -35,6 +34,7 @@ from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.figures import trading
 from fintrader.results.formatting import interval, percent, standing
+from fintrader.verdict import sharpe as significance
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 

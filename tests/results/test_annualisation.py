@@ -9,7 +9,6 @@ import empyrical
 import numpy as np
 import pytest
 
-from fintrader.backtesting import evidence as ev
 from fintrader.backtesting.baselines import usual_volatility
 from fintrader.backtesting.factors import factor_betas
 from fintrader.backtesting.honesty import assess
@@ -17,13 +16,14 @@ from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulate import simulate
 from fintrader.backtesting.writer import tabulate
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import COMPOUNDED, fewest_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
-from fintrader.results.catalogue import COMPOUNDED, fewest_sessions
 from fintrader.results.formatting import standing
 from fintrader.tournament.evaluator import evaluate, score
+from fintrader.verdict import alpha as ev
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from fintrader.backtesting import write_backtest, yardsticks
-from fintrader.backtesting.bootstrap import intervals
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulate import simulate
 from fintrader.envs import EnvSettings
+from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
 from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.catalogue import BY_KEY, COMPOUNDED, FEWEST_SESSIONS
+from fintrader.results.catalogue import BY_KEY
 from fintrader.results.figures import excess_figure
 from fintrader.results.formatting import (
     DASH,
@@ -28,6 +28,7 @@ from fintrader.results.formatting import (
     table_html,
     table_text,
 )
+from fintrader.verdict.bootstrap import intervals
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 

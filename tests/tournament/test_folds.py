@@ -12,11 +12,11 @@ from fintrader.agents import Budget, load_policy
 from fintrader.agents.action_head import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
 from fintrader.backtesting import simulate
-from fintrader.data.tensors import MarketTensors, Windows
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv
 from fintrader.errors import ConfigError
 from fintrader.files import read_json
+from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.pipeline.evaluation import shrinkage_of
 from fintrader.runs import RunFolder
 from fintrader.tournament.folds import FoldLearners, make_blocks

@@ -17,8 +17,8 @@ from scipy.stats import rankdata
 from scipy.stats import t as student
 from torch import Tensor
 
-from fintrader.data.bars import Array
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.bars import Array
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
 
 IMPLAUSIBLE_IC = 0.1

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead.views import Mode
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.envs.benchmark import shows_benchmark
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import generator
 
 _SYMBOL_ARRAYS = ("open", "close", "volume", "tradable", "member")

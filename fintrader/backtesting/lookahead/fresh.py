@@ -25,13 +25,13 @@ from typing import Any, Self
 
 from fintrader import errors
 from fintrader.backtesting.lookahead.views import Cut, View, ViewFeed, settings_of
+from fintrader.bars.calendar import session_grid, timezone_of
+from fintrader.bars.sources.vendor import VendorSettings
 from fintrader.config import load_object
-from fintrader.data.build import assemble
-from fintrader.data.calendar import session_grid, timezone_of
-from fintrader.data.settings import DataSettings, open_feed
-from fintrader.data.sources.vendor import VendorSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.errors import BacktestError, FintraderError
+from fintrader.market.build import assemble
+from fintrader.market.settings import DataSettings, open_feed
+from fintrader.market.tensors import MarketTensors
 
 _ANSWER = "answer.json"
 

@@ -27,14 +27,14 @@ from fintrader.backtesting.lookahead.report import (
     trusted,
 )
 from fintrader.backtesting.lookahead.views import MODES, Cut, Mode, View
+from fintrader.bars.bars import Array
+from fintrader.bars.calendar import exchange_days, session_date
 from fintrader.config import Settings
-from fintrader.data.bars import Array
-from fintrader.data.calendar import exchange_days, session_date
-from fintrader.data.index_level import EQUAL_WEIGHT
-from fintrader.data.settings import DataSettings
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError, DataError
+from fintrader.market.index_level import EQUAL_WEIGHT
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.seeding import numpy_generator
 

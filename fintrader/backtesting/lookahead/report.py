@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from fintrader.backtesting.lookahead.compare import Leak
 from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import base_name
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.planted_in import PlantedInSettings
-from fintrader.data.sources.synthetic import SyntheticSettings
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.settings import DataSettings
+from fintrader.market.synthetic import SyntheticSettings
 
 
 @dataclass(frozen=True)

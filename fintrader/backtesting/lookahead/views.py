@@ -12,16 +12,16 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fintrader.data.bars import PRICES, Array, Bars
-from fintrader.data.calendar import SessionGrid, WindowSettings
-from fintrader.data.companies import Interval
-from fintrader.data.corporate_actions import Action
-from fintrader.data.faults import STOPPING
-from fintrader.data.index_level import BenchmarkSettings, read_level
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.base import Feed
-from fintrader.data.sources.planted_in import PlantedInSettings
-from fintrader.data.universe import UniverseSettings, load_membership, load_shares
+from fintrader.bars.bars import PRICES, Array, Bars
+from fintrader.bars.calendar import SessionGrid, WindowSettings
+from fintrader.bars.checks import STOPPING
+from fintrader.bars.companies import Interval
+from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.base import Feed
+from fintrader.market.index_level import BenchmarkSettings, read_level
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.settings import DataSettings
+from fintrader.market.universe import UniverseSettings, load_membership, load_shares
 from fintrader.seeding import numpy_generator
 
 Mode = Literal["cut", "scrambled"]

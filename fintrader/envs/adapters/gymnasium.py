@@ -24,14 +24,14 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from fintrader.data.build import make_market
-from fintrader.data.calendar import WindowSettings
-from fintrader.data.settings import DataSettings
-from fintrader.data.sources.synthetic import SyntheticSettings
-from fintrader.data.tensors import MarketTensors
+from fintrader.bars.calendar import WindowSettings
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.tensors import MarketTensors
 
 
 def to_numpy(value: Any) -> Any:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from pettingzoo import ParallelEnv
 
-from fintrader.data.tensors import MarketTensors
 from fintrader.envs.adapters.gymnasium import to_batch
 from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 
 
 class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]

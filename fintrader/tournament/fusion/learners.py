@@ -40,9 +40,9 @@ from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.parallel import average
 from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
-from fintrader.data.tensors import MarketTensors, Split
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, TournamentError
+from fintrader.market.tensors import MarketTensors, Split
 from fintrader.seeding import derive
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.spec import PodContext, PodSpec

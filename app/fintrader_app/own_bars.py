@@ -1,0 +1,176 @@
+"""A file or folder of the user's own bars, chosen by browsing: how it is to be read, and a
+configuration made of that.
+
+What `fintrader init` does, in a page. Browsing stays inside the folder that the app was started in
+and follows no link; a path of this machine may be typed instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+import streamlit as st
+
+from fintrader.bars.detect import Detection, detect
+from fintrader.bars.sources.presets import Preset
+from fintrader.config import is_url
+from fintrader.errors import DataError
+from fintrader.results.folders import Folder
+from fintrader_app.shell import config_folders, go, guarded, plain
+from fintrader_app.tables import table
+
+ENDINGS = (".csv", ".txt", ".gz", ".parquet", ".pq", ".zip")
+MOST_ENTRIES = 2_000
+UP, HERE = "..", "this whole folder"
+SURE = {"sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
+
+
+def entries(folder: Folder) -> list[str]:
+    """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the
+    first MOST_ENTRIES."""
+    try:
+        found = [
+            one
+            for one in folder.root.iterdir()
+            if not one.name.startswith(".") and not one.is_symlink()
+        ]
+        folders = sorted(f"{one.name}/" for one in found if one.is_dir())
+        files = sorted(
+            one.name for one in found if one.is_file() and one.name.lower().endswith(ENDINGS)
+        )
+    except OSError as error:
+        raise DataError(
+            f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder"
+        ) from None
+    return [*folders, *files][:MOST_ENTRIES]
+
+
+def render() -> None:
+    """The picker, what was found, and the button that writes the configuration."""
+    with guarded():
+        path = browse()
+    left, middle, right = st.columns([2, 2, 2], vertical_alignment="bottom")
+    vendor = left.selectbox(
+        "Vendor",
+        ["found out", *get_args(Preset)],
+        key="own_preset",
+        help="Whose layout the files have",
+    )
+    calendar = middle.text_input(
+        "Calendar", "XNAS", key="own_calendar", help="The exchange's: XNAS, XNYS, XLON, 24/7"
+    )
+    asked = right.button(
+        "Find out how to read it",
+        icon=":material/search:",
+        key="own_detect",
+        disabled=not path,
+        width="stretch",
+    )
+    with guarded():
+        if asked:
+            st.session_state.pop("own_found", None)
+            with st.spinner("Reading a part of the bars"):
+                st.session_state["own_found"] = looked_at(
+                    path, None if vendor == "found out" else vendor, calendar
+                )
+        found = st.session_state.get("own_found")
+        if isinstance(found, Detection):
+            findings(found)
+
+
+def browse() -> str:
+    """The path: typed, or found by opening folders."""
+    state, home = st.session_state, Path.cwd().resolve()
+    inside: tuple[str, ...] = state.get("own_inside", ())
+    folder = Folder(Folder(home).path(*inside)) if inside else Folder(home)
+    here = "/".join(inside)
+
+    def opened() -> None:
+        chosen = state.get(f"own_open:{here}")
+        if chosen == UP:
+            state["own_inside"] = inside[:-1]
+        elif chosen == HERE:
+            state["own_path"] = here
+        elif chosen is not None and chosen.endswith("/"):
+            state["own_inside"] = (*inside, chosen[:-1])
+        elif chosen is not None:
+            state["own_path"] = "/".join((*inside, chosen))
+        state.pop(f"own_open:{here}", None)
+
+    try:
+        listed = entries(folder)
+    except DataError:
+        state["own_inside"] = inside[:-1]
+        raise
+    left, right = st.columns(2, vertical_alignment="bottom")
+    left.selectbox(
+        f"Browse {plain(home.name)}/{plain(here)}",
+        [*([UP, HERE] if inside else []), *listed],
+        index=None,
+        key=f"own_open:{here}",
+        on_change=opened,
+        placeholder=(
+            "open a folder, or choose a file of bars"
+            if listed
+            else "no folder and no file of bars here"
+        ),
+    )
+    typed: str = right.text_input(
+        "File or folder of bars", key="own_path", placeholder="a path on this machine"
+    )
+    return typed.strip()
+
+
+def looked_at(path: str, preset: Preset | None, calendar: str) -> Detection:
+    """How these bars are to be read. Raises FintraderError."""
+    if is_url(path):
+        raise DataError("a URL is not read from here; use `fintrader init URL` in a terminal")
+    return detect(path, preset=preset, calendar=calendar.strip() or "XNAS")
+
+
+def findings(found: Detection) -> None:
+    """What was found, how sure it is, and the next step."""
+    from fintrader.market.starter import (
+        config_path,
+        write_config,
+    )  # which needs torch, as this page does
+
+    names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
+    count = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"
+    st.markdown(
+        f"**{count}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
+        " sessions"
+    )
+    rows = [asdict(one) for one in found.findings]
+    titles = {"setting": "Setting", "value": "Found", "sure": "How sure", "why": "Why"}
+    table(
+        [{title: SURE.get(row[key], row[key]) for key, title in titles.items()} for row in rows],
+        "own_findings",
+        height="content",
+    )
+    if found.waivers:
+        st.warning(
+            "A build stops at faults in these bars; the configuration names them in comments, for"
+            " you to decide.",
+            icon=":material/rule:",
+        )
+    target = unused(config_folders()[0] / config_path(found.path).name)
+    if st.button(
+        f"Write {plain(target.name)} and start from it", key="own_write", icon=":material/note_add:"
+    ):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_config(found, target)
+        st.session_state.pop("own_found", None)
+        go("new_run.py", source=f"configs/{target.name}", section="data")
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
+    over."""
+    number, tried = 2, path
+    while tried.exists():
+        tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        number += 1
+    return tried

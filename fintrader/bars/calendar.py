@@ -1,0 +1,316 @@
+"""The exchange's own minutes, and the train, validation and test windows upon them.
+
+Sessions, half days and daylight saving come from exchange_calendars; windows are whole sessions
+that never overlap.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fintrader.bars.bars import MINUTE_NS, Array
+from fintrader.config import Settings
+from fintrader.errors import DataError
+from fintrader.metrics import TRADING_DAYS
+
+
+class Windows(NamedTuple):
+    """Half-open ranges of bars `[start, stop)`; validation and test lie an embargo after what
+    precedes them."""
+
+    train: tuple[int, int]
+    validation: tuple[int, int]
+    test: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class SessionGrid:
+    """All bars of a calendar between two dates: `S` sessions, `T` bars of `bar_minutes` (the last
+    of a session may be shorter), `Q` exchange minutes below them."""
+
+    calendar: str
+    bar_minutes: int
+    dates: Array
+    """`[S]` datetime64[D], the exchange's own dates."""
+    minutes: Array
+    """`[T]` int64: start of each bar, nanoseconds since 1970 UTC."""
+    session: Array
+    """`[T]` int64: number of the session, 0 to S - 1."""
+    exchange_minutes: Array
+    """`[Q]` int64: start of each exchange minute, nanoseconds since 1970 UTC."""
+    bar_of_minute: Array
+    """`[Q]` int64: the bar in which an exchange minute lies."""
+    open: Array
+    """`[S]` int64: when each regular session opens, also where the grid's hours are longer."""
+    close: Array
+    """`[S]` int64: when each regular session closes: the end of its last minute."""
+    extended: tuple[int, int] | None
+    """Nanoseconds of trading before the open and after the close; None where none is known of the
+    calendar."""
+
+    @property
+    def num_bars(self) -> int:
+        """T."""
+        return len(self.minutes)
+
+    @property
+    def num_sessions(self) -> int:
+        """S."""
+        return len(self.dates)
+
+    @cached_property
+    def first_bar(self) -> Array:
+        """`[S + 1]` int64: the first bar of each session, and T at the end."""
+        return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
+
+    @property
+    def session_minutes(self) -> Array:
+        """`[S]` int64: exchange minutes of each session (390, or 210 on a half day in New York)."""
+        return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
+
+    @cached_property
+    def _bar_at(self) -> Array:
+        """The bar of each minute from the grid's first to its last, -1 where the exchange is
+        closed, and at the end."""
+        minute = (self.exchange_minutes - self.exchange_minutes[0]) // MINUTE_NS
+        bars: Array = np.full(int(minute[-1]) + 2, -1)
+        bars[minute] = self.bar_of_minute
+        return bars
+
+    def locate(self, ts: Array) -> Array:
+        """`[R]` int64: the bar in which each time lies, -1 where the exchange is closed."""
+        minute = ts // MINUTE_NS
+        minute -= self.exchange_minutes[0] // MINUTE_NS
+        if len(minute) and not (minute.min() >= 0 and minute.max() < len(self._bar_at)):
+            minute[(minute < 0) | (minute >= len(self._bar_at))] = -1
+        return np.asarray(self._bar_at[minute])
+
+    def early_or_late(self, ts: Array) -> Array:
+        """`[R]` bool: times before the open or after the close of a session, within its extended
+        hours."""
+        if self.extended is None:
+            return np.zeros(len(ts), dtype=bool)
+        before, after = self.extended
+        at = np.maximum(np.searchsorted(self.open - before, ts, side="right") - 1, 0)
+        within = (ts >= self.open[at] - before) & (ts < self.close[at] + after)
+        return np.asarray(within & ((ts < self.open[at]) | (ts >= self.close[at])))
+
+
+Hours = Literal["regular", "extended"]
+EXTENDED_MINUTES = {"XNYS": (330, 240)}
+"""Calendar (as exchange_calendars calls what XNAS, NYSE and others are names of) -> minutes of
+trading before the open and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half
+day."""
+
+
+def session_grid(
+    calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
+) -> SessionGrid:
+    """The grid of all sessions from `start` to `end`, both included; of `extended` hours with what
+    is traded around.
+
+    Raises DataError when the calendar is unknown, has no known extended hours, or holds no session
+    in the range.
+    """
+    if end < start:
+        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
+    exchange = _calendar(calendar, start.year, end.year)
+    opens = exchange.opens.loc[str(start) : str(end)]
+    if len(opens) == 0:
+        raise DataError(
+            f"{calendar} has no session from {start} to {end}; choose a range with trading days"
+        )
+    minutes = _nanoseconds(
+        exchange.sessions_minutes(opens.index[0], opens.index[-1])
+    )  # without lunch breaks
+    open_, close = (
+        _nanoseconds(opens.array),
+        _nanoseconds(exchange.closes.loc[str(start) : str(end)].array),
+    )
+    around = EXTENDED_MINUTES.get(exchange.name)
+    extended = None if around is None else (around[0] * MINUTE_NS, around[1] * MINUTE_NS)
+    begin = open_
+    if hours == "extended":
+        if extended is None:
+            raise DataError(
+                f"data.hours: no extended hours are known of {calendar}; set it to regular"
+            )
+        begin = open_ - extended[0]
+        spans = zip(begin.tolist(), (close + extended[1]).tolist(), strict=True)
+        minutes = np.concatenate([np.arange(first, stop, MINUTE_NS) for first, stop in spans])
+    first = np.searchsorted(minutes, begin)
+    session = np.repeat(np.arange(len(first)), np.diff(first, append=len(minutes)))
+    begins = (np.arange(len(minutes)) - first[session]) % bar_minutes == 0
+    return SessionGrid(
+        calendar=calendar,
+        bar_minutes=bar_minutes,
+        dates=opens.index.to_numpy().astype("datetime64[D]"),
+        minutes=minutes[begins],
+        session=session[begins],
+        exchange_minutes=minutes,
+        bar_of_minute=np.cumsum(begins) - 1,
+        open=open_,
+        close=close,
+        extended=extended,
+    )
+
+
+def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
+    """`[R]` int64: bars of whole days, moved from midnight (in that zone) to the first minute of
+    their day's session.
+
+    Days without a session stay at midnight, outside of all sessions; so does everything where not
+    all times are midnights.
+    """
+    import pandas as pd
+
+    if len(ts) == 0 or (ts % (15 * MINUTE_NS)).any():  # zones differ by quarters of an hour
+        return ts
+    local = (
+        pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
+        .tz_convert(timezone)
+        .tz_localize(None)
+    )
+    if not (local == local.normalize()).all():
+        return ts
+    days = local.to_numpy().astype("datetime64[D]")
+    opens = _calendar(calendar, days.min().item().year, days.max().item().year).opens
+    dates = opens.index.to_numpy().astype("datetime64[D]")
+    at = np.minimum(np.searchsorted(dates, days), len(dates) - 1)
+    return np.where(dates[at] == days, _nanoseconds(opens.array)[at], ts)
+
+
+def session_date(calendar: str, ts: int) -> dt.date:
+    """The exchange's own date at a moment (nanoseconds since 1970 UTC)."""
+    day: dt.date = exchange_days(calendar, np.array([ts]))[0].astype("datetime64[D]").item()
+    return day
+
+
+def exchange_days(calendar: str, ts: Array) -> Array:
+    """`[R]` int64: the exchange's own date at each moment, in days since 1970."""
+    import pandas as pd
+
+    stamps = pd.DatetimeIndex(ts.astype("datetime64[ns]"), tz="UTC")
+    if calendar not in _LATEST and len(stamps):
+        _calendar(
+            calendar, stamps.min().year, stamps.max().year
+        )  # of which a grid is likely wanted next
+    stamps = stamps.tz_convert(_of_any_years(calendar).tz)
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[D]").astype(np.int64))
+
+
+def timezone_of(calendar: str) -> str:
+    """The exchange's own time zone as an IANA name: `America/New_York` of XNAS. Raises DataError
+    for an unknown one."""
+    return str(_of_any_years(calendar).tz)
+
+
+def sessions_a_year(calendar: str) -> int:
+    """By which rates are annualised: 365 of a calendar with a session on every day of the week,
+    else 252, the convention for exchanges (whatever their own holidays). Raises DataError for an
+    unknown calendar."""
+    return 365 if _of_any_years(calendar).weekmask == "1111111" else TRADING_DAYS
+
+
+def _nanoseconds(stamps: Any) -> Array:
+    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
+
+
+_LATEST: dict[str, Any] = {}
+"""The last calendar made of each name."""
+
+
+def _of_any_years(name: str) -> Any:
+    """A calendar for what is the same in all years."""
+    return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
+
+
+@lru_cache(maxsize=16)
+def _calendar(name: str, first_year: int, last_year: int) -> Any:
+    # imported late: a second of start-up that most commands never need
+    import exchange_calendars as xc
+
+    try:
+        _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
+        return _LATEST[name]
+    except xc.errors.InvalidCalendarName:
+        raise DataError(
+            f"{name!r} is no exchange calendar; XNAS and XNYS are the usual ones"
+        ) from None
+    except ValueError as error:
+        raise DataError(
+            f"calendar {name} does not cover {first_year} to {last_year} ({error})"
+        ) from None
+
+
+DateRange = tuple[dt.date, dt.date]
+
+
+class WindowSettings(Settings):
+    """Either three date ranges (both days included) or three fractions of the sessions."""
+
+    train: DateRange | None = None
+    validation: DateRange | None = None
+    test: DateRange | None = None
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """Shares of the sessions for train, validation and test, when no dates are given."""
+    embargo_sessions: int = Field(1, ge=0)
+    """Sessions that belong to no window before validation and before test; taken from the end of
+    the earlier one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        dates = [
+            window for window in (self.train, self.validation, self.test) if window is not None
+        ]
+        if len(dates) not in (0, 3):
+            raise ValueError("give all three of train, validation and test as dates, or none")
+        edges = [edge for window in dates for edge in window]
+        if edges != sorted(edges) or any(
+            a >= b for a, b in zip(edges[1::2], edges[2::2], strict=False)
+        ):
+            raise ValueError(
+                "the dates of train, validation and test must be in order and not overlap"
+            )
+        if not dates and (min(self.fractions) <= 0 or sum(self.fractions) > 1 + 1e-9):
+            raise ValueError("fractions must be positive and sum to at most 1")
+        return self
+
+
+def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
+    """Ranges of bars. Raises DataError when a window is empty after the embargo."""
+    if settings.train is not None and settings.validation is not None and settings.test is not None:
+        ranges = [
+            _sessions(grid, window)
+            for window in (settings.train, settings.validation, settings.test)
+        ]
+    else:
+        cuts = np.cumsum((0.0, *settings.fractions)) * grid.num_sessions
+        edges = [round(float(cut)) for cut in cuts]
+        ranges = list(itertools.pairwise(edges))
+    bars = []
+    for number, (name, (start, stop)) in enumerate(zip(Windows._fields, ranges, strict=True)):
+        if number < 2:
+            stop = min(stop, ranges[number + 1][0] - settings.embargo_sessions)
+        if stop <= start:
+            raise DataError(
+                f"the {name} window holds no session after an embargo of"
+                f" {settings.embargo_sessions}; the data has {grid.num_sessions} sessions from"
+                f" {grid.dates[0]} to {grid.dates[-1]}: widen data.windows"
+            )
+        bars.append((int(grid.first_bar[start]), int(grid.first_bar[stop])))
+    return Windows(*bars)
+
+
+def _sessions(grid: SessionGrid, window: DateRange) -> tuple[int, int]:
+    first, last = (np.datetime64(day) for day in window)
+    return int(np.searchsorted(grid.dates, first)), int(
+        np.searchsorted(grid.dates, last, side="right")
+    )

@@ -1,0 +1,120 @@
+"""Every kind of fault the bars of a market can have, which of them stop a build, and what a fault
+is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+
+KINDS: dict[str, str] = {
+    "not_finite_price": "a price is NaN or infinite: the build refuses it",
+    "zero_price": "a price is zero: the build refuses it",
+    "negative_price": "a price is negative: the build refuses it",
+    "not_finite_volume": "a volume is NaN or infinite: the build refuses it",
+    "negative_volume": "a volume is negative: the build refuses it",
+    "future": "the bar lies in the future: the build refuses it",
+    "conflicting_duplicate": (
+        "different rows for one symbol and time: stops the build; waived, the first one is kept"
+    ),
+    "exact_duplicate": "a row repeats another: one is kept",
+    "out_of_order": "rows are not in order of time: they are sorted",
+    "off_minute": "a time lies inside a minute: it counts to the minute in which it lies",
+    "crossed_range": "the high lies below the low: the range is widened to hold open and close",
+    "open_outside_range": "the open lies outside low and high: the range is widened",
+    "close_outside_range": "the close lies outside low and high: the range is widened",
+    "closed_day": "bars on a day without a session: left out",
+    "outside_session": "bars before the open or after the close: left out",
+    "shifted_day": (
+        "a day's bars stand half hours away from the session: stops the build; waived, those"
+        " outside are left out"
+    ),
+    "bar_length": (
+        "a day's bars stand further apart than the symbol's others, as if only every second or"
+        " fifth were there: stops the build; waived, kept"
+    ),
+    "reversed_day": (
+        "a day's bars run backwards, each close meeting the open of the bar before: stops the"
+        " build; waived, kept"
+    ),
+    "frozen_price": (
+        "the price stays the same to the tick for half an hour or more while trades go on, as of a"
+        " frozen feed: stops the build; waived, kept"
+    ),
+    "repeated_day": "a day's closes are those of another day: stops the build; waived, kept",
+    "foreign_day": "a day's prices are those of another symbol: stops the build; waived, kept",
+    "excursion_day": (
+        "a whole day's prices lie away from the days before and after by one factor, and nobody"
+        " traded on it: stops the build; waived, kept"
+    ),
+    "last_bar_jump": (
+        "the very last bar jumps as none before it, and nothing tells whether it returns: stops the"
+        " build; waived, kept"
+    ),
+    "scale_jump": (
+        "prices change by a factor of 70 or more from one bar to the next: stops the build; waived,"
+        " kept"
+    ),
+    "volume_scale": (
+        "from a day on volumes are 30 times or a thirtieth of what they were, or further off, as in"
+        " lots or another unit: stops the build; waived, kept"
+    ),
+    "split": (
+        "a night's move looks like a split of 2 to 1 or more that is not declared, or not like the"
+        " one that is: stops the build; declare it under data.adjust, or waive it"
+    ),
+    "small_split": (
+        "a night's move looks like an unadjusted split of less than 2 to 1: kept and named in the"
+        " log, declare it under data.adjust"
+    ),
+    "quiet_jump": (
+        "a night's move of 8 % or more stands, and nobody traded on it, as of a special dividend, a"
+        " spin-off or another unit: kept and named in the log, declare it under data.adjust"
+    ),
+    "price_spike": "closes jump away and come back within half an hour's bars, both at once: kept",
+    "wick": "a high or low reaches far beyond the bar's open and close: kept",
+    "stale_run": "many bars in a row are the same in price and volume, as of a frozen feed: kept",
+    "zero_volume": "the price moves in a bar without volume: kept",
+    "volume_outlier": "a volume is thousands of times the usual one: kept",
+    "gap": (
+        "minutes are missing in which the symbol would all but surely have traded: last past close,"
+        " not tradable"
+    ),
+    "thin_day": (
+        "a symbol has less than half its usual bars on a day: last past close, not tradable"
+    ),
+    "missing_session": "a symbol has no bar in a whole session: last past close, not tradable",
+    "market_hole": "minutes in which nobody traded: last past close, not tradable",
+    "market_halt": "minutes of a market-wide halt: last past close, not tradable",
+    "late_listing": "a symbol begins after the first session: no price before",
+    "ended": "a symbol's bars end before the last session: no price after, sold at its last bar",
+}
+"""Kind -> what it means and what the build makes of it."""
+
+STOPPING = tuple(kind for kind, meaning in KINDS.items() if "stops the build" in meaning)
+"""Kinds that are no market's doing: a build goes on only where `data.waive` names them."""
+DOUBTFUL = ("small_split", "quiet_jump")
+"""Kinds that a market can bring about, too, if rarely: a build names them and goes on."""
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One fault of one symbol on one day (symbol "" stands for the whole market)."""
+
+    kind: str
+    symbol: str
+    day: str
+    """Exchange's date, like 2016-01-04."""
+    count: int
+    """Bars concerned."""
+    detail: str = ""
+
+
+def runs(mask: Array) -> list[list[int]]:
+    """`[start, stop)` of each run in which `mask` holds."""
+    edges: list[list[int]] = (
+        np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).reshape(-1, 2).tolist()
+    )
+    return edges

@@ -1,0 +1,217 @@
+"""What the days of all symbols tell together: nights after which prices or volumes are of another
+scale.
+
+A night's move counts less that of the market, and by what is usual for the symbol. Real news moves
+a price and makes people trade on it; a wrong factor moves it and nobody does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+from fintrader.bars.checks.days import SCALE, Days
+from fintrader.bars.checks.kinds import Fault
+
+Declared = Mapping[int, tuple[float, float]]
+"""Session -> split and dividend of a symbol that are known."""
+
+_SPLITS = (
+    1.25,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    7.0,
+    8.0,
+    10.0,
+    12.0,
+    15.0,
+    20.0,
+    25.0,
+    30.0,
+    40.0,
+    50.0,
+)
+_AROUND = 20
+"""Days on each side that say what is usual."""
+_FEWEST = 5
+"""With fewer symbols nobody says what the market did."""
+
+
+def look_across(
+    days: Sequence[Days], dates: Array, declared: Mapping[str, Declared] | None = None
+) -> list[Fault]:
+    """Faults that only several days, or several symbols, show. dates: `[S]` of the sessions,
+    datetime64[D]."""
+    at = [str(day) for day in dates]
+    known = declared or {}
+    moves = np.full((len(days), len(dates)), np.nan, dtype=np.float32)
+    for row, one in enumerate(days):
+        moves[row, one.session] = _nights(one, known.get(one.symbol, {}))
+    market = np.zeros(len(dates))
+    if len(days) >= _FEWEST:
+        for number in range(len(dates)):
+            told = moves[:, number]
+            told = told[np.isfinite(told)]
+            market[number] = np.median(told) if len(told) >= _FEWEST else 0.0
+    found = list(_foreign(days, at))
+    explained = {(fault.symbol, fault.day) for fault in found}
+    for row, one in enumerate(days):
+        faults = _night_faults(
+            one, moves[row, one.session] - market[one.session], known.get(one.symbol, {}), at
+        )
+        found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
+        found += _volume_scales(one, at)
+    return found
+
+
+def _nights(days: Days, declared: Declared) -> Array:
+    """`[D]` log of the open over the last close, less what is declared; NaN where no session lies
+    right before it."""
+    found = np.full(len(days.session), np.nan)
+    worth = days.open[1:].copy()
+    for session, (split, dividend) in declared.items():
+        worth[days.session[1:] == session] *= split
+        worth[days.session[1:] == session] += dividend
+    moves = np.log(worth / days.close[:-1])
+    found[1:] = np.where(np.diff(days.session) == 1, moves, np.nan)
+    return found
+
+
+def _night_faults(days: Days, night: Array, declared: Declared, at: list[str]) -> Iterator[Fault]:
+    """Excursions of one day, splits, and moves that stand without anybody having traded on them."""
+    size = np.abs(np.nan_to_num(night))
+    returned = np.zeros(len(night), dtype=bool)
+    for day in np.flatnonzero(size > 0.03).tolist():
+        around = slice(max(0, day - _AROUND), day + _AROUND + 1)
+        others = size[around][np.isfinite(night[around])]
+        usual = 1.4826 * float(np.median(others)) if len(others) >= 5 else 0.01
+        move = float(night[day])
+        if size[day] < 6 * usual or returned[day]:
+            continue
+        quiet = _activity(days, day)
+        name = at[days.session[day]]
+        back = float(night[day + 1]) if day + 1 < len(night) else np.nan
+        if abs(move + back) < 0.35 * abs(move):
+            returned[day + 1] = True
+            if quiet < 2 or (abs(move) > 0.2 and abs(move + back) < 0.15 * abs(move)):
+                yield Fault(
+                    "excursion_day",
+                    days.symbol,
+                    name,
+                    int(days.bars[day]),
+                    f"{np.expm1(move):+.1%}",
+                )
+            continue
+        within = float(np.log(days.close[day] / days.open[day]))
+        if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
+            continue
+        split = _split(move)
+        if split and quiet < 3:
+            kind = "split" if max(split, 1 / split) >= 2 else "small_split"
+            yield Fault(
+                kind,
+                days.symbol,
+                name,
+                1,
+                _beside(split, declared.get(int(days.session[day]), (1.0, 0.0))[0]),
+            )
+        elif (
+            abs(move) > 0.08 and size[day] > 8 * usual and quiet < 1.8 and abs(move) < np.log(SCALE)
+        ):
+            yield Fault("quiet_jump", days.symbol, name, 1, f"{np.expm1(move):+.1%}")
+
+
+def _beside(split: float, declared: float) -> str:
+    """A split that the prices show beyond the one that is declared, in words."""
+    seen = split * declared
+    shown = f"{seen:g} to 1" if abs(np.log(seen)) > 0.2 else "no split"
+    return f"{shown}, and {'none' if declared == 1 else f'{declared:g} to 1'} is declared"
+
+
+def _activity(days: Days, day: int) -> float:
+    """How much more than usual was traded on a day, in shares or in money, whichever is less."""
+    around = np.r_[max(0, day - _AROUND) : day, day + 1 : min(len(days.session), day + _AROUND + 1)]
+    if len(around) == 0:
+        return np.inf
+    usual = [max(float(np.median(values[around])), 1e-9) for values in (days.volume, days.turnover)]
+    return min(float(days.volume[day]) / usual[0], float(days.turnover[day]) / usual[1])
+
+
+def _split(move: float) -> float:
+    """The split that a night's log return looks like, 0 for none."""
+    for known in _SPLITS:
+        for target in (
+            (known, 1 / known) if known > 1.25 else (known,)
+        ):  # nobody merges five shares into four
+            if abs(move + np.log(target)) < (0.05 if known > 1.25 else 0.02):
+                return target
+    return 0.0
+
+
+def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
+    """Days from which on 30 times as much is traded as before, or a thirtieth, in shares and in
+    money alike."""
+    levels = [
+        np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
+    ]
+    step = np.abs(np.diff(levels[0], prepend=levels[0][:1]))
+    for day in np.flatnonzero(np.nan_to_num(step) > np.log(8)).tolist():
+        changes = []
+        for level in levels:
+            before, after = level[max(0, day - 10) : day], level[day : day + 10]
+            if np.isfinite(before).sum() >= 2 and np.isfinite(after).sum() >= 2:
+                changes.append(float(np.nanmedian(after) - np.nanmedian(before)))
+        change = min(changes, key=abs, default=0.0)
+        if abs(change) > np.log(30):
+            factor = np.exp(abs(change))
+            detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
+            yield Fault(
+                "volume_scale",
+                days.symbol,
+                at[days.session[day]],
+                int(days.bars[day:].sum()),
+                detail,
+            )
+
+
+def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
+    """Days on which a symbol has another one's content, of pairs that differ on other days."""
+    session = np.concatenate([one.session for one in days]) if days else np.empty(0, dtype=np.int64)
+    content = np.concatenate([one.content for one in days]) if days else np.empty(0, dtype=np.int64)
+    owner = np.repeat(np.arange(len(days)), [len(one.session) for one in days])
+    order = np.lexsort((owner, content, session))
+    session, content, owner = session[order], content[order], owner[order]
+    same = np.flatnonzero((np.diff(session) == 0) & (np.diff(content) == 0) & (content[1:] != 0))
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for row in same.tolist():
+        pairs.setdefault((int(owner[row]), int(owner[row + 1])), []).append(int(session[row]))
+    for (one, other), sessions in pairs.items():
+        common = len(np.intersect1d(days[one].session, days[other].session))
+        if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
+            for number in sessions:
+                stranger, donor = _stranger(days[one], days[other], number)
+                count = int(stranger.bars[np.searchsorted(stranger.session, number)])
+                yield Fault(
+                    "foreign_day", stranger.symbol, at[number], count, f"same as {donor.symbol}"
+                )
+
+
+def _stranger(one: Days, other: Days, number: int) -> tuple[Days, Days]:
+    """Of two symbols with the same bars in a session, whose own they are not, and whose they
+    are."""
+
+    def off(days: Days) -> float:
+        day = int(np.searchsorted(days.session, number))
+        near: Iterable[int] = (day - 1, day + 1)
+        moves = [
+            abs(np.log(days.open[day] / days.close[o])) for o in near if 0 <= o < len(days.session)
+        ]
+        return max(moves, default=0.0)
+
+    return (one, other) if off(one) > off(other) else (other, one)

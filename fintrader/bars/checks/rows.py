@@ -1,0 +1,97 @@
+"""Rows that cannot be bars, and rows where the exchange is closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Set
+
+import numpy as np
+
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
+from fintrader.bars.calendar import SessionGrid, exchange_days
+from fintrader.bars.checks.kinds import Fault
+
+
+def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
+    """Of raw rows in any order; `days` `[R]` are the exchange's own dates, `now` the seconds since
+    1970."""
+    prices = np.stack([getattr(bars, name) for name in PRICES])
+    good = valid_rows(bars, now)
+    crossed = good & (bars.high < bars.low)
+    # order: a row earlier than one of its symbol that stands before it in the file
+    order = np.argsort(bars.symbol, kind="stable")
+    back, exact, conflicting = (np.zeros(len(bars), dtype=bool) for _ in range(3))
+    back[order[1:]] = (np.diff(bars.ts[order]) < 0) & (np.diff(bars.symbol[order]) == 0)
+    order = np.lexsort((bars.ts, bars.symbol))
+    again = np.concatenate(
+        [[False], (np.diff(bars.ts[order]) == 0) & (np.diff(bars.symbol[order]) == 0)]
+    )
+    same = again.copy()
+    for name in COLUMNS:
+        values = getattr(bars, name)[order]
+        same[1:] &= (np.diff(values) == 0) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
+    exact[order], conflicting[order] = same, again & ~same
+    found = {
+        "not_finite_price": ~np.isfinite(prices).all(axis=0),
+        "zero_price": (prices == 0).any(axis=0),
+        "negative_price": (prices < 0).any(axis=0),
+        "not_finite_volume": ~np.isfinite(bars.volume),
+        "negative_volume": bars.volume < 0,
+        "future": _future(bars, now),
+        "off_minute": bars.ts % MINUTE_NS != 0,
+        "crossed_range": crossed,
+        "open_outside_range": good & ~crossed & ((bars.open > bars.high) | (bars.open < bars.low)),
+        "close_outside_range": good
+        & ~crossed
+        & ((bars.close > bars.high) | (bars.close < bars.low)),
+        "out_of_order": back,
+        "exact_duplicate": exact,
+        "conflicting_duplicate": conflicting,
+    }
+    for kind, mask in found.items():
+        yield from _grouped(kind, bars, mask, days)
+
+
+def placement_faults(
+    bars: Bars, grid: SessionGrid, days: Array, shifted: Set[tuple[str, str]]
+) -> Iterator[Fault]:
+    """Rows where the exchange is closed: on a day off, or early and late, on days that are not
+    known as `shifted`."""
+    outside = grid.locate(bars.ts) < 0
+    session = np.minimum(np.searchsorted(grid.dates, days), grid.num_sessions - 1)
+    trading = grid.dates[session] == days
+    yield from _grouped("closed_day", bars, outside & ~trading, days)
+    for fault in _grouped("outside_session", bars, outside & trading, days):
+        if (fault.symbol, fault.day) not in shifted:
+            yield fault
+
+
+def valid_rows(bars: Bars, now: float | None) -> Array:
+    """`[R]` bool: rows whose prices, volume and time can be ones."""
+    good = np.isfinite(bars.volume) & (bars.volume >= 0) & ~_future(bars, now)
+    for name in PRICES:
+        values = getattr(bars, name)
+        good &= np.isfinite(values) & (values > 0)
+    return np.asarray(good)
+
+
+def _future(bars: Bars, now: float | None) -> Array:
+    return np.asarray(bars.ts > np.int64((time.time() if now is None else now) * 1e9))
+
+
+def days_of(bars: Bars, grid: SessionGrid) -> Array:
+    """`[R]` datetime64[D]: the exchange's own date of each row."""
+    quarter = 15 * MINUTE_NS  # no zone's offset or change of clocks is finer
+    quarters, inverse = np.unique(bars.ts // quarter, return_inverse=True)
+    return np.asarray(
+        exchange_days(grid.calendar, quarters * quarter)[inverse].astype("datetime64[D]")
+    )
+
+
+def _grouped(kind: str, bars: Bars, mask: Array, days: Array) -> Iterator[Fault]:
+    """One fault per symbol and day in which `mask` holds."""
+    rows = np.flatnonzero(mask)
+    keys = np.stack([bars.symbol[rows].astype(np.int64), days[rows].astype(np.int64)], axis=1)
+    groups, counts = np.unique(keys, axis=0, return_counts=True)
+    for (code, day), count in zip(groups, counts, strict=True):
+        yield Fault(kind, bars.symbols[code], str(np.datetime64(int(day), "D")), int(count))

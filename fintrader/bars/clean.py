@@ -1,0 +1,226 @@
+"""From raw long bars to bars that stand on the exchange's grid: what is repaired and counted, and
+what is refused.
+
+Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while
+the exchange is closed (left out), a high or low that the bar's own open or close exceeds (widened
+to hold them). Refused with a BarError that names file, row, column and remedy: two different rows
+for one symbol and time, a price that is zero, negative or not finite, a negative volume, a bar from
+the future, and data most of which lies outside the hours in which the exchange trades. What else
+bars say against their declaration: `evidence`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars
+from fintrader.bars.calendar import SessionGrid
+from fintrader.errors import BarError
+
+REPAIRS = {
+    "shuffled_rows": "rows out of order were sorted",
+    "exact_duplicates": "rows that repeat another exactly were dropped",
+    "outside_session": "rows while the exchange is closed were left out",
+    "extended_hours": (
+        "rows before the open or after the close were left out (data.hours: extended keeps them)"
+    ),
+    "opening_print": "opening prints were made part of the first bar",
+    "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolBars:
+    """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes
+    on), `L` bars.
+
+    Bars without a trade carry the last past close in all four prices, volume 0 and `tradable`
+    False.
+    """
+
+    symbol: str
+    first: int
+    """Bar of the grid at which it begins."""
+    ended: bool
+    """Whether its bars stop for good before the grid's end (by at least one full session)."""
+    open: Array
+    """`[L]` float64, USD; `high`, `low` and `close` likewise."""
+    high: Array
+    low: Array
+    close: Array
+    volume: Array
+    """`[L]` float64, shares."""
+    tradable: Array
+    """`[L]` bool."""
+    session: Array
+    """`[L]` int64, number of the session."""
+    extras: Mapping[str, Array]
+    """`[L]` float64 each, the last value known at each bar."""
+
+    def __len__(self) -> int:
+        return len(self.close)
+
+    @property
+    def stop(self) -> int:
+        """The first bar of the grid at which it has no price any more."""
+        return self.first + len(self)
+
+
+def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
+    """Sorted, valid, distinct rows, and how many were repaired in which way. Raises BarError (see
+    the module)."""
+    counts = dict.fromkeys(REPAIRS, 0)
+    refuse_bad_rows(bars)
+    if not (bars.is_distinct() or bars.is_sorted()):
+        counts["shuffled_rows"] = int(
+            np.count_nonzero((np.diff(bars.ts) < 0) & (np.diff(bars.symbol) == 0))
+            + np.count_nonzero(np.diff(bars.symbol) < 0)
+        )
+        bars = bars.sorted()
+    again = (
+        np.zeros(0, dtype=bool)
+        if bars.is_distinct()
+        else (np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)
+    )
+    if again.any():
+        same = again.copy()
+        for values in (*(getattr(bars, name) for name in COLUMNS), *bars.extras.values()):
+            same &= np.diff(values) == 0
+        conflict = np.flatnonzero(again & ~same)
+        if len(conflict):
+            raise BarError(
+                f"{bars.where(int(conflict[0]) + 1)}: a second, different row for the same symbol"
+                f" and time ({len(conflict)} such); keep one of them, or the first of all by"
+                " data.waive: [conflicting_duplicate]"
+            )
+        counts["exact_duplicates"] = int(same.sum())
+        bars = bars.take(np.concatenate([[True], ~same]))
+    high, low = np.maximum(bars.open, bars.close), np.minimum(bars.open, bars.close)
+    np.maximum(high, np.maximum(bars.high, bars.low), out=high)
+    np.minimum(low, np.minimum(bars.high, bars.low), out=low)
+    counts["ohlc_widened"] = int(np.count_nonzero((high != bars.high) | (low != bars.low)))
+    return replace(bars, high=high, low=low), counts
+
+
+def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
+    """Aggregate sorted bars to the grid's bars: `ts` becomes the number of the bar; also how many
+    rows were left out.
+
+    Open of the first row, highest high, lowest low, close of the last row, summed volume, last
+    value of the extras. Raises BarError when more than half of the rows lie outside the sessions
+    and the exchange's extended hours.
+    """
+    at = grid.locate(bars.ts)
+    inside = at >= 0
+    outside = bars.ts[:0] if inside.all() else bars.ts[~inside]
+    around = int(np.count_nonzero(grid.early_or_late(outside)))
+    left_out = {"extended_hours": around, "outside_session": len(outside) - around}
+    if len(bars) and left_out["outside_session"] * 2 > len(bars):
+        raise BarError(
+            f"{bars.origin}: {left_out['outside_session']} of {len(bars)} rows lie outside the"
+            f" sessions of {grid.calendar}; check data.source.timezone, data.source.label and"
+            " data.calendar"
+        )
+    if len(outside):
+        bars, at = bars.take(inside), at[inside]
+    if len(bars) == 0:
+        return replace(bars, row=None), left_out
+    begins = np.ones(len(bars), dtype=bool)
+    np.logical_or(at[1:] != at[:-1], bars.symbol[1:] != bars.symbol[:-1], out=begins[1:])
+    if begins.all():  # each row is a bar of its own
+        return replace(bars, ts=at, row=None), left_out
+    start = np.flatnonzero(begins)
+    last = np.append(start[1:], len(bars)) - 1
+    merged = replace(
+        bars,
+        ts=at[start],
+        symbol=bars.symbol[start],
+        open=bars.open[start],
+        high=np.maximum.reduceat(bars.high, start),
+        low=np.minimum.reduceat(bars.low, start),
+        close=bars.close[last],
+        volume=np.add.reduceat(bars.volume, start),
+        extras={name: values[last] for name, values in bars.extras.items()},
+        row=None,
+    )
+    return merged, left_out
+
+
+def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = None) -> SymbolBars:
+    """What `to_grid` returned for one symbol (at least one bar of it), with its silent bars carried
+    forward.
+
+    It has ended when at least one whole session at the end holds no bar of it. `sessions_over` is
+    how many sessions the data reaches through (all of the grid by default): one that is still
+    running proves nothing.
+    """
+    from fintrader.bars import kernels
+
+    at = merged.ts
+    first, last = int(at[0]), int(at[-1])
+    over = grid.num_sessions if sessions_over is None else sessions_over
+    ended = bool(grid.session[last] < over - 1)
+    stop = last + 1 if ended else grid.num_bars
+    length = stop - first
+    columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
+    open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
+    extras = {}
+    if merged.extras:
+        known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+        extras = {name: values[known] for name, values in merged.extras.items()}
+    return SymbolBars(
+        symbol=merged.symbols[merged.symbol[0]],
+        first=first,
+        ended=ended,
+        tradable=tradable,
+        session=grid.session[first:stop],
+        extras=extras,
+        open=open_,
+        high=high,
+        low=low,
+        close=close,
+        volume=volume,
+    )
+
+
+_SMALLEST, _LARGEST = 1e-12, 1e15
+"""Prices below and above are mistakes, and so are volumes above; the market's float32 holds all
+between."""
+
+
+def refuse_bad_rows(bars: Bars) -> None:
+    """Raise BarError for the first price, volume, extra value or time that cannot be one."""
+    if len(bars) and bars.ts.max() > time.time() * 1e9:
+        raise BarError(
+            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
+            " remove the row"
+        )
+    refuse_bad_values(bars)
+
+
+def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
+    """The same, whatever the times: not `zoned`, they are not placed in their zone yet."""
+
+    def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
+        if len(values) == 0 or (
+            values.min() >= lowest and values.max() <= highest
+        ):  # NaN is neither
+            return
+        bad = ~((values >= lowest) & (values <= highest))
+        row = int(bad.argmax())
+        raise BarError(
+            f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"
+            f" {why.format(int(bad.sum()))}"
+        )
+
+    for name in PRICES:
+        why = "is no price ({} such); correct the rows or remove them"
+        refuse(name, getattr(bars, name), _SMALLEST, _LARGEST, why)
+    refuse("volume", bars.volume, 0.0, _LARGEST, "is no volume; correct or remove the row")
+    most = float(np.finfo(np.float64).max)
+    for name, values in bars.extras.items():
+        refuse(name, values, -most, most, "is not finite; correct or remove the row")

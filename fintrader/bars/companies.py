@@ -1,0 +1,146 @@
+"""Companies, and the tickers under which they traded when: letters change hands, and companies
+change letters.
+
+FB became META on 2022-06-09, and until January 2022 an index fund traded as META. Weight Watchers
+was WTW before Willis Towers Watson was. So members of an index are companies (one share class each)
+with tickers by date, and the bars of a source are put together by company before anything else is
+made of them (`sources.by_company`).
+
+Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since
+2007-02-01, and `tables/tickers.csv`, who traded under which letters when, where that is not one
+ticker for good (docs: Data). Other indices come from the package index-constitution, as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import functools
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import NamedTuple
+
+Interval = tuple[dt.date, dt.date | None]
+"""First day of membership, and the first day after it (None while it lasts)."""
+EVER, NEVER = dt.date.min, dt.date.max
+
+
+class Name(NamedTuple):
+    """A ticker of a company, from `start` until before `stop`."""
+
+    ticker: str
+    start: dt.date
+    stop: dt.date
+
+
+@dataclass(frozen=True)
+class Company:
+    """One share class of one company. Two of the same letters in different years are two
+    companies."""
+
+    key: str
+    """Its last ticker; with the year in which it ended where others took over the letters
+    (SNDK.2016)."""
+    names: tuple[Name, ...]
+    """In order of time."""
+    member: tuple[Interval, ...]
+    """When it belonged to the index, in order of time."""
+
+    def ticker(self, day: dt.date) -> str:
+        """What it traded under on a day; its first ticker before all, its last one after all."""
+        return next((name.ticker for name in self.names if day < name.stop), self.names[-1].ticker)
+
+    def holds(self, ticker: str, day: dt.date) -> bool:
+        """Whether the letters were its own on a day."""
+        return any(name.ticker == ticker and name.start <= day < name.stop for name in self.names)
+
+
+@functools.cache
+def index_companies(index: str) -> tuple[Company, ...]:
+    """The companies that ever belonged to an index (nasdaq100, sp500, dow30), by key."""
+    names = _names()
+    member = _nasdaq100() if index == "nasdaq100" else _constitution(index, names)
+    return tuple(
+        Company(
+            key,
+            tuple(names.get(key, [Name(key, EVER, NEVER)])),
+            tuple(sorted(spans, key=lambda span: span[0])),
+        )
+        for key, spans in sorted(member.items())
+    )
+
+
+@functools.cache
+def index_digest(index: str) -> str:
+    """Changes with what is known of an index: goes into the address of markets that are made with
+    it."""
+    text = repr(index_companies(index))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _table(name: str) -> Iterator[dict[str, str]]:
+    text = (files("fintrader.bars") / "tables" / name).read_text(encoding="utf-8")
+    return iter(csv.DictReader(io.StringIO(text)))
+
+
+def _after(last: str) -> dt.date:
+    """The first day after a last one, which may be empty."""
+    return dt.date.fromisoformat(last) + dt.timedelta(days=1) if last else NEVER
+
+
+def _names() -> dict[str, list[Name]]:
+    found: dict[str, list[Name]] = {}
+    for row in _table("tickers.csv"):
+        start = dt.date.fromisoformat(row["from"]) if row["from"] else EVER
+        found.setdefault(row["company"], []).append(Name(row["ticker"], start, _after(row["to"])))
+    return found
+
+
+def _nasdaq100() -> dict[str, list[Interval]]:
+    found: dict[str, list[Interval]] = {}
+    for row in _table("nasdaq100.csv"):
+        stop = _after(row["member_to"]) if row["member_to"] else None
+        found.setdefault(row["company"], []).append(
+            (dt.date.fromisoformat(row["member_from"]), stop)
+        )
+    return found
+
+
+def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
+    """Members as index-constitution has them, and into `names` the changes of tickers that only it
+    knows.
+
+    It calls a company by its last ticker throughout.
+    """
+    import index_constitution
+
+    events = index_constitution.events(index)
+    changed = events[events["event_type"] == "ticker_change"]
+    for day, old, new in zip(
+        changed["event_date"], changed["old_symbol"], changed["new_symbol"], strict=True
+    ):
+        if not any(name.ticker in (old, new) for spans in names.values() for name in spans):
+            names[new] = [Name(old, EVER, day.date()), Name(new, day.date(), NEVER)]
+    history = index_constitution.history(index)
+    found: dict[str, list[Interval]] = {}
+    for symbol, first, last in zip(
+        history["symbol"], history["opt-in"], history["opt-out"], strict=True
+    ):
+        stop = None if last != last else last.date()
+        then = (stop or dt.date.today()) - dt.timedelta(days=1)
+        holders = [
+            key for key, spans in names.items() if any(name.ticker == symbol for name in spans)
+        ]
+        now = [
+            key
+            for key in holders
+            if any(n.ticker == symbol and n.start <= then < n.stop for n in names[key])
+        ]
+        key = next(
+            iter(now or [key for key in holders if names[key][-1].ticker == symbol]), str(symbol)
+        )
+        found.setdefault(key, []).append((first.date(), stop))
+    return found

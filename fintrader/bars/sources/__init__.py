@@ -1,0 +1,1 @@
+"""Where bars come from. Every source ends in one long schema, `fintrader.bars.bars.Bars`."""

@@ -1,0 +1,327 @@
+"""A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
+
+Files go through the store (`fintrader.bars.chunks`): the first build cuts them into chunks by
+symbol and month (`ingest`), later ones read the chunks. A vendor's bars (`vendor`) are asked for
+month by month and kept the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from fintrader.bars.bars import Array, Bars, concat
+from fintrader.bars.calendar import SessionGrid, day_starts
+from fintrader.bars.chunks import Collection
+from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.ingest import days_together, earlier_days, ingest, ingest_days
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import BarFile, files_of
+from fintrader.errors import DataError
+from fintrader.progress import Progress
+from fintrader.storage.objects import Objects
+
+_AT_ONCE = 4
+"""Manifests that are saved at once."""
+
+
+class Feed(Protocol):
+    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where
+    `inputs_need_bars`."""
+
+    inputs: Mapping[str, Any]
+    """What identifies the bars, as plain JSON without any path."""
+    inputs_need_bars: bool = False
+    actions: tuple[Action, ...] = ()
+    """Splits and dividends that the source itself announces."""
+    symbols: list[str]
+    """Symbols that have bars, sorted."""
+    missing: Sequence[str] = ()
+    """Tickers that were asked for and have no bars."""
+    tickers_as_of: dt.date | None = None
+    """The day of which the source's tickers are, for bars of all years; None: each bar has the
+    ticker of its day."""
+    companies: Mapping[str, str] = MappingProxyType({})
+    """Symbol -> key of the company whose share it is (`data.companies`), "" for one of none that is
+    known, where bars are put together by company."""
+
+    def holder(self, ticker: str, day: dt.date) -> str | None:
+        """The symbol whose share traded under a ticker on a day; None where the source has no bars
+        of it."""
+        return ticker if ticker in self.symbols else None
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Do what takes long: read files, ask vendors. Raises DataError."""
+        return
+
+    def stored(self) -> list[Collection]:
+        """What the store holds of it so far; may be asked before `prepare`."""
+        return []
+
+    def span(self) -> tuple[int, int]:
+        """First and last time of all bars (int64 nanoseconds)."""
+
+    def bars(self, symbol: str) -> Bars:
+        """All bars of one symbol as the source had them."""
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        """`[T]` level of the source's own index at each bar's close, None where it has none."""
+        return None
+
+
+class FilesFeed(Feed):
+    """Bars of files, by way of the store. Nothing is read before `prepare`.
+
+    Bars whose times are dates stand at the first minute of their session.
+    """
+
+    _collections: list[Collection]
+
+    def __init__(self, settings: FilesSettings, store: Objects, calendar: str) -> None:
+        self.settings = settings
+        self.calendar = calendar
+        self.store = store
+        self.files = files_of(settings)
+        self._contents = _contents(self.files, store)
+        self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Cut the files that the store does not know yet into chunks. Raises BarError for a bad
+        row."""
+        days, alone = days_together(self.files)
+        with _Saving() as saving:
+            self._collections = [
+                self._chunks_of(self.files[one], self._contents[one], progress, saving)
+                for one in alone
+            ]
+            if days:
+                self._collections.append(self._chunks_of_days(days, progress, saving))
+        self.symbols = sorted(
+            {symbol for collection in self._collections for symbol in collection.symbols}
+        )
+
+    def stored(self) -> list[Collection]:
+        days, alone = days_together(self.files)
+        found = [self._opened(self.files[one], self._contents[one].sha256) for one in alone]
+        return [*found, self._opened_days(self._named(days))] if days else found
+
+    def _called(self, file: BarFile) -> str:
+        """A file's name, and what its folders say of its bars."""
+        said = self.settings.read_name(file.place) if self.settings.name_pattern else None
+        return file.name if said is None else ":".join(filter(None, (*said, file.name)))
+
+    def _opened(self, file: BarFile, sha256: str) -> Collection:
+        return self._collection(self._called(file), sha256)
+
+    def _opened_days(self, named: Sequence[tuple[str, str]]) -> Collection:
+        return self._collection(
+            "files of days", hashlib.sha256(json.dumps(named).encode()).hexdigest()
+        )
+
+    def _collection(self, name: str, sha256: str) -> Collection:
+        how = self.settings.model_dump(mode="json", exclude={"kind", "path"})
+        return Collection.open(self.store, "files", {"name": name, **how}, sha256)
+
+    def _named(self, days: Sequence[int]) -> list[tuple[str, str]]:
+        return [(self._called(self.files[one]), self._contents[one].sha256) for one in days]
+
+    def _chunks_of(
+        self, file: BarFile, content: _Content, progress: Progress | None, saving: _Saving
+    ) -> Collection:
+        def cut(collection: Collection) -> Collection | None:
+            before = None if content.before is None else self._opened(file, content.before)
+            ingest(
+                file,
+                self.settings,
+                collection,
+                progress,
+                before=before,
+                grown_from=content.grown_from,
+            )
+            return before if content.superseded else None
+
+        return self._complete(lambda: self._opened(file, content.sha256), cut, saving)
+
+    def _chunks_of_days(
+        self, days: Sequence[int], progress: Progress | None, saving: _Saving
+    ) -> Collection:
+        named = self._named(days)
+
+        def cut(collection: Collection) -> Collection | None:
+            before, grown = earlier_days(collection, named)
+            files = [self.files[one] for one in days]
+            ingest_days(
+                files, named, self.settings, collection, progress, before=before, grown=grown
+            )
+            return before if grown else None
+
+        return self._complete(lambda: self._opened_days(named), cut, saving)
+
+    def _complete(
+        self,
+        opened: Callable[[], Collection],
+        cut: Callable[[Collection], Collection | None],
+        saving: _Saving,
+    ) -> Collection:
+        """The collection with all its chunks; `cut` fills one that lacks them, and returns what it
+        replaces."""
+        collection = opened()
+        if collection.complete:
+            return collection
+        with contextlib.ExitStack() as held:
+            held.enter_context(collection.objects.lock())
+            collection = opened()  # somebody else may have cut it meanwhile
+            if not collection.complete:
+                try:
+                    replaced = cut(collection)
+                except DataError:  # chunks of a file that is refused are of no use to anybody
+                    collection.tidy()
+                    raise
+                saving.soon(collection, replaced, held.pop_all())
+        return collection
+
+    def span(self) -> tuple[int, int]:
+        spans = [collection.span() for collection in self._collections]
+        edges = np.array([min(first for first, _ in spans), max(last for _, last in spans)])
+        first, last = day_starts(self.calendar, self.settings.timezone, edges).tolist()
+        return first, last
+
+    def bars(self, symbol: str) -> Bars:
+        bars = concat([part.bars(symbol) for part in self._collections if symbol in part.chunks])
+        return replace(bars, ts=day_starts(self.calendar, self.settings.timezone, bars.ts))
+
+
+class _Saving:
+    """Saves collections while the next file is read: a disk makes several durable in the time of
+    one."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Saving:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._pool.shutdown()  # once all are saved
+        for saved in self._pending if kind is None else ():
+            saved.result()
+
+    def soon(
+        self, collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
+    ) -> None:
+        """Save one, then forget the one that it replaces and let go of what is `held` for it.
+        Raises what an earlier one raised."""
+        self._pending.append(self._pool.submit(self._save, collection, replaced, held))
+        if len(self._pending) > 4 * _AT_ONCE:  # each holds a file open
+            self._pending.popleft().result()
+
+    @staticmethod
+    def _save(
+        collection: Collection, replaced: Collection | None, held: contextlib.ExitStack
+    ) -> None:
+        with held:
+            collection.save()
+            if replaced is not None:
+                replaced.forget()
+
+
+def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
+    """What identifies the bars of files."""
+    return {
+        "kind": "files",
+        "files": [
+            {"name": file.name, "sha256": digest}
+            for file, digest in zip(files, hashes, strict=True)
+        ],
+    }
+
+
+class MemoryFeed(Feed):
+    """Bars that are in memory already."""
+
+    def __init__(
+        self,
+        bars: Bars,
+        inputs: Mapping[str, Any],
+        level: Array | None = None,
+        minutes: Array | None = None,
+        actions: tuple[Action, ...] = (),
+    ) -> None:
+        self.inputs = inputs
+        self.actions = actions
+        self._bars = bars if bars.is_sorted() else bars.sorted()
+        self._level, self._minutes = level, minutes
+        self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
+        self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
+
+    def span(self) -> tuple[int, int]:
+        return int(self._bars.ts.min()), int(self._bars.ts.max())
+
+    def bars(self, symbol: str) -> Bars:
+        code = self._bars.symbols.index(symbol)
+        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1])).without_unused()
+
+    def index(self, grid: SessionGrid) -> Array | None:
+        if self._level is None or self._minutes is None:
+            return None
+        at = np.searchsorted(self._minutes, grid.minutes, side="right") - 1
+        if at.min() < 0:
+            raise DataError("the range begins before the synthetic market; move data.start")
+        return np.asarray(self._level[at])
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What stands in a file, and what stood there when it was looked at last."""
+
+    sha256: str
+    before: str | None = None
+    """The SHA-256 of what it held before, if that was something else."""
+    grown_from: int | None = None
+    """So many bytes were all it held before, and it still begins with them."""
+    superseded: bool = False
+    """Whether no other file holds now what this one held before."""
+
+
+def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
+    """What each file holds. The hashes of those that did not change since are remembered in the
+    store."""
+    with store.lock():
+        store.sweep(deep=False)
+        stored = store.get("fingerprints.json")
+        try:
+            before: dict[str, list[Any]] = json.loads(stored) if stored else {}
+        except ValueError:
+            before = {}
+        known, contents = dict(before), []
+        for file in files:
+            version, key = file.version(), f"{file.path}:{file.member or ''}"
+            token, digest, size = before.get(key, [None, None, 0])
+            if version is not None and version == token:
+                contents.append(_Content(digest))
+                continue
+            sha256, length, prefix = file.digest(size)
+            known[key] = [version, sha256, length]
+            changed = digest is not None and digest != sha256
+            contents.append(
+                _Content(
+                    sha256,
+                    digest if changed else None,
+                    size if changed and prefix == digest else None,
+                )
+            )
+        if known != before:
+            store.put("fingerprints.json", json.dumps(known, sort_keys=True).encode())
+    now = {digest for _, digest, _ in known.values()}
+    return [replace(content, superseded=content.before not in now) for content in contents]

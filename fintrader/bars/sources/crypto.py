@@ -1,0 +1,157 @@
+"""Bars of cryptocurrency pairs from some hundred exchanges, through ccxt (extra `crypto`). No keys
+are needed.
+
+Set `data.calendar: 24/7`: sessions are days of UTC of 1,440 minutes. ccxt keeps each exchange's own
+pace. How far back minutes reach is the exchange's choice (Kraken keeps its last 720 bars, others
+years); what it does not have stays a gap. A pair trades in its quote currency, so all pairs of a
+market should have the same one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fintrader.bars.bars import COLUMNS, Bars
+from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.announced import Adjustment
+from fintrader.bars.sources.vendor import Busy, VendorSettings
+from fintrader.errors import DataError, install_command
+
+_MILLISECONDS = {"1m": 60_000, "5m": 300_000, "15m": 900_000, "1h": 3_600_000, "1d": 86_400_000}
+_NS = 1_000_000
+_PAGE = 500
+"""Bars a request where ccxt does not know an exchange's own limit."""
+
+
+class CcxtSettings(VendorSettings):
+    """Pairs of one cryptocurrency exchange; see the module for its limits."""
+
+    kind: Literal["ccxt"] = "ccxt"
+    exchange: str = "binance"
+    """As ccxt calls it: binance, bitstamp, coinbase, kraken, okx, ..."""
+    interval: Literal["1m", "5m", "15m", "1h", "1d"] = "1m"
+    """Length of the bars (ccxt's timeframe). Symbols are pairs as ccxt writes them: BTC/USDT."""
+
+
+class Ccxt:
+    """Asks an exchange. `client` is ccxt's object for it (tests bring their own).
+
+    Raises DataError when the package is missing, or ccxt knows no such exchange.
+    """
+
+    name = "ccxt"
+    batch = 1
+    adjustment: Adjustment = "raw"
+
+    def __init__(self, settings: CcxtSettings, client: Any = None) -> None:
+        try:
+            import ccxt
+        except ImportError:
+            raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
+        self._ccxt = ccxt
+        self.settings, self.daily = settings, settings.interval == "1d"
+        if settings.exchange not in ccxt.exchanges:
+            close = difflib.get_close_matches(settings.exchange, ccxt.exchanges, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else "`ccxt.exchanges` lists them"
+            raise DataError(f"ccxt knows no exchange {settings.exchange!r}; {hint}")
+        self._client = client or getattr(ccxt, settings.exchange)({"enableRateLimit": True})
+        offered = self._client.timeframes or {}
+        if not self._client.has.get("fetchOHLCV") or settings.interval not in offered:
+            raise DataError(
+                f"{settings.exchange} offers no bars of {settings.interval} through ccxt (it has "
+                f"{', '.join(offered) or 'none'}); choose another data.source.interval or exchange"
+            )
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"exchange": self.settings.exchange, "interval": self.settings.interval}
+
+    def earliest(self, today: dt.date) -> dt.date | None:
+        return None
+
+    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        return {
+            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
+        }
+
+    def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
+        """None: pairs have neither splits nor dividends."""
+        return []
+
+    def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+        page = self._page()
+        rows = all_rows(
+            lambda since: self._request(symbol, since, page),
+            (_midnight(first), _midnight(last + dt.timedelta(days=1))),
+            _MILLISECONDS[self.settings.interval],
+            page,
+        )
+        return pair_bars(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
+
+    def _page(self) -> int:
+        spot = (getattr(self._client, "features", None) or {}).get("spot") or {}
+        return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
+
+    def _request(self, symbol: str, since: int, page: int) -> list[Any]:
+        errors, where = self._ccxt, f"{self.settings.exchange} (ccxt)"
+        try:
+            self._client.load_markets()  # asked for once
+            if symbol not in self._client.markets:
+                close = difflib.get_close_matches(symbol, self._client.markets, n=3)
+                hint = (
+                    f"did you mean {' or '.join(close)}?"
+                    if close
+                    else "pairs are written like BTC/USDT"
+                )
+                raise DataError(f"{where} has no pair {symbol!r}; {hint}")
+            found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
+        except errors.NetworkError as error:  # their text quotes the URL
+            raise Busy(type(error).__name__) from None
+        except errors.BaseError as error:
+            raise DataError(
+                f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair"
+                " and the dates"
+            ) from None
+        return found
+
+
+def all_rows(
+    ask: Callable[[int], Sequence[Sequence[Any]]], span: tuple[int, int], step: int, page: int
+) -> list[Sequence[Any]]:
+    """Rows of [time, open, high, low, close, volume] inside a span, once each and in order.
+
+    Asks page after page of at most `page` rows from a time on; all times are milliseconds, `step`
+    is a bar's length. An empty page is a stretch without a trade, or before the pair was listed.
+    Rows without a price are left out.
+    """
+    since, stop = span
+    rows: dict[int, Sequence[Any]] = {}
+    while since < stop:
+        fresh = [row for row in ask(since) if row[0] >= since]
+        rows |= {int(row[0]): row for row in fresh if row[0] < stop and None not in row[1:5]}
+        since = int(fresh[-1][0]) + step if fresh else since + page * step
+    return [rows[time] for time in sorted(rows)]
+
+
+def pair_bars(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bars:
+    """Rows of [milliseconds, open, high, low, close, volume] as bars; no volume counts as none
+    traded."""
+    table = np.array([[value or 0.0 for value in row[1:6]] for row in rows], dtype=np.float64)
+    columns: dict[str, Any] = dict(zip(COLUMNS, table.T, strict=True))
+    return Bars(
+        ts=np.array([row[0] for row in rows], dtype=np.int64) * _NS,
+        symbol=np.zeros(len(rows), dtype=np.int32),
+        symbols=(symbol,),
+        origin=origin,
+        **columns,
+    )
+
+
+def _midnight(day: dt.date) -> int:
+    """Milliseconds since 1970, UTC."""
+    return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp() * 1000)

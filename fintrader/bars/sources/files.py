@@ -1,0 +1,320 @@
+"""The rows of files of bars, some hundred thousand at a time, in the long schema; what cannot be
+read is named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from fintrader.bars.bars import COLUMNS, Array, Bars, concat
+from fintrader.bars.sources.cells import first_line, one_kind, table_bars
+from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.sources.listing import BarFile, files_of
+from fintrader.errors import BarError
+from fintrader.storage.objects import file_system
+
+BATCH_ROWS = 500_000
+_HEADER_BYTES = 1 << 16
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
+"""What no text holds."""
+_FEW = 10
+"""From so many lines on, equal decimals are no chance."""
+
+
+def read_files(settings: FilesSettings, symbols: tuple[str, ...] = ()) -> Bars:
+    """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
+    docstring."""
+    bars = concat([batch for file in files_of(settings) for batch in iterate(file, settings)])
+    if symbols:
+        wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
+        bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
+    return bars
+
+
+def iterate(
+    file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None
+) -> Iterator[Bars]:
+    """The rows of one file in file order, in the long schema, some hundred thousand at a time.
+
+    `after`: leave out so many bytes, of a CSV (`BarFile.appendable`); the next row's number is the
+    second.
+    """
+    names = column_names(settings)
+    present, tail = read_columns(file, settings), None
+    wide = wide_columns(settings, present)
+    prices = [column for one in wide.values() for column in one.values()] or [
+        names[name] for name in COLUMNS
+    ]
+    wanted = [column for role, column in names.items() if not (wide and role in COLUMNS)]
+    wanted = [*dict.fromkeys([*wanted, *prices, *settings.extra])]
+    _refuse_cut_off(file, settings)
+    # a CSV's first row of data is line 2, where line 1 has the names
+    first = done = (settings.skip_rows + (1 if settings.header else 2)) if file.kind == "csv" else 0
+    zoned: bool | None = None
+    if after is not None:
+        if _blank_from(file.path, after[0]):
+            return
+        tail, first, done = (after[0], present), after[1], after[1]
+    symbol, date = (
+        settings.read_name(file.place) or ("", None) if settings.name_pattern else (file.stem, None)
+    )
+    if settings.uppercase:
+        symbol = symbol.upper()
+    for table in _tables(file, settings, wanted, [*prices, *settings.extra], tail):
+        rows = np.arange(done, done + table.num_rows)
+        done += table.num_rows
+        if settings.time_format is None:
+            zoned = one_kind(
+                table[names["ts"]].slice(0, 1), zoned, file.name, names["ts"], rows[:1]
+            )
+        if wide:
+            yield _joined(table, wide, settings, file.name, rows, date)
+        else:
+            yield table_bars(table, settings, origin=file.name, rows=rows, symbol=symbol, date=date)
+    if done == first:
+        raise BarError(f"{file.name}: holds no row; check the file")
+
+
+def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
+    """Symbol -> our name -> column, of a table with columns for each symbol; empty for a long
+    one."""
+    if settings.wide is None:
+        return {}
+    fields = {getattr(settings.columns, name): name for name in COLUMNS}
+    choice = "|".join(re.escape(field) for field in fields)
+    body = (
+        re.escape(settings.wide)
+        .replace(r"\{symbol\}", "(?P<symbol>.+?)")
+        .replace(r"\{field\}", f"(?P<field>{choice})")
+    )
+    found: dict[str, dict[str, str]] = {}
+    for column in present:
+        if match := re.fullmatch(body, column):
+            symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
+            found.setdefault(symbol, {})[fields[match["field"]]] = column
+    return {
+        symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == len(COLUMNS)
+    }
+
+
+def _joined(
+    table: pa.Table,
+    wide: dict[str, dict[str, str]],
+    settings: FilesSettings,
+    origin: str,
+    rows: Array,
+    date: str | None,
+) -> Bars:
+    """The bars of all symbols of a wide table, row by row; a symbol without any number in a row has
+    no bar there."""
+    names, parts = column_names(settings), []
+    for symbol, columns in wide.items():
+        own = {names[role]: table[names[role]] for role in names if role not in COLUMNS}
+        own |= {names[name]: table[column] for name, column in columns.items()}
+        there = np.zeros(table.num_rows, dtype=bool)
+        for column in columns.values():
+            there |= ~pc.is_null(table[column]).to_numpy()
+        index = np.flatnonzero(there)
+        part = pa.table(own).take(pa.array(index))
+        if len(index):
+            parts.append(
+                table_bars(
+                    part, settings, origin=origin, rows=rows[index], symbol=symbol, date=date
+                )
+            )
+    bars = concat(parts)
+    return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
+
+
+def _blank_from(path: str, offset: int) -> bool:
+    """Whether only empty lines follow."""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return not file.read(_HEADER_BYTES).strip()
+
+
+def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
+    """Raise BarError for a CSV without an end to its last line, where its last number may be the
+    half of one.
+
+    What is packed knows its length, and is whole once it can be unpacked.
+    """
+    if file.kind != "csv" or file.member is not None or file.path.lower().endswith(".gz"):
+        return
+    with _readable(file):
+        fs, inside = file_system(file.path)
+        if fs.tail(inside, 1) in (b"", b"\n", b"\r"):
+            return
+        lines = fs.tail(inside, _HEADER_BYTES).decode(errors="replace").splitlines()
+    fields = [line.rpartition(settings.delimiter)[2] for line in lines[1 + settings.skip_rows :]]
+    if not fields or not _is_whole(fields[-1], fields[:-1], settings.decimal):
+        raise BarError(
+            f"{file.name}: the last line has no end, and its last number may be cut off; fetch the"
+            " file again, or add a newline where the number is whole"
+        )
+
+
+def _is_whole(last: str, others: list[str], decimal: str) -> bool:
+    """Whether a field can be no part of a longer one: its quotes are closed, it has the decimals
+    that all others have, or it is a text of which the others have no longer one. Of whole numbers
+    of any length nothing tells."""
+    if last.startswith('"'):
+        return len(last) > 1 and last.endswith('"')
+    if not re.fullmatch(r"[-+\d.,eE]*", last):
+        return last in others and not any(one != last and one.startswith(last) for one in others)
+    places = {len(one.partition(decimal)[2]) for one in others}
+    return len(others) >= _FEW and 0 not in places and places == {len(last.partition(decimal)[2])}
+
+
+def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
+    """The names of a file's columns. Raises BarError when one that the settings name is missing."""
+    present = present_columns(file, settings)
+    names = column_names(settings)
+    if settings.wide is not None:
+        names = {role: column for role, column in names.items() if role not in COLUMNS}
+        if not wide_columns(settings, present):
+            raise BarError(
+                f"{file.name}: no columns called like {settings.wide}; it has {', '.join(present)}"
+            )
+    missing = [(role, name) for role, name in names.items() if name not in present]
+    if missing:
+        raise BarError(
+            f"{file.name}: no column {missing[0][1]!r}; it has {', '.join(present)}. Name your"
+            f" columns under data.source.columns (--data.source.columns.{missing[0][0]}), or let"
+            " `fintrader init` find out"
+        )
+    if lacking := [name for name in settings.extra if name not in present]:
+        raise BarError(f"{file.name}: no column {lacking[0]!r}; it has {', '.join(present)}")
+    return present
+
+
+def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
+    """The names of a file's columns, whatever they are. Raises BarError when it cannot be read."""
+    with _readable(file):
+        if file.kind == "parquet":
+            with pq.ParquetFile(file.open()) as parquet:
+                return list(parquet.schema_arrow.names)
+        csv_head(file, 1 << 12)
+        with _open_csv(file, settings, None, {}, block_bytes=_HEADER_BYTES) as reader:
+            return list(reader.schema.names)
+
+
+def csv_head(file: BarFile, size: int) -> str:
+    """The first lines of a CSV, of at most so many bytes, unpacked. Raises BarError when it is
+    none."""
+    with _readable(file):
+        source = file.open()
+        packed = (file.member or file.path).lower().endswith(".gz")
+        with pa.OSFile(source) if isinstance(source, str) else source as stream:
+            head = bytes(
+                (pa.CompressedInputStream(stream, "gzip") if packed else stream).read(size)
+            )
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise BarError(f"{file.name}: is written in UTF-16; save it as UTF-8")
+    if len(head.translate(None, _CONTROL)) < len(head):
+        raise BarError(
+            f"{file.name}: holds no text; unpack it, or export it as CSV (or Parquet, called"
+            " .parquet)"
+        )
+    lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
+    return (lines or head).decode("utf-8-sig", errors="replace")
+
+
+@contextlib.contextmanager
+def _readable(file: BarFile) -> Iterator[None]:
+    """Raise BarError for what pyarrow cannot read."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        if "Empty CSV file" in str(error):
+            raise BarError(f"{file.name}: holds no row; check the file") from None
+        if "invalid UTF8" in str(error):
+            raise BarError(f"{file.name}: its text is no UTF-8; save it as UTF-8") from None
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise BarError(
+                f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
+            ) from None
+        raise BarError(
+            f"{file.name}: cannot be read ({first_line(error)}); it may be truncated"
+        ) from None
+
+
+def _tables(
+    file: BarFile,
+    settings: FilesSettings,
+    wanted: list[str],
+    numeric: list[str],
+    tail: tuple[int, list[str]] | None,
+) -> Iterator[pa.Table]:
+    """The file's rows as tables of the wanted columns, a bounded number at a time; of a CSV's
+    `tail` (bytes to leave out, names of the columns) only those."""
+    with _readable(file):
+        if file.kind == "parquet":
+            with pq.ParquetFile(file.open()) as parquet:
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                    yield pa.Table.from_batches([batch])
+            return
+        types = {name: pa.float64() if name in numeric else pa.string() for name in wanted}
+        done = 0
+        try:
+            with _open_csv(file, settings, wanted, types, tail) as reader:
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
+                    done += batch.num_rows
+        except (
+            pa.ArrowInvalid
+        ):  # text in a number: read what is left as text, so that the row can be named
+            with _open_csv(
+                file, settings, wanted, dict.fromkeys(wanted, pa.string()), tail
+            ) as reader:
+                for batch in reader:
+                    skip = min(done, batch.num_rows)
+                    done -= skip
+                    if batch.num_rows > skip:
+                        yield pa.Table.from_batches([batch.slice(skip)])
+
+
+def _open_csv(
+    file: BarFile,
+    settings: FilesSettings,
+    wanted: list[str] | None,
+    types: dict[str, pa.DataType],
+    tail: tuple[int, list[str]] | None = None,
+    block_bytes: int = 32 << 20,
+) -> Any:
+    # NA, TRUE and nan are tickers; only an empty cell is none
+    options = pa_csv.ConvertOptions(
+        column_types=types,
+        include_columns=wanted or [],
+        strings_can_be_null=True,
+        null_values=[""],
+        decimal_point=settings.decimal,
+    )
+    source = file.open()
+    if tail is not None:
+        source = pa.OSFile(source)
+        source.seek(tail[0])
+    if file.path.lower().endswith(".gz") or (file.member or "").lower().endswith(".gz"):
+        source = pa.CompressedInputStream(
+            pa.OSFile(source) if isinstance(source, str) else source, "gzip"
+        )
+    reading = pa_csv.ReadOptions(
+        block_size=block_bytes,
+        use_threads=False,
+        column_names=tail[1] if tail else settings.header or None,
+        skip_rows=0 if tail else settings.skip_rows,
+    )
+    parsing = pa_csv.ParseOptions(delimiter=settings.delimiter)
+    return pa_csv.open_csv(
+        source, read_options=reading, convert_options=options, parse_options=parsing
+    )

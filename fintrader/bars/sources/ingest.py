@@ -1,0 +1,233 @@
+"""Files into chunks by symbol and month, with bounded memory; what the store holds of a file as it
+was is kept.
+
+A file has a collection of its own, so that one which grows is read from where it had ended. Files
+of days, each with its date in its name, are one collection together: as one long file to which days
+are added at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
+from fintrader.bars.chunks import Collection, encode
+from fintrader.bars.clean import refuse_bad_rows
+from fintrader.bars.sources.files import BATCH_ROWS, iterate
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import BarFile
+from fintrader.progress import SILENT, Progress
+
+_BUFFER_ROWS = 4_000_000
+_DATE = re.compile(r"(?:19|20)\d\d(-?)[01]\d\1[0-3]\d")
+_FEWEST_DAYS = 8
+"""Fewer different dates in the names of files make no files of days."""
+
+
+def days_together(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
+    """Numbers of the files of days, in order of their dates, and of all others."""
+    dates = {}
+    for number, file in enumerate(files):
+        if found := list(_DATE.finditer(file.place)):
+            dates[number] = found[-1][0].replace("-", "")
+    if len(set(dates.values())) < _FEWEST_DAYS:
+        return [], list(range(len(files)))
+    days = sorted(dates, key=lambda number: (dates[number], files[number].place))
+    return days, [number for number in range(len(files)) if number not in dates]
+
+
+def ingest(
+    file: BarFile,
+    settings: FilesSettings,
+    collection: Collection,
+    progress: Progress | None = None,
+    *,
+    before: Collection | None = None,
+    grown_from: int | None = None,
+) -> None:
+    """Cut one file into chunks by symbol and month, which count once the collection is saved.
+
+    `before` is what the store holds of the file as it was: its chunks are kept where their rows
+    stand unchanged, be it elsewhere in the file. With `grown_from` the first so many bytes of a CSV
+    are known to be the same, and are not read again. Raises BarError for a bad row.
+    """
+    known, after = _Known(before), None
+    if before is not None and before.complete and grown_from is not None and file.appendable:
+        assert before.next_row is not None
+        _go_on(collection, before)
+        known, after = _Known(None), (grown_from, before.next_row)
+    _cut(_checked(iterate(file, settings, after)), collection, known, progress, file.name)
+
+
+def ingest_days(
+    files: Sequence[BarFile],
+    named: Sequence[tuple[str, str]],
+    settings: FilesSettings,
+    collection: Collection,
+    progress: Progress | None = None,
+    *,
+    before: Collection | None = None,
+    grown: bool = False,
+) -> None:
+    """Cut files of days into chunks, with their rows numbered on from file to file; they count once
+    it is saved.
+
+    `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with
+    `grown` its files are the first of these. Raises BarError for a bad row.
+    """
+    known, done = _Known(before), 0
+    if before is not None and grown:
+        _go_on(collection, before)
+        known, done = _Known(None), len(before.files)
+
+    def batches() -> Iterator[Bars]:
+        waiting: list[Bars] = []
+        for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
+            base = collection.next_row or 0
+            collection.files.append([name, sha256, base])
+            for batch in _checked(iterate(file, settings)):
+                assert batch.row is not None
+                waiting.append(replace(batch, row=batch.row + base))
+                collection.next_row = base + int(batch.row[-1]) + 1
+                if sum(map(len, waiting)) >= BATCH_ROWS:
+                    yield concat(waiting)
+                    waiting = []
+        if waiting:
+            yield concat(waiting)
+
+    _cut(batches(), collection, known, progress, f"{len(files) - done} files of days")
+
+
+def earlier_days(
+    collection: Collection, named: Sequence[tuple[str, str]]
+) -> tuple[Collection | None, bool]:
+    """What the store holds of files of days as they were, and whether those are the first of the
+    files `named` now."""
+    wanted = [list(one) for one in named]
+    best: Collection | None = None
+    for before in collection.others():
+        if before.complete and before.files:
+            if [one[:2] for one in before.files] == wanted[: len(before.files)]:
+                return before, True
+            best = before
+    return best, False
+
+
+def _go_on(collection: Collection, before: Collection) -> None:
+    """Begin with all that another collection holds."""
+    collection.chunks = {
+        symbol: {month: [*pieces] for month, pieces in months.items()}
+        for symbol, months in before.chunks.items()
+    }
+    collection.files, collection.next_row = [*before.files], before.next_row
+
+
+def _checked(batches: Iterator[Bars]) -> Iterator[Bars]:
+    for batch in batches:
+        refuse_bad_rows(batch)
+        yield batch
+
+
+def _cut(
+    batches: Iterator[Bars],
+    collection: Collection,
+    known: _Known,
+    progress: Progress | None,
+    name: str,
+) -> None:
+    """Store rows by symbol and month; memory stays bounded whatever their order.
+
+    Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by
+    time they are then complete. When too many wait, all are stored, and a month consists of several
+    pieces.
+    """
+    collection.objects.sweep()
+    waiting: dict[tuple[str, str], list[Bars]] = {}
+    held = 0
+
+    def store(key: tuple[str, str]) -> int:
+        bars = concat(waiting.pop(key))
+        left = known.keep(collection, *key, bars)
+        if len(left):
+            collection.add(*key, left, {"file": bars.origin})
+        return len(bars)
+
+    with (progress or SILENT).task(f"read {name}", unit="rows") as task:
+        for batch in batches:
+            parts = _by_symbol_and_month(batch)
+            for key, part in parts.items():
+                waiting.setdefault(key, []).append(part)
+                held += len(part)
+            for key in sorted(waiting):
+                if key not in parts or held > _BUFFER_ROWS:
+                    held -= store(key)
+            assert batch.row is not None
+            collection.next_row = int(batch.row[-1]) + 1
+            task.advance(len(batch))
+        for key in sorted(waiting):
+            store(key)
+    collection.complete = True
+
+
+class _Known:
+    """The chunks of a file as it was, month by month, of which each can be kept once.
+
+    Rows are compared by what they would be stored as, so that no chunk has to be fetched from where
+    it lies.
+    """
+
+    def __init__(self, before: Collection | None) -> None:
+        chunks: Mapping[str, Mapping[str, list[dict[str, Any]]]] = {}
+        if before is not None and before.complete:
+            chunks = before.chunks
+        self._left = {
+            (name, month): [*pieces]
+            for name, months in chunks.items()
+            for month, pieces in months.items()
+        }
+
+    def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
+        """Count the chunks with which these rows begin as pieces of the month; returns the rows
+        after them."""
+        pieces, done = self._left.get((symbol, month), []), 0
+        while pieces and done + pieces[0]["rows"] <= len(bars):
+            stop = done + pieces[0]["rows"]
+            part = bars.take(slice(done, stop))
+            if hashlib.sha256(encode(part)).hexdigest() != pieces[0]["sha256"]:
+                pieces.clear()
+                break
+            collection.keep(
+                symbol, month, pieces.pop(0), None if part.row is None else int(part.row[0])
+            )
+            done = stop
+        return bars.take(slice(done, len(bars)))
+
+
+def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
+    """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
+    day = batch.ts // (DAY_MINUTES * MINUTE_NS)
+    first = int(day.min())
+    months = (
+        np.arange(first, int(day.max()) + 1).astype("datetime64[D]").astype("datetime64[M]")
+    )  # of each day
+    number = (months - months[0]).astype(np.int64)
+    key = batch.symbol * (number[-1] + 1) + number[day - first]
+    if np.any(key[1:] < key[:-1]):
+        order = np.argsort(key, kind="stable")
+        batch, key = batch.take(order), key[order]
+    groups = {}
+    edges = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)]
+    for start, stop in itertools.pairwise(edges):
+        part = batch.take(slice(start, stop))
+        name, month = batch.symbols[part.symbol[0]], months[0] + key[start] % (number[-1] + 1)
+        groups[name, str(month)] = replace(
+            part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,)
+        )
+    return groups

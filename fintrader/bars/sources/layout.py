@@ -1,0 +1,154 @@
+"""What a source of files is set to: how tables of bars are laid out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fintrader.bars.bars import COLUMNS
+from fintrader.bars.sources.presets import PRESETS, Preset
+from fintrader.config import PathText, Settings
+
+
+class ColumnNames(Settings):
+    """How the file calls its columns."""
+
+    ts: str = "ts"
+    """The time, or the time of day where `date` names a column of its own, or the file's name holds
+    the date."""
+    date: str | None = None
+    """The date, where it stands in a column of its own."""
+    symbol: str = "ticker"
+    open: str = "open"
+    high: str = "high"
+    low: str = "low"
+    close: str = "close"
+    volume: str = "volume"
+
+
+class FilesSettings(Settings):
+    """Long tables of bars in Parquet or CSV files."""
+
+    kind: Literal["files"] = "files"
+    preset: Preset | None = None
+    """The vendor whose layout the files have; it sets what is not set here."""
+    path: PathText = "data/bars"
+    """A Parquet or CSV file, a zip archive or a folder of such files, a glob pattern, or an fsspec
+    URL of one."""
+    symbol_from: Literal["column", "name"] = "column"
+    """Where the symbol stands: in a column, or in the file's name (one file per symbol, like
+    AAPL.csv)."""
+    name_pattern: str | None = None
+    """How files are called, without endings, like `{symbol}_{date}_*` (folders may stand before,
+    `{symbol}/{date}`); others are passed over. Files that end with .txt are read where this is
+    set."""
+    uppercase: bool = False
+    """Write symbols in capitals."""
+    header: tuple[str, ...] = ()
+    """Names of the columns, in order, of CSV files that have no line with names."""
+    skip_rows: int = Field(0, ge=0)
+    """Lines at the beginning of a CSV file that are left out, a line with names included where
+    `header` is set."""
+    delimiter: str = Field(",", min_length=1, max_length=1)
+    """What stands between the fields of a CSV file."""
+    decimal: Literal[".", ","] = "."
+    """Decimal sign of a CSV file."""
+    wide: str | None = None
+    """For tables with columns for each symbol: how these are called, like `{symbol}_{field}`, where
+    a field is one of `columns.open` to `columns.volume`."""
+    columns: ColumnNames = ColumnNames()
+    time_format: str | None = None
+    """How times are written: `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands
+    elsewhere), or a pattern like `%d.%m.%Y %H:%M`, for date and time together; ISO 8601 unless
+    set."""
+    timezone: str = "America/New_York"
+    """Zone of times that carry none themselves (times with an offset or a zone are taken as they
+    are)."""
+    label: Literal["start", "end"] = "start"
+    """Whether a bar's time is its start or its end."""
+    bar_minutes: int = Field(1, ge=1)
+    """Length of the bars in the files; used to move end labels to the start."""
+    opening_print: Literal["auto", "merge", "leave"] = "auto"
+    """With `label: end`, a bar stamped at the open is the opening's print: make it part of the
+    first bar. `auto`: where most days have one, of a single price."""
+    price_divisor: int = Field(1, ge=1)
+    """Prices are divided by this (10000 where they are integers of 1/10,000 USD)."""
+    decimals: int | None = Field(None, ge=0, le=8)
+    """Round prices to so many decimals (for files that store them as float32)."""
+    extra: tuple[str, ...] = ()
+    """Further numeric columns to carry along; name them under `features` to make them features."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, values: Any) -> Any:
+        preset = values.get("preset") if isinstance(values, dict) else None
+        if preset not in PRESETS:
+            return values
+        known = PRESETS[preset]
+        columns = values.get("columns", {})
+        if isinstance(columns, Settings):
+            columns = columns.model_dump()
+        return {**known, **values, "columns": {**known.get("columns", {}), **columns}}
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if (
+            self.name_pattern is not None
+            and self.symbol_from == "name"
+            and "{symbol}" not in self.name_pattern
+        ):
+            raise ValueError(
+                "name_pattern: with symbol_from: name it needs {symbol}, like {symbol}_{date}"
+            )
+        if self.wide is not None and not ("{symbol}" in self.wide and "{field}" in self.wide):
+            raise ValueError("wide: expected how columns are called, like {symbol}_{field}")
+        if self.wide is not None and self.extra:
+            raise ValueError(
+                "extra: a wide table has columns of prices and volumes only; leave it empty"
+            )
+        return self
+
+    def read_name(self, place: str) -> tuple[str, str | None] | None:
+        """Symbol ("" where none stands there) and date (like 20160104) of a file by its path and
+        name.
+
+        None where it is called otherwise than `name_pattern` says.
+        """
+        body = re.escape(self.name_pattern or "{symbol}").replace(r"\*", "[^/]*")
+        body = body.replace(r"\{symbol\}", "(?P<symbol>[^/]+?)").replace(
+            r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)"
+        )
+        found = re.fullmatch(
+            rf"(?:.*/)?{body}(?:\.(?:csv|txt|gz|parquet|pq|zip))*", place, re.IGNORECASE
+        )
+        if found is None:
+            return None
+        groups = found.groupdict()
+        symbol, date = groups.get("symbol") or "", groups.get("date")
+        return symbol.upper() if self.uppercase else symbol, None if date is None else date.replace(
+            "-", ""
+        )
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        import zoneinfo
+
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+            raise ValueError("not a time zone; write it like America/New_York") from None
+        return value
+
+
+def column_names(settings: FilesSettings) -> dict[str, str]:
+    """Our name -> the table's name of the columns that are needed; no `symbol` where it stands in a
+    file's name."""
+    names = {name: getattr(settings.columns, name) for name in ("ts", "symbol", *COLUMNS)}
+    if settings.symbol_from == "name" or settings.wide is not None:
+        del names["symbol"]
+    if settings.columns.date is not None:
+        names["date"] = settings.columns.date
+    return names

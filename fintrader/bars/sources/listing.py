@@ -1,0 +1,222 @@
+"""Where files of bars lie: a local path, a folder, a glob pattern, the members of a zip archive, an
+fsspec URL."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import base_name, is_url
+from fintrader.errors import BarError, DataError
+from fintrader.storage.objects import file_system
+
+_RACY_NS = 2_000_000_000
+_PIECE = 4 << 20
+
+
+def files_of(settings: FilesSettings) -> list[BarFile]:
+    """The bar files that these settings name, sorted. Raises DataError when there is none."""
+    pattern = settings.name_pattern
+    found = list_files(settings.path, text=pattern is not None)
+    if pattern is None:
+        return found
+    called = [file for file in found if settings.read_name(file.place) is not None]
+    if not called:
+        raise DataError(
+            f"{settings.path}: no file there is called like {pattern}; {found[0].place} is one that"
+            " is not (data.source.name_pattern)"
+        )
+    return called
+
+
+def list_files(path: str, *, text: bool = False) -> list[BarFile]:
+    """The bar files that a path or URL names, sorted; with `text` also those that end with .txt.
+
+    Raises DataError when there is none, or of an unknown kind.
+    """
+    fs, inside = file_system(path)
+    try:
+        if fs.isdir(inside):
+            fs.ls(inside)  # `find` passes over what may not be read
+            found = [name for name in sorted(fs.find(inside)) if kind_of(name, text)]
+        elif any(mark in inside for mark in "*?["):
+            found = [name for name in sorted(fs.glob(inside)) if kind_of(name, text)]
+        else:
+            found = [inside]
+            fs.info(inside)  # `exists` says no of what may not be read
+    except FileNotFoundError:
+        found = []
+    except PermissionError:
+        raise DataError(
+            f"{path} may not be read (Permission denied); ask for the right to read it"
+        ) from None
+    except (
+        Exception
+    ) as error:  # a cloud's client has its own exceptions, and their text may hold secrets
+        raise DataError(
+            f"{path}: {type(error).__name__}; check the URL, the network and the credentials"
+        ) from None
+    scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
+    if not found:
+        raise DataError(
+            f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern"
+            " (--data.path)"
+        )
+    return [file for name in found for file in _open(name if is_url(name) else scheme + name, text)]
+
+
+def _open(path: str, text: bool) -> list[BarFile]:
+    """The bar files in a path or URL: itself, or the members of a zip archive."""
+    name = base_name(path)
+    kind = kind_of(name, text)
+    if kind is None:
+        raise DataError(
+            f"{path}: neither Parquet nor CSV nor zip by its name; convert it, or point --data.path"
+            " elsewhere"
+        )
+    if kind != "zip":
+        return [BarFile(name, kind, path)]
+    try:
+        with _archive(path) as archive:
+            members = [
+                name
+                for name in sorted(archive.namelist())
+                if kind_of(name, text) in ("csv", "parquet")
+            ]
+    except (zipfile.BadZipFile, OSError) as error:
+        raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
+    return [
+        BarFile(f"{name}:{member}", str(kind_of(member, text)), path, member=member)
+        for member in members
+    ]
+
+
+@contextlib.contextmanager
+def _archive(path: str) -> Iterator[zipfile.ZipFile]:
+    """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
+    fs, inside = file_system(path)
+    with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+@dataclass(frozen=True)
+class BarFile:
+    """One file of bars, wherever it lies."""
+
+    name: str
+    """What to call it in messages."""
+    kind: str
+    """csv or parquet."""
+    path: str
+    """Local path or URL of the file, or of the zip archive it is in."""
+    member: str | None = None
+    """Name within the zip archive."""
+
+    @property
+    def place(self) -> str:
+        """Path and name, that of the archive and within it."""
+        return self.path if self.member is None else f"{self.path}/{self.member}"
+
+    @property
+    def stem(self) -> str:
+        """The name without folders and endings: the symbol, for files that hold one symbol each,
+        like BRK.A.csv."""
+        name = (self.member or self.path).rsplit("/", 1)[-1]
+        return re.sub(r"\.(csv|csv\.gz|txt|parquet|pq)$", "", name, flags=re.IGNORECASE)
+
+    def open(self) -> Any:
+        """The file for pyarrow: a path, or a file object. Raises DataError when it cannot be
+        opened."""
+        if self.member is not None:
+            with _archive(self.path) as archive:
+                return pa.BufferReader(archive.read(self.member))
+        if is_url(self.path):
+            fs, path = file_system(self.path)
+            return fs.open(path, "rb")
+        return self.path
+
+    @property
+    def appendable(self) -> bool:
+        """Whether rows are added to it by adding bytes at its end, and it can be read from
+        there."""
+        return (
+            self.kind == "csv"
+            and self.member is None
+            and self.path.lower().endswith(".csv")
+            and not is_url(self.path)
+        )
+
+    def sha256(self) -> str:
+        """Of its content, in hex."""
+        return self.digest()[0]
+
+    def digest(self, prefix: int = 0) -> tuple[str, int, str | None]:
+        """SHA-256 of its content, how many bytes that is, and the SHA-256 of the first `prefix` of
+        them.
+
+        The last is None where there are not so many, or they do not end with a line of text. Raises
+        DataError when it cannot be read.
+        """
+        try:
+            source = self.open()
+            with Path(source).open("rb") if isinstance(source, str) else source as file:
+                digest, size, begins = hashlib.sha256(), 0, None
+                while piece := file.read(min(_PIECE, prefix - size) if size < prefix else _PIECE):
+                    digest.update(piece)
+                    size += len(piece)
+                    if size == prefix and bytes(piece[-1:]) == b"\n":
+                        begins = digest.hexdigest()
+        except OSError as error:
+            raise DataError(
+                f"{self.name}: cannot be read ({error.strerror or error}); check the file"
+            ) from None
+        return digest.hexdigest(), size, begins
+
+    def version(self) -> str | None:
+        """A cheap token that changes when the file does (size and times, or an object's ETag).
+
+        None without one, and for a file that changed so lately that it may change again within the
+        clock's grain.
+        """
+        if is_url(self.path):
+            fs, path = file_system(self.path)
+            details = fs.info(path)
+            # `created` of a local file is when its inode last changed, which nobody can set back
+            marks = [
+                str(details.get(name))
+                for name in ("ETag", "LastModified", "mtime", "created", "ino")
+            ]
+            return " ".join([str(details.get("size")), *marks]) if set(marks) != {"None"} else None
+        status = Path(self.path).stat()
+        # a copy may keep size and time of modification, but no program sets back when the inode
+        # changed
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _RACY_NS:
+            return None
+        return (
+            f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+            f" {status.st_dev}:{status.st_ino}"
+        )
+
+
+def kind_of(name: str, text: bool = False) -> str | None:
+    """parquet, csv or zip by a file's name, None for anything else; with `text`, .txt is csv."""
+    if text and name.lower().endswith((".txt", ".txt.gz")):
+        return "csv"
+    for kind, endings in (
+        ("parquet", (".parquet", ".pq")),
+        ("csv", (".csv", ".csv.gz")),
+        ("zip", (".zip",)),
+    ):
+        if name.lower().endswith(endings):
+            return kind
+    return None

@@ -1,0 +1,148 @@
+"""Bars from Yahoo Finance, through yfinance.
+
+Limits, as Yahoo sets them: one-minute bars of the last 30 days, at most 7 days a request;
+five-minute bars of the last 60 days; hours of the last 730 days; days without limit. Prices are
+adjusted for splits, not for dividends, as of the day they are asked for. Volume of the first and
+last minute lacks the auctions. No promise of anything: for research.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fintrader.bars.bars import Bars
+from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.announced import Adjustment
+from fintrader.bars.sources.vendor import Busy, VendorSettings
+from fintrader.errors import DataError
+
+_DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730, "1d": None}
+_DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
+
+
+class YahooSettings(VendorSettings):
+    """Bars from Yahoo Finance; see the module for its limits."""
+
+    kind: Literal["yahoo"] = "yahoo"
+    interval: Literal["1m", "5m", "1h", "1d"] = "1m"
+    batch: int = Field(10, ge=1, le=100)
+    """Tickers that count as one step of progress."""
+    timeout_seconds: float = Field(20.0, gt=0)
+
+
+class Yahoo:
+    """Asks Yahoo. `session` is what yfinance takes as one (tests put a loopback server behind
+    it)."""
+
+    name = "yahoo"
+
+    def __init__(self, settings: YahooSettings, session: Any = None) -> None:
+        import yfinance
+
+        yfinance.config.debug.hide_exceptions = (
+            False  # it would log what goes wrong and return an empty table
+        )
+        self._yfinance = yfinance
+        self.settings, self._session = settings, session
+        self.batch, self.daily = settings.batch, settings.interval == "1d"
+        self.adjustment: Adjustment = "split"
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"interval": self.settings.interval, "adjustment": self.adjustment}
+
+    def earliest(self, today: dt.date) -> dt.date | None:
+        days = _DAYS_KEPT[self.settings.interval]
+        return None if days is None else today - dt.timedelta(days=days - 1)
+
+    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        return {
+            name: bars for name in symbols if (bars := self._one(name, first, last)) is not None
+        }
+
+    def _one(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
+        import pandas as pd
+
+        frames = []
+        step = dt.timedelta(days=_DAYS_PER_REQUEST[self.settings.interval])
+        while first <= last:
+            stop = min(first + step, last + dt.timedelta(days=1))
+            frames.append(self._request(symbol, first, stop, self.settings.interval))
+            first = stop
+        if not any(map(len, frames)):
+            return None
+        table = pd.concat([frame for frame in frames if len(frame)])
+        table = table[~table.index.duplicated()].dropna(subset=["Open", "High", "Low", "Close"])
+        index = table.index
+        # a day's bar carries midnight of the exchange; its date is what counts
+        stamps = (
+            index.tz_localize(None) if self.daily else index.tz_convert("UTC").tz_localize(None)
+        )
+        return Bars(
+            ts=stamps.to_numpy().astype("datetime64[ns]").astype(np.int64),
+            symbol=np.zeros(len(table), dtype=np.int32),
+            symbols=(symbol,),
+            volume=table["Volume"].fillna(0).to_numpy(dtype=np.float64),
+            origin="yahoo",
+            **{
+                name.lower(): table[name].to_numpy(dtype=np.float64)
+                for name in ("Open", "High", "Low", "Close")
+            },
+        )
+
+    def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
+        found = []
+        for name in symbols:
+            table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
+            later = 1.0
+            for row in range(
+                len(table) - 1, -1, -1
+            ):  # Yahoo states a dividend for a share of today
+                split, dividend = (
+                    float(table[column].iloc[row]) for column in ("Stock Splits", "Dividends")
+                )
+                later *= split or 1.0
+                if split or dividend:
+                    day = table.index[row].date()
+                    found.append(
+                        Action(
+                            symbol=name, day=day, split=split or 1.0, dividend_usd=dividend * later
+                        )
+                    )
+        return found
+
+    def _request(
+        self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False
+    ) -> Any:
+        errors = self._yfinance.exceptions
+        try:
+            return self._yfinance.Ticker(symbol, session=self._session).history(
+                interval=interval,
+                start=str(first),
+                end=str(stop),
+                auto_adjust=False,
+                actions=actions,
+                prepost=False,
+                repair=False,
+                timeout=self.settings.timeout_seconds,
+            )
+        except errors.YFRateLimitError:
+            raise Busy("too many requests") from None
+        except (errors.YFTzMissingError, errors.YFPricesMissingError, errors.YFTickerMissingError):
+            return ()  # no bars: whether that is an error is known once all months were asked for
+        except errors.YFDataException as error:
+            raise Busy(str(error)) from None
+        except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
+            if isinstance(error, KeyError | TypeError | AttributeError | IndexError):
+                raise DataError(
+                    f"yahoo: the answer for {symbol} has another form than expected; update"
+                    " yfinance"
+                ) from None
+            if getattr(getattr(error, "response", None), "status_code", None) == 404:
+                return ()  # a ticker whose zone it wants to know and nobody does
+            raise Busy(type(error).__name__) from None

@@ -1,6 +1,0 @@
-"""Faults of bars: their kinds, and detectors that find them without changing anything."""
-
-from fintrader.data.faults.find import find_faults
-from fintrader.data.faults.kinds import DOUBTFUL, KINDS, STOPPING, Fault
-
-__all__ = ["DOUBTFUL", "KINDS", "STOPPING", "Fault", "find_faults"]

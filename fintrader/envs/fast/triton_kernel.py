@@ -1,0 +1,461 @@
+"""The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the
+reset and the observation in one launch.
+
+It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of
+money are exact (see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a
+product and a sum rounded once are not the two roundings of torch. Numbers come in float64 tensors:
+Triton hands Python floats over as float32. Needs triton, which torch brings along on Linux with
+CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fintrader.envs.fast import buffers
+from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
+
+_BAR, _START, _END = (
+    tl.constexpr(buffers.BAR),
+    tl.constexpr(buffers.START),
+    tl.constexpr(buffers.END),
+)
+_EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
+_CASH, _EQUITY = tl.constexpr(buffers.CASH), tl.constexpr(buffers.EQUITY)
+_PEAK, _FIRST = tl.constexpr(buffers.PEAK), tl.constexpr(buffers.FIRST)
+_STEP_EQUITY, _STEP_PEAK = tl.constexpr(buffers.STEP_EQUITY), tl.constexpr(buffers.STEP_PEAK)
+_COST, _TURNOVER, _WORTH = (
+    tl.constexpr(buffers.COST),
+    tl.constexpr(buffers.TURNOVER),
+    tl.constexpr(buffers.WORTH),
+)
+_TERMINATED, _TRUNCATED = tl.constexpr(buffers.TERMINATED), tl.constexpr(buffers.TRUNCATED)
+_FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
+_SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
+_LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
+_GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
+_UNIT, _PER_USD = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID)
+_PER_WEIGHT = tl.constexpr(USD_GRID / WEIGHT_GRID)
+
+
+# Adding and subtracting 1.5 * 2^52 rounds a float64 to the nearest integer, halves to even, as
+# torch.round does.
+_ROUNDER = tl.constexpr(6755399441055744.0)
+_GOLDEN = tl.constexpr(-7046029254386353131)
+_MIX_1, _MIX_2 = tl.constexpr(-4658895280553007687), tl.constexpr(-7723592293110705685)
+_ACCOUNT_WIDTH = tl.constexpr(4)
+
+
+# Places in `rules`.
+RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION, PACE = range(10)
+_RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
+_DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
+_FEE, _IMPACT, _COMMISSION = tl.constexpr(FEE), tl.constexpr(IMPACT), tl.constexpr(COMMISSION)
+_PACE = tl.constexpr(PACE)
+_DUST = tl.constexpr(DUST_USD)
+_NUDGE = tl.constexpr(2.0**-20)
+
+
+@triton.jit
+def _shift_right(x, BITS: tl.constexpr):
+    """Logical right shift of int64."""
+    return (x >> BITS) & ((1 << (64 - BITS)) - 1)
+
+
+@triton.jit
+def _mix(x):
+    """SplitMix64's output function, on int64."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+@triton.jit
+def _rint(x):
+    """To the nearest integer, halves to even, up to 2^51: half of what a sum of money can be."""
+    return (x + _ROUNDER) - _ROUNDER
+
+
+@triton.jit
+def _trunc(x):
+    """Towards zero."""
+    return tl.where(x < 0.0, -tl.floor(-x), tl.floor(x))
+
+
+@triton.jit
+def _worth(shares, mark):
+    """USD, in whole units of money."""
+    return tl.sum(_rint(shares * mark.to(tl.float64)), 0) * _UNIT
+
+
+@triton.jit
+def _variable_cost(shares, x, thin, spread, rules):
+    """USD of orders of notional x USD, without a least commission (`envs.ledger.variable_cost`)."""
+    cost = (tl.load(rules + _FEE) + spread) * x
+    impact = tl.load(rules + _IMPACT)
+    root = tl.minimum(tl.sqrt(tl.abs(shares)) * thin, 1.0)
+    return tl.minimum(cost + impact * (x * root), x)
+
+
+@triton.jit
+def _trade_cost(shares, x, thin, spread, rules):
+    """USD of orders of notional x USD (`envs.ledger.trade_cost`)."""
+    owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
+    cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(
+        owed - tl.load(rules + _FEE) * x, 0.0
+    )
+    return _rint(cost * _PER_USD) * _UNIT
+
+
+@triton.jit
+def _split(shares, split, WHOLE: tl.constexpr):
+    """`envs.ledger.split_shares`."""
+    product = shares * split
+    if WHOLE:
+        nudge = tl.where(product > 0.0, _NUDGE, tl.where(product < 0.0, -_NUDGE, 0.0))
+        product = tl.where(split == 1.0, shares, _trunc(product + nudge))
+    return product
+
+
+@triton.jit
+def _income(shares, after, split, dividend, mark):
+    """USD of dividends and of what a split left of a share; `dividend` and `mark` in units of
+    money."""
+    left = shares * split - after
+    return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
+
+
+@triton.jit
+def _write_private(
+    out,
+    mask,
+    count,
+    n,
+    cash,
+    equity,
+    peak,
+    first,
+    least,
+    left,
+    shares,
+    mark,
+):
+    """Account features and holdings weights at `out`, where `mask` says so; `mark` is in units of
+    money."""
+    safe = tl.maximum(equity, least * first)
+    kind = out.dtype.element_ty
+    tl.store(out, (cash / safe).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 1, (safe / first - 1.0).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 2, (equity / peak - 1.0).to(tl.float32).to(kind), mask=mask)
+    tl.store(out + 3, left.to(tl.float32).to(kind), mask=mask)
+    weights = shares * mark.to(tl.float64) * (1.0 / safe * _UNIT)
+    tl.store(
+        out + _ACCOUNT_WIDTH + n, weights.to(tl.float32).to(kind), mask=n < tl.where(mask, count, 0)
+    )
+
+
+@triton.jit
+def _copy_row(out, row, mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A market row."""
+    for start in range(0, WIDTH, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        chosen = place < tl.where(mask, WIDTH, 0)
+        tl.store(out + place, tl.load(row + place, mask=chosen, other=0.0), mask=chosen)
+
+
+@triton.jit
+def step_kernel(
+    quotes,
+    rows,
+    row_stride,
+    last_bar,
+    risk_off,
+    rules,
+    thinness,
+    spreads,
+    event_row,
+    splits,
+    dividends,
+    action,
+    key,
+    give_cash,
+    give_shares,
+    give_bars,
+    ints_0,
+    floats_0,
+    flags_0,
+    shares_0,
+    ints_1,
+    floats_1,
+    flags_1,
+    shares_1,
+    obs,
+    final_obs,
+    B,
+    T,
+    N: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    MODE: tl.constexpr,
+    FLAT: tl.constexpr,
+    TARGET: tl.constexpr,
+    SAME_BAR: tl.constexpr,
+    RANDOM_START: tl.constexpr,
+    TURBULENT: tl.constexpr,
+    INTERVAL: tl.constexpr,
+    ENDS: tl.constexpr,
+    WORTH: tl.constexpr,
+    EVERY_FINAL: tl.constexpr,
+    WHOLE: tl.constexpr,
+    EACH: tl.constexpr,
+    EVENTS: tl.constexpr,
+):
+    """Step account `program_id(0)` from the buffers `_0` into `_1`, which may not overlap; see
+    `buffers.Buffers`.
+
+    `quotes` `[T, 3, N]`, `rows` `[T, WIDTH]` with stride `row_stride`, `rules` float64. With
+    EVERY_FINAL the final observation is written for all accounts, otherwise only for those that
+    finish. EACH: costs are those of each order, not of their sum.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK_N)
+    inside = n < N
+    rate, ruin, least = tl.load(rules + _RATE), tl.load(rules + _RUIN), tl.load(rules + _LEAST)
+    old_bar, end = tl.load(ints_0 + _BAR * B + b), tl.load(ints_0 + _END * B + b)
+    start, episode = tl.load(ints_0 + _START * B + b), tl.load(ints_0 + _EPISODE * B + b)
+    old_cash, before = tl.load(floats_0 + _CASH * B + b), tl.load(floats_0 + _EQUITY * B + b)
+    old_peak, first = tl.load(floats_0 + _PEAK * B + b), tl.load(floats_0 + _FIRST * B + b)
+    # An account whose episode is over does not trade: it begins the next one, or stands still.
+    over = tl.load(flags_0 + _FINISHED * B + b) != 0
+    held = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
+
+    # --- orders
+    a_32 = tl.load(action + b * N + n, mask=inside, other=0.0).to(tl.float32)
+    a_32 = tl.where(a_32 == a_32, a_32, 0.0)
+    a_32 = tl.minimum(tl.maximum(a_32, -1.0), 1.0)
+    mark = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0).to(tl.float64)
+    value = tl.maximum(before, 0.0)
+    if TARGET:
+        wish = tl.maximum(_rint(a_32.to(tl.float64) * _GRID), 0.0)
+        unit = value / tl.maximum(tl.sum(wish, 0) * _INVERSE_GRID, 1.0) * _PER_WEIGHT
+        target = tl.where(mark > 0.0, wish * unit / tl.where(mark > 0.0, mark, 1.0), 0.0)
+        gap = target - held
+        near = (tl.abs(gap) * mark <= tl.load(rules + _BAND) * value * _PER_USD) & (target != 0.0)
+        step = tl.load(rules + _PACE) * gap
+        if WHOLE:
+            step = _trunc(step)
+            step = tl.where(step == 0.0, tl.minimum(tl.maximum(_trunc(gap), -1.0), 1.0), step)
+        want = tl.where(near, held, held + step)
+    else:
+        size = (a_32 * tl.load(rules + _MAX_SHARES).to(tl.float32)).to(tl.float64)
+        if WHOLE:
+            size = _trunc(size)
+        want = held + tl.where(tl.abs(a_32) > tl.load(rules + _DEAD_BAND).to(tl.float32), size, 0.0)
+    want = tl.maximum(want, 0.0)
+    if TURBULENT:
+        want = tl.where(tl.load(risk_off + old_bar) != 0, 0.0, want)
+
+    # --- fills
+    fill_bar = old_bar
+    if not SAME_BAR:
+        fill_bar = tl.minimum(old_bar + 1, end)
+    owned, cash = held, old_cash
+    if EVENTS and not SAME_BAR:
+        row = tl.load(event_row + fill_bar) * N
+        split = tl.load(splits + row + n, mask=inside, other=1.0)
+        owned = _split(held, split, WHOLE)
+        want = owned + _split(want - held, split, WHOLE)
+        cash += _income(
+            held, owned, split, tl.load(dividends + row + n, mask=inside, other=0.0), mark
+        )
+    signed = tl.load(quotes + (fill_bar * 3 + 1) * N + n, mask=inside, other=0.0).to(tl.float64)
+    most = tl.load(quotes + fill_bar * 3 * N + n, mask=inside, other=0.0).to(tl.float64)
+    price = tl.abs(signed)
+    want = tl.minimum(tl.maximum(want, owned - most), owned + most)
+    kept = tl.where(price > 0.0, tl.minimum(want, owned), owned)
+    addition = tl.where(signed > 0.0, want - kept, 0.0)
+    sales, orders = _rint((owned - kept) * price) * _UNIT, _rint(addition * price) * _UNIT
+    sold, ordered = tl.sum(sales, 0), tl.sum(orders, 0)
+    closing_cost, variable, commissions = rate * sold, rate * ordered, 0.0 * rate
+    if EACH:
+        thin = tl.load(thinness + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
+        spread = tl.load(spreads + n, mask=inside, other=0.0)
+        closing_cost = tl.sum(
+            tl.minimum(_trade_cost(owned - kept, sales, thin, spread, rules), sales), 0
+        )
+        variable = tl.sum(
+            _rint(_variable_cost(addition, orders, thin, spread, rules) * _PER_USD) * _UNIT, 0
+        )
+        commissions = tl.load(rules + _COMMISSION) * tl.sum(
+            tl.where(orders > _DUST, 1.0, 0.0).to(tl.float64), 0
+        )
+    cash = cash + (sold - closing_cost)
+    full = ordered + variable
+    scale = tl.maximum(cash - (commissions + 2.0 * _UNIT * N), 0.0) / tl.where(
+        full > 0.0, full, 1.0
+    )
+    scale = tl.where(full + commissions <= cash, 1.0, tl.minimum(scale, 1.0))
+    more = scale * addition
+    if WHOLE:
+        more = tl.floor(more)
+    shares = kept + more
+    bought_shares = shares - kept
+    buys = _rint(bought_shares * price) * _UNIT
+    bought = tl.sum(buys, 0)
+    opening_cost = rate * bought
+    if EACH:
+        opening_cost = tl.sum(_trade_cost(bought_shares, buys, thin, spread, rules), 0)
+    cash = tl.maximum(cash - (bought + opening_cost), 0.0)
+    cost, turnover = closing_cost + opening_cost, sold + bought
+
+    # --- marks
+    bar, peak, equity = old_bar, old_peak, before
+    mark_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0)
+    for number in range(INTERVAL):
+        moving = bar < end
+        bar = tl.where(moving, bar + 1, bar)
+        before_32 = mark_32
+        mark_32 = tl.load(quotes + (bar * 3 + 2) * N + n, mask=inside, other=0.0)
+        if EVENTS:
+            due = moving
+            if not SAME_BAR:
+                due = moving & (number > 0)
+            row = tl.where(due, tl.load(event_row + bar), 0) * N
+            split = tl.load(splits + row + n, mask=inside, other=1.0)
+            after = _split(shares, split, WHOLE)
+            paid = tl.load(dividends + row + n, mask=inside, other=0.0)
+            cash += _income(shares, after, split, paid, before_32.to(tl.float64))
+            shares = after
+        if ENDS:
+            gone = (tl.load(last_bar + n, mask=inside, other=-1) == bar) & moving
+            leaving = tl.where(gone, shares, 0.0)
+            worth = _rint(leaving * mark_32.to(tl.float64)) * _UNIT
+            ended = tl.sum(worth, 0)
+            ended_cost = rate * ended
+            if EACH:
+                thin = tl.load(thinness + bar * N + n, mask=inside, other=0.0).to(tl.float64)
+                ended_cost = tl.sum(
+                    tl.minimum(_trade_cost(leaving, worth, thin, spread, rules), worth), 0
+                )
+            shares = tl.where(gone, 0.0, shares)
+            cash = cash + (ended - ended_cost)
+            cost, turnover = cost + ended_cost, turnover + ended
+        equity = cash + _worth(shares, mark_32)
+        peak = tl.maximum(peak, equity)
+
+    # --- who is over keeps his books
+    here_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
+    shares = tl.where(over, held, shares)
+    mark_32 = tl.where(over, here_32, mark_32)
+    bar = tl.where(over, old_bar, bar)
+    cash, equity = tl.where(over, old_cash, cash), tl.where(over, before, equity)
+    peak = tl.where(over, old_peak, peak)
+    cost, turnover = tl.where(over, 0.0, cost), tl.where(over, 0.0, turnover)
+    terminated = equity <= ruin * first
+    truncated = (bar >= end) & (terminated == 0)
+    if MODE == _NEXT_STEP:
+        terminated, truncated = terminated & (over == 0), truncated & (over == 0)
+    done = terminated | truncated
+    tl.store(floats_1 + _STEP_EQUITY * B + b, equity)
+    tl.store(floats_1 + _STEP_PEAK * B + b, peak)
+    tl.store(floats_1 + _COST * B + b, cost)
+    tl.store(floats_1 + _TURNOVER * B + b, turnover)
+    if WORTH == _LOG_RETURN:
+        low = least * first
+        tl.store(floats_1 + _WORTH * B + b, tl.maximum(equity, low) / tl.maximum(before, low))
+    if WORTH == _PROFIT:
+        tl.store(floats_1 + _WORTH * B + b, (equity - before) / first)
+    tl.store(flags_1 + _TERMINATED * B + b, terminated.to(tl.int8))
+    tl.store(flags_1 + _TRUNCATED * B + b, truncated.to(tl.int8))
+    tl.store(flags_1 + _DONE * B + b, done.to(tl.int8))
+    tl.store(ints_1 + _FINAL_BAR * B + b, bar)
+
+    # --- the true last observation, and the next episode's start
+    width = _ACCOUNT_WIDTH + N
+    if FLAT:
+        width = width + WIDTH
+    if MODE == _SAME_STEP:
+        final_here = done
+        if EVERY_FINAL:
+            final_here = bar >= 0
+        left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
+        _write_private(
+            final_obs + b * width,
+            final_here,
+            N,
+            n,
+            cash,
+            equity,
+            peak,
+            first,
+            least,
+            left,
+            shares,
+            mark_32,
+        )
+        if FLAT:
+            out = final_obs + b * width + _ACCOUNT_WIDTH + N
+            if final_here:
+                _copy_row(out, rows + bar * row_stride, final_here, WIDTH, BLOCK_W)
+    finished = done
+    if MODE == _SAME_STEP:
+        begins = done
+        finished = done & (done == 0)
+    elif MODE == _NEXT_STEP:
+        begins = over
+    if (MODE == _SAME_STEP) | (MODE == _NEXT_STEP):
+        last = T - 1
+        span = tl.load(give_bars + b)
+        length = tl.where(span > 0, tl.minimum(span, last), 1)
+        fresh = tl.zeros_like(bar)
+        if RANDOM_START:
+            drawn = _shift_right(_mix(tl.load(key + b) + episode * _GOLDEN), 1)
+            fresh = drawn % tl.maximum(last - length + 1, 1)
+        fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
+        given = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        fresh_32 = tl.load(
+            quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(begins, N, 0), other=0.0
+        )
+        # Shares of what is not listed there are left out.
+        given = tl.where(fresh_32 > 0.0, given, 0.0)
+        if ENDS:
+            ends_at = tl.load(last_bar + n, mask=n < tl.where(begins, N, 0), other=0)
+            given = tl.where(ends_at > fresh, given, 0.0)
+        fresh_cash = tl.load(give_cash + b)
+        fresh_equity = fresh_cash + _worth(given, fresh_32)
+        bar, start, end = (
+            tl.where(begins, fresh, bar),
+            tl.where(begins, fresh, start),
+            tl.where(begins, fresh_end, end),
+        )
+        episode = tl.where(begins, episode + 1, episode)
+        cash, equity = tl.where(begins, fresh_cash, cash), tl.where(begins, fresh_equity, equity)
+        peak, first = tl.where(begins, fresh_equity, peak), tl.where(begins, fresh_equity, first)
+        shares, mark_32 = tl.where(begins, given, shares), tl.where(begins, fresh_32, mark_32)
+
+    # --- the account, and what it sees
+    tl.store(ints_1 + _BAR * B + b, bar)
+    tl.store(ints_1 + _START * B + b, start)
+    tl.store(ints_1 + _END * B + b, end)
+    tl.store(ints_1 + _EPISODE * B + b, episode)
+    tl.store(floats_1 + _CASH * B + b, cash)
+    tl.store(floats_1 + _EQUITY * B + b, equity)
+    tl.store(floats_1 + _PEAK * B + b, peak)
+    tl.store(floats_1 + _FIRST * B + b, first)
+    tl.store(flags_1 + _FINISHED * B + b, finished.to(tl.int8))
+    tl.store(shares_1 + b * N + n, shares, mask=inside)
+    left = (end - bar).to(tl.float64) / tl.maximum(end - start, 1).to(tl.float64)
+    everywhere = bar >= 0
+    _write_private(
+        obs + b * width, everywhere, N, n, cash, equity, peak, first, least, left, shares, mark_32
+    )
+    if FLAT:
+        _copy_row(
+            obs + b * width + _ACCOUNT_WIDTH + N,
+            rows + bar * row_stride,
+            everywhere,
+            WIDTH,
+            BLOCK_W,
+        )

@@ -1,0 +1,279 @@
+"""`TritonStep`: the environment's step by one launch on CUDA, where its options allow it.
+
+It covers long-only accounts, and bfloat16 observations too. With reused buffers the step, its
+reward included, is a CUDA graph; nothing ever waits for the device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from fintrader.envs.dynamics import MarketView
+from fintrader.envs.fast.buffers import (
+    DONE,
+    FINAL_BAR,
+    MODES,
+    SAME_STEP,
+    TERMINATED,
+    TRUNCATED,
+    WORTHS,
+    Buffers,
+    Generation,
+    StepResult,
+    finish_reward,
+    pack_quotes,
+)
+from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
+from fintrader.envs.reward import Reward
+from fintrader.envs.settings import REWARDS, EnvSettings
+from fintrader.envs.state import Endowment
+
+
+def interpreted() -> bool:
+    """Whether Triton was asked to run its kernels on CPU (`TRITON_INTERPRET=1`), which is for
+    tests."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def why_not_triton(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+    """Why the kernel cannot take this environment, or None if it can."""
+    reasons = {
+        "triton is not installed": importlib.util.find_spec("triton") is None,
+        "it runs on CUDA": device.type != "cuda" and not interpreted(),
+        "it is long-only": settings.short,
+        "it keeps no record": record,
+        "its clock is the episode's": settings.clock != "episode",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class TritonStep:
+    """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without
+    triton."""
+
+    def __init__(
+        self,
+        view: MarketView,
+        settings: EnvSettings,
+        reward: Reward,
+        mode: AutoresetMode,
+        num_envs: int,
+        *,
+        reuse: bool,
+    ) -> None:
+        """With `reuse`, each step overwrites the outputs of the step before, and the account two
+        steps back: buffers that stay where they are can be captured in a CUDA graph."""
+        from fintrader.envs.fast import triton_kernel as cuda
+
+        self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
+        self._rewarding = (settings, reward, self._mode, view.benchmark)
+        self._worth = WORTHS.get(settings.reward, 0)
+        self._flat = settings.observation == "flat"
+        self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
+        self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
+        self._kernel = cuda.step_kernel
+        market_width = view.rows.shape[1]
+        self._dtype = view.rows.dtype
+        rules = torch.zeros(10, dtype=torch.float64)
+        rules[cuda.RATE] = settings.fee_rate + settings.spread_rate
+        rules[cuda.RUIN] = settings.ruin_fraction
+        rules[cuda.MAX_SHARES] = settings.max_shares
+        rules[cuda.DEAD_BAND] = settings.dead_band
+        rules[cuda.BAND] = max(settings.rebalance_band, LEAST_CHANGE)
+        rules[cuda.LEAST] = 1e-6
+        rules[cuda.PACE] = settings.trade_rate
+        rules[cuda.FEE] = settings.fee_rate
+        rules[cuda.IMPACT] = settings.impact_rate
+        rules[cuda.COMMISSION] = settings.min_commission_usd
+        self._market = (
+            pack_quotes(view),
+            view.rows,
+            view.rows.stride(0),
+            view.last_bar,
+            view.risk_off.view(torch.uint8),
+            rules.to(self._device),
+            view.thinness,
+            view.spread,
+            view.event_row,
+            view.splits,
+            view.dividends * USD_GRID,
+        )
+        self._options: dict[str, Any] = {
+            "N": self._num_assets,
+            "WIDTH": market_width,
+            "BLOCK_N": _power_of_two(self._num_assets),
+            "BLOCK_W": min(_power_of_two(market_width), 1024),
+            "MODE": self._mode,
+            "FLAT": self._flat,
+            "TARGET": settings.action == "target",
+            "SAME_BAR": settings.fill == "close",
+            "RANDOM_START": settings.random_start,
+            "TURBULENT": settings.turbulence_column is not None,
+            "INTERVAL": settings.decision_interval,
+            "ENDS": view.ends,
+            "WORTH": self._worth,
+            "EVERY_FINAL": not reuse,
+            "WHOLE": not settings.fractional,
+            "EACH": not settings.costs_are_proportional,
+            "EVENTS": view.eventful,
+            "num_warps": 4,
+            "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
+        }
+        self._num_bars = view.mark.shape[0]
+        self._current = 0
+        self._given: tuple[Endowment | None, Tensor | None] = (None, None)
+        if reuse:
+            memory = torch.ones(2, num_envs, 2, dtype=torch.float64, device=self._device)
+            self._generations = [Generation(self._new_buffers(), part) for part in memory]
+            self._outputs = (
+                self._new_obs(),
+                self._new_obs() if self._mode == SAME_STEP else self._new_obs(1),
+            )
+            self._inputs = (
+                torch.zeros(num_envs, self._num_assets, device=self._device),
+                torch.zeros(num_envs, dtype=torch.int64, device=self._device),
+                torch.ones(num_envs, dtype=torch.float64, device=self._device),
+                torch.zeros(num_envs, self._num_assets, dtype=torch.float64, device=self._device),
+                torch.zeros(num_envs, dtype=torch.int64, device=self._device),
+            )
+            self._rewards = torch.zeros(num_envs, device=self._device)
+            self._graphs = self._capture() if self._device.type == "cuda" else None
+
+    def pack(self, account: Account) -> Generation:
+        """Accounts that come from elsewhere (a reset, a checkpoint)."""
+        if self._reuse:
+            packed = self._generations[self._current]
+            packed.memory.copy_(account.memory.detach())
+        else:
+            packed = Generation(self._new_buffers(), account.memory.detach())
+        packed.copy_from(account)
+        return packed
+
+    def __call__(
+        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
+    ) -> StepResult:
+        """One decision of every account. With `reuse` only the final observation's rows of accounts
+        that finished are written."""
+        return (
+            self._replay(endow, key, action)
+            if self._reuse
+            else self._afresh(old, endow, key, action)
+        )
+
+    def _afresh(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """Into new buffers."""
+        new, obs = Generation(self._new_buffers(), old.memory), self._new_obs()
+        final = self._new_obs() if self._mode == SAME_STEP else obs
+        self._launch(
+            (action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final
+        )
+        reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
+        return self._result(new, reward, obs, final)
+
+    def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
+        """Into the buffers of this environment, by a graph where there is one."""
+        current = self._current
+        old, new = self._generations[current], self._generations[1 - current]
+        if endow is not self._given[0] or key is not self._given[1]:
+            for target, value in zip(self._inputs[1:], (key, *endow), strict=True):
+                target.copy_(value)
+            self._given = (endow, key)
+        self._inputs[0].copy_(action.detach())
+        if self._graphs is None:
+            self._compute(current)
+        else:
+            self._graphs[current].replay()
+        reward = self._rewards
+        if not self._reward_inside:
+            reward, memory = finish_reward(old, new.buffers, *self._rewarding)
+            new.memory.copy_(memory)
+        self._current = 1 - current
+        return self._result(new, reward, *self._outputs)
+
+    def _result(self, new: Generation, reward: Tensor, obs: Tensor, final: Tensor) -> StepResult:
+        flags = new.buffers.flags
+        return StepResult(
+            new,
+            reward.to(torch.float32),
+            flags[TERMINATED],
+            flags[TRUNCATED],
+            flags[DONE],
+            obs,
+            final,
+            new.buffers.ints[FINAL_BAR],
+        )
+
+    @property
+    def _reward_inside(self) -> bool:
+        """A reward of the user's own may do what no graph can hold."""
+        return self._settings.reward in REWARDS
+
+    def _compute(self, current: int) -> None:
+        """What a graph holds: the launch from one generation into the other, and the reward."""
+        old, new = self._generations[current], self._generations[1 - current]
+        self._launch(self._inputs, old.buffers, new.buffers, *self._outputs)
+        if self._reward_inside:
+            reward, memory = finish_reward(old, new.buffers, *self._rewarding)
+            self._rewards.copy_(reward)
+            new.memory.copy_(memory)
+
+    def _capture(self) -> list[torch.cuda.CUDAGraph]:
+        """A graph for each direction between the two generations, after a run that compiles
+        everything."""
+        for generation in self._generations:
+            for value in generation.buffers:
+                value.zero_()
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            self._compute(0)
+            self._compute(1)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graphs = []
+        for current in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                self._compute(current)
+            graphs.append(graph)
+        return graphs
+
+    def _launch(
+        self, given: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor
+    ) -> None:
+        """One program an account. `given`: action, key, cash, shares and bars of an episode."""
+        arguments = (
+            *self._market,
+            *given,
+            *_plain(old),
+            *_plain(new),
+            obs,
+            final,
+            self._count,
+            self._num_bars,
+        )
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            self._kernel[(self._count,)](*arguments, **self._options)
+
+    def _new_buffers(self) -> Buffers:
+        return Buffers.empty(self._count, self._num_assets, self._device)
+
+    def _new_obs(self, count: int | None = None) -> Tensor:
+        return torch.empty(
+            count or self._count, self._width, dtype=self._dtype, device=self._device
+        )
+
+
+def _plain(buffers: Buffers) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Booleans as bytes, which is how they are stored."""
+    return buffers.ints, buffers.floats, buffers.flags.view(torch.uint8), buffers.shares
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,226 @@
+"""The market's big arrays while it is built: symbol after symbol on disk, read back for all of them
+in blocks of bars.
+
+Bars come by symbol and a market is stored by bar. In between lie these scratch files, one for each
+stretch of bars, which have no names, so that a process that is killed leaves nothing. Whatever the
+market's size, memory holds one symbol and one block.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+from fintrader.bars.clean import SymbolBars
+from fintrader.errors import MarketError
+
+BLOCK_BYTES = 16 << 20
+_STRETCH, _MOST_FILES = 1 << 14, 64
+"""Bars of one scratch file at least, and how many such files there may be."""
+_PRICES = ("open", "close")
+
+
+class Sheet:
+    """An array `[T, ...]` that is read as its rows are asked for; a block is kept for the next
+    slice."""
+
+    def __init__(
+        self, shape: tuple[int, ...], read: Callable[[int, int], Array], block: int
+    ) -> None:
+        self.shape = shape
+        self._read, self._block = read, block
+        self._first, self._rows = 0, read(0, 0)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Rows of a slice without step, not to be written to."""
+        start, stop, _ = rows.indices(len(self))
+        stop = max(start, stop)
+        if not self._first <= start <= stop <= self._first + len(self._rows):
+            self._rows = self._read(start, min(max(stop, start + self._block), len(self)))
+            self._first = start
+        return self._rows[start - self._first : stop - self._first]
+
+
+class Columns:
+    """Room for columns of `bars` bars, numbered from 0; a column may be written again."""
+
+    def __init__(self, folder: Path | None, bars: int, features: int) -> None:
+        """`folder`: where the scratch file lies; None: among the system's temporary files."""
+        self.bars, self.features, self._folder = bars, features, folder
+        self.slots: Sequence[int] = ()
+        """The columns that make the market, in its order, once that is known."""
+        self._kinds: dict[str, tuple[np.dtype[Any], int]] = {
+            name: (np.dtype(np.float32), 1) for name in (*_PRICES, "volume")
+        }
+        self._kinds |= {
+            "tradable": (np.dtype(bool), 1),
+            "features": (np.dtype(np.float32), features),
+        }
+        self._stretch = max(_STRETCH, -(-bars // _MOST_FILES))
+        self._offset, self._size = {}, 0
+        for name, (kind, width) in self._kinds.items():
+            self._offset[name] = self._size
+            self._size += min(self._stretch, bars) * width * kind.itemsize
+        self._growth: dict[int, tuple[Array, Array]] = {}
+        self._column: dict[str, Array] = {}
+        self._rows: dict[str, Array] = {}
+        stretches = range(-(-bars // self._stretch))
+        # open as long as the build goes on, and each until its bars are in the market
+        self._files = [tempfile.TemporaryFile(dir=folder, buffering=0) for _ in stretches]  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return self.bars
+
+    def __enter__(self) -> Columns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def forget(self, bar: int) -> None:
+        """What lies before this bar will not be read again: give its room back."""
+        for file in self._files[: bar // self._stretch]:
+            file.close()
+
+    def fill(
+        self,
+        slot: int,
+        one: SymbolBars,
+        features: Array,
+        events: Sequence[tuple[int, float, float]] = (),
+    ) -> None:
+        """Write a whole column, over whatever stood in it; NaN where the symbol has no price.
+
+        features: `[L, F]`; events: bar, split and dividend, in order, each with a price before it.
+        """
+        from fintrader.bars import kernels
+
+        for name, values, absent in (
+            ("open", one.open, np.nan),
+            ("close", one.close, np.nan),
+            ("volume", one.volume, 0.0),
+            ("tradable", one.tradable, False),
+            ("features", features, np.nan),
+        ):
+            if name not in self._column:
+                self._column[name] = np.empty(
+                    (self.bars, *values.shape[1:]), dtype=self._kinds[name][0]
+                )
+            column = self._column[name]
+            column[: one.first], column[one.stop :] = absent, absent
+            if name == "features":
+                kernels.by_row(values, column[one.first : one.stop])
+            else:
+                column[one.first : one.stop] = values
+            self._put(slot, name, column)
+        self._growth[slot] = _growth(events, self._column["close"])
+
+    def put_feature(self, slot: int, number: int, values: Array) -> None:
+        """Write one feature `[T]` of a column."""
+        table = self._get(slot, "features", 0, self.bars)
+        table[:, number] = values
+        self._put(slot, "features", table)
+
+    def adjusted_close(self, slot: int) -> Array:
+        """`[T]` float32: one column's closes adjusted forward, NaN where it has no price."""
+        return self._adjusted(slot, "close", 0, self.bars)
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns; good
+        until the next call."""
+        kind, width = self._kinds[name]
+        shape = (
+            (stop - start, len(self.slots), width)
+            if name == "features"
+            else (stop - start, len(self.slots))
+        )
+        room, size = self._rows.get(name), math.prod(shape)
+        if room is None or room.size < size:
+            room = self._rows[name] = np.empty(size, dtype=kind)
+        block = room[:size].reshape(shape)
+        for column, slot in enumerate(self.slots):
+            block[:, column] = self._get(slot, name, start, stop)
+        return block
+
+    def adjusted(self, name: str) -> Sheet:
+        """`[T, N]` float32: `open` or `close` adjusted forward, so that its changes are returns."""
+
+        def read(start: int, stop: int) -> Array:
+            block = np.empty((stop - start, len(self.slots)), dtype=np.float32)
+            for column, slot in enumerate(self.slots):
+                block[:, column] = self._adjusted(slot, name, start, stop)
+            return block
+
+        return Sheet((self.bars, len(self.slots)), read, self.block(4))
+
+    def table(self) -> Sheet:
+        """`[T, N, F]` float32: the features."""
+        shape = (self.bars, len(self.slots), self.features)
+        return Sheet(
+            shape,
+            lambda start, stop: self.rows("features", start, stop),
+            self.block(4 * self.features),
+        )
+
+    def block(self, cell_bytes: int | None = None) -> int:
+        """How many bars to take at a time, by the bytes of a cell (those of all arrays by
+        default)."""
+        width = len(self.slots) * (16 + 4 * self.features if cell_bytes is None else cell_bytes)
+        return min(max(BLOCK_BYTES // max(width, 1), 16), self.bars)
+
+    def _adjusted(self, slot: int, name: str, start: int, stop: int) -> Array:
+        values = self._get(slot, name, start, stop)
+        bars, growth = self._growth[slot]
+        if not len(bars):
+            return values
+        at = np.searchsorted(bars, np.arange(start, stop), side="right")
+        return (values * growth[at]).astype(np.float32)
+
+    def _put(self, slot: int, name: str, values: Array) -> None:
+        try:
+            for number, file in enumerate(self._files):
+                rows = values[number * self._stretch : (number + 1) * self._stretch]
+                part = memoryview(rows.reshape(-1).view(np.uint8).data)
+                offset = slot * self._size + self._offset[name]
+                while part:
+                    done = os.pwrite(file.fileno(), part, offset)
+                    part, offset = part[done:], offset + done
+        except OSError as error:
+            raise MarketError(
+                f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to"
+                f" build the market ({error.strerror or error}); free some space, or choose another"
+                " cache"
+            ) from None
+
+    def _get(self, slot: int, name: str, start: int, stop: int) -> Array:
+        kind, width = self._kinds[name]
+        values = np.empty((stop - start, width) if name == "features" else stop - start, dtype=kind)
+        for number in range(start // self._stretch, -(-stop // self._stretch)):
+            first = number * self._stretch
+            low, high = max(start, first), min(stop, first + self._stretch)
+            part = values[low - start : high - start]
+            offset = slot * self._size + self._offset[name] + (low - first) * width * kind.itemsize
+            if os.preadv(self._files[number].fileno(), [part.data], offset) != part.nbytes:
+                raise MarketError(
+                    "the build's scratch file was cut short; run the same command again"
+                )
+        return values
+
+
+def _growth(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
+    """Bars `[E]` from which on a share of the first bar has become something else, and what: `[E +
+    1]`, from 1 on."""
+    bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
+    steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
+    return bars, np.cumprod([1.0, *steps])

@@ -1,0 +1,141 @@
+"""Questions that can be asked about the bars of a configuration, and what is kept of them. Needs no
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fintrader import reproducible
+from fintrader.errors import ConfigError, DataError, FintraderError, StorageError
+from fintrader.files import read_json
+from fintrader.market.build import build_market
+from fintrader.market.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
+from fintrader.market.garbage import Garbage, feed_of, find_garbage
+from fintrader.market.inspect import describe, dry_run, quality_report, verify, write_quality
+from fintrader.market.market_file import stored_header, stored_minutes
+from fintrader.market.settings import DataSettings
+from fintrader.progress import reporter
+
+
+def built_market(config: Placed) -> Path:
+    """The market file of a configuration, built unless it is there already, in the cache or in the
+    run's store."""
+    reproducible.require(config.reproducible)
+    with reporter() as progress:
+        return build_market(
+            data_of(config), cache=config.cache, progress=progress, markets=markets_of(config)
+        )
+
+
+def build_data(config: Placed) -> Path:
+    """The same; prints what it holds."""
+    path = built_market(config)
+    header, content = stored_header(path)
+    minutes = stored_minutes(path)
+    first, last = (str(minutes[at].astype("datetime64[ns]"))[:16] for at in (0, -1))
+    print(
+        f"{path}: {len(header['symbols'])} symbols x {len(minutes)} bars x"
+        f" {len(header['feature_names'])} features, {first} to {last} UTC, content {content[:12]}"
+    )
+    return path
+
+
+def report_quality(config: DataConfig) -> dict[str, Any]:
+    """Every fault and hole of a configuration's bars: JSON and a page beside the market file;
+    prints a summary.
+
+    Bars too broken to make a market of are reported below `cache/quality/<name>`.
+    """
+    reproducible.require(config.reproducible)
+    with reporter() as progress:
+        report = quality_report(data_of(config), cache=config.cache, progress=progress)
+        try:
+            home = build_market(data_of(config), cache=config.cache, progress=progress).parent
+        except (DataError, StorageError) as error:
+            print(f"no market can be built of these bars: {error}")
+            home = config.cache / "quality" / config.name
+    written = write_quality(report, home)
+    cells = [share for row in report["coverage"] for share in row if share is not None]
+    print(
+        f"{report['rows']:,} bars of {len(report['symbols'])} symbols over"
+        f" {len(report['sessions'])} sessions ({len(report['early_closes'])} early closes);"
+        f" {sum(cells) / max(len(cells), 1):.2%} of the bars of {report['bar_minutes']} minutes"
+        " traded"
+    )
+    for kind, count in report["kinds"].items():
+        print(f"  {kind}: {count:,}")
+    for path in written:
+        print(f"  {path}")
+    return report
+
+
+def rehearse_data(config: DataConfig) -> dict[str, Any]:
+    """Say what a build would read and how, without building anything."""
+    report = dry_run(data_of(config), cache=config.cache)
+    print(describe(report))
+    return report
+
+
+def verify_data(config: DataConfig) -> bool:
+    """Check every stored chunk of bars and every market against its hash; prints what differs;
+    True: all is well."""
+    with reporter() as progress:
+        problems = verify(data_of(config), cache=config.cache, progress=progress)
+    for problem in problems:
+        print(problem)
+    print(
+        "every stored byte is as it was written"
+        if not problems
+        else f"{len(problems)} damaged or missing files"
+    )
+    return not problems
+
+
+def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:
+    """Find the markets and chunks that no configuration given and no run beside them refers to;
+    prints them.
+
+    With `remove` they are removed. Raises ConfigError when the configurations do not share one
+    cache, and DataError or StorageError when one's bars cannot be found: what it refers to is then
+    unknown.
+    """
+    cache = configs[0].cache
+    if any(config.cache.resolve() != cache.resolve() for config in configs):
+        raise ConfigError(
+            "these configurations have caches of their own; collect the garbage of one at a time"
+        )
+    settings, markets = [data_of(config) for config in configs], set[str]()
+    for folder in sorted({config.runs_dir for config in configs}):
+        for path in sorted(folder.glob("*/config.yaml")):
+            settings += _settings_of_run(path.parent, markets, cache)
+    garbage = find_garbage(settings, markets, cache=cache)
+    for line in garbage.lines():
+        print(line)
+    if not garbage:
+        print("nothing to remove: something refers to all that is kept")
+    elif remove:
+        garbage.remove()
+        print(f"removed, {garbage.size / 1e9:.2f} GB")
+    else:
+        print(
+            f"{garbage.size / 1e9:.2f} GB would be removed; the same command with --yes removes"
+            " them"
+        )
+    return garbage
+
+
+def _settings_of_run(home: Path, markets: set[str], cache: Path) -> list[DataSettings]:
+    """The data of a run, whose market's address is added to `markets`; none where its bars are
+    gone."""
+    manifest = home / "manifest.json"
+    try:
+        if manifest.is_file():
+            markets.add(Path(str(read_json(manifest).get("market"))).parent.name)
+        config = load_data_config(home / "config.yaml")
+        feed_of(data_of(config), cache)
+    except FintraderError as error:
+        print(f"{home}: {error}; only its market is kept")
+        return []
+    return [data_of(config)]

@@ -1,0 +1,437 @@
+"""Two sets of bars laid over each other: what agrees, by how much the rest differs, and what would
+explain it.
+
+Both are put on the calendar's grid; where one has longer bars, those of the other are put together
+to them inside each session, so that minute bars are compared with days. A *bar* is a symbol's row
+of both, a *cell* one of its columns. Prices differ by `10^4 (b / a - 1)` bps, volumes by `10^4 (b -
+a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance; volumes of
+two vendors seldom do.
+
+Explanations are looked for and named, never applied: a scale (a split, cents), a volume in lots,
+times that are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
+from fintrader.bars.clean import to_grid
+from fintrader.bars.sources.files import present_columns
+from fintrader.bars.sources.layout import ColumnNames, FilesSettings
+from fintrader.bars.sources.listing import kind_of, list_files
+from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.config import Settings
+from fintrader.errors import BarError, DataError
+from fintrader.market.inspect import read_source
+from fintrader.market.settings import DataSettings, read_settings
+
+if TYPE_CHECKING:
+    from fintrader.market.tensors import MarketTensors
+
+SCALED, SCALED_VOLUME = 0.01, 3.0
+"""From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a
+volume."""
+EXPLAINS, BETTER, FEWEST = 0.5, 0.3, 10
+"""Times are moved where, at another lag, half of the cells agree, so many more than in place, and
+enough of them."""
+LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
+
+
+class Side(NamedTuple):
+    """One of the two."""
+
+    name: str
+    bars: Bars
+    """High and low may be NaN: a built market has none."""
+
+
+class CompareSettings(Settings):
+    """How two sets of bars are compared."""
+
+    tolerance_bps: float = 0.1
+    """Within which prices agree: what rounding to four decimals and to float32 takes."""
+    calendar: str = "XNAS"
+    """Of files; configurations and built markets say their own."""
+    timezone: str | None = None
+    """Of times in files that carry none; the calendar's unless set."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """What would explain differences of a symbol from one session to another."""
+
+    kind: str
+    """`scale`, `volume_scale` or `shift`."""
+    symbol: str
+    first: str
+    last: str
+    sessions: int
+    value: float
+    """B over A, or by how many minutes (of daily bars: sessions) B stands later."""
+    detail: str
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, str]:
+    """The bars of a built market (`.safetensors`), of files, or of a configuration's source; and
+    their calendar.
+
+    Raises ConfigError or DataError (BarError) where they cannot be read.
+    """
+    path = Path(what)
+    if path.suffix == ".safetensors":
+        from fintrader.market.tensors import MarketTensors  # needs torch
+
+        market = MarketTensors.load(path)
+        return Side(path.parent.name, _market_bars(market)), str(
+            market.meta.get("calendar", settings.calendar)
+        )
+    if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
+        zone = settings.timezone or timezone_of(settings.calendar)
+        source = FilesSettings(path=what, columns=_columns_of(what), timezone=zone)
+        chosen = DataSettings(source=source, calendar=settings.calendar)
+        return Side(path.name, read_source(chosen)), settings.calendar
+    chosen = read_settings(what).effective()
+    return Side(path.stem, read_source(chosen, cache)), chosen.calendar
+
+
+def _columns_of(path: str) -> ColumnNames:
+    """What the first file calls its columns; the usual names where it has none that is alike."""
+    found = {plain(name): name for name in present_columns(list_files(path)[0], FilesSettings())}
+    names = {
+        role: SPELLINGS.get(role, (role,)) for role in ColumnNames.model_fields if role != "date"
+    }
+    known = {
+        role: next((found[one] for one in words if one in found), None)
+        for role, words in names.items()
+    }
+    return ColumnNames(**{role: name for role, name in known.items() if name is not None})
+
+
+def _market_bars(market: MarketTensors) -> Bars:
+    """The bars in which a symbol traded."""
+    at, symbol = np.nonzero(market.tradable.cpu().numpy())
+    cells = {
+        name: getattr(market, name).cpu().numpy()[at, symbol].astype(np.float64)
+        for name in ("open", "close")
+    }
+    none = np.full(len(at), np.nan)
+    return Bars(
+        ts=market.minutes.cpu().numpy()[at],
+        symbol=symbol.astype(np.int32),
+        symbols=market.symbols,
+        volume=market.volume.cpu().numpy()[at, symbol].astype(np.float64),
+        high=none,
+        low=none,
+        origin="the market",
+        **cells,
+    ).sorted()
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+def compare_bars(
+    a: Side, b: Side, calendar: str = "XNAS", *, tolerance_bps: float = 0.1
+) -> dict[str, Any]:
+    """Plain JSON: what agrees of the days that both sides span.
+
+    `days` holds tables `[symbols][sessions]`: `agree` (share of the bars of either that agree),
+    `only_a`, `only_b` (bars), and for each column the largest absolute difference in bps (None
+    where there is nothing to compare). Raises DataError when there is no day or no symbol that both
+    have.
+    """
+    grid = _common_grid(a, b, calendar)
+    symbols = sorted(set(a.bars.symbols) & set(b.bars.symbols))
+    if not symbols:
+        raise DataError(
+            f"{a.name} and {b.name} have no symbol in common; rename those of one of them"
+        )
+    merged = [_merge(side, grid) for side in (a, b)]
+    rows: list[dict[str, Any]] = []
+    suspicions: list[Suspicion] = []
+    gathered: dict[str, list[Array]] = {name: [] for name in COLUMNS}
+    days: dict[str, list[Any]] = {name: [] for name in ("agree", "only_a", "only_b", *COLUMNS)}
+    for symbol in symbols:
+        ours, theirs = (_dense(bars, symbol, grid.num_bars) for bars in merged)
+        one = _Symbol(symbol, ours, theirs, grid, tolerance_bps)
+        rows.append(one.summary())
+        for name, values in one.by_session().items():
+            days[name].append(values)
+        for name in COLUMNS:
+            gathered[name].append(one.known(name).astype(np.float32))
+        suspicions += one.suspicions()
+    columns = {name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS}
+    totals = {
+        name: sum(row[name] for row in rows) for name in ("both", "agree", "only_a", "only_b")
+    }
+    return {
+        "a": _about(a, merged[0]),
+        "b": _about(b, merged[1]),
+        "calendar": calendar,
+        "bar_minutes": grid.bar_minutes,
+        "tolerance_bps": tolerance_bps,
+        "sessions": [str(day) for day in grid.dates],
+        "symbols": symbols,
+        "symbols_only_a": sorted(set(a.bars.symbols) - set(symbols)),
+        "symbols_only_b": sorted(set(b.bars.symbols) - set(symbols)),
+        **totals,
+        "columns": columns,
+        "by_symbol": rows,
+        "suspicions": [asdict(one) for one in suspicions],
+        "days": days,
+    }
+
+
+def _about(side: Side, merged: Bars) -> dict[str, Any]:
+    bars = side.bars
+    again = int(np.count_nonzero((np.diff(bars.ts) == 0) & (np.diff(bars.symbol) == 0)))
+    return {
+        "name": side.name,
+        "rows": len(bars),
+        "bars": len(merged),
+        "symbols": len(bars.symbols),
+        "repeated": again,
+    }
+
+
+def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
+    """The sessions that both span, in bars as long as those of the side that has the longer
+    ones."""
+    spans = []
+    for side in (a, b):
+        if len(side.bars) == 0:
+            raise BarError(f"{side.name}: holds no bar; check its path and dates")
+        spans.append(
+            [session_date(calendar, int(ts)) for ts in (side.bars.ts.min(), side.bars.ts.max())]
+        )
+    first, last = max(span[0] for span in spans), min(span[1] for span in spans)
+    if last < first:
+        raise DataError(
+            f"{a.name} ({spans[0][0]} to {spans[0][1]}) and {b.name} ({spans[1][0]} to"
+            f" {spans[1][1]}) have no day in common; choose others"
+        )
+    grid = session_grid(calendar, first, last)
+    longest = int(grid.session_minutes.max())
+    minutes = [bar_length(side.bars, longest) for side in (a, b)]
+    return session_grid(calendar, first, last, max(minutes))
+
+
+def bar_length(bars: Bars, session_minutes: int) -> int:
+    """Minutes from most bars to their symbol's next one; a whole session where that is a day, or
+    there is no next."""
+    bars = bars if bars.is_sorted() else bars.sorted()
+    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
+    values, counts = np.unique(steps[steps > 0], return_counts=True)
+    if not len(values) or values[counts.argmax()] >= session_minutes:
+        return session_minutes
+    return int(values[counts.argmax()])
+
+
+def _merge(side: Side, grid: SessionGrid) -> Bars:
+    """The rows inside the sessions put together to the grid's bars: `ts` is the bar's number."""
+    bars = side.bars if side.bars.is_sorted() else side.bars.sorted()
+    bars = bars.take(grid.locate(bars.ts) >= 0)
+    if len(bars) == 0:
+        raise BarError(
+            f"{side.name}: no bar lies in the sessions of {grid.calendar}; check the time zone"
+        )
+    return to_grid(bars, grid)[0]
+
+
+def _dense(merged: Bars, symbol: str, num_bars: int) -> Array:
+    """`[T, 5]` float64: open, high, low, close, volume of one symbol, NaN where it has no bar."""
+    code = merged.symbols.index(symbol)
+    first, stop = np.searchsorted(merged.symbol, [code, code + 1])
+    table = np.full((num_bars, len(COLUMNS)), np.nan)
+    table[merged.ts[first:stop]] = np.column_stack(
+        [getattr(merged, name)[first:stop] for name in COLUMNS]
+    )
+    return table
+
+
+def differences_bps(ours: Array, theirs: Array) -> Array:
+    """`[T, 5]`, NaN where either has no value: see the module."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        prices = 1e4 * (theirs[:, :4] / ours[:, :4] - 1)
+        most = np.maximum(ours[:, 4], theirs[:, 4])
+        volume = np.where(most == 0, 0.0, 1e4 * (theirs[:, 4] - ours[:, 4]) / most)
+    return np.column_stack([prices, volume])
+
+
+class _Symbol:
+    """One symbol of both sides on the grid."""
+
+    def __init__(
+        self, symbol: str, ours: Array, theirs: Array, grid: SessionGrid, tolerance_bps: float
+    ) -> None:
+        self.symbol, self.ours, self.theirs, self.grid = symbol, ours, theirs, grid
+        self.tolerance = tolerance_bps
+        self.bps = differences_bps(ours, theirs)
+        here, there = np.isfinite(ours[:, 3]), np.isfinite(theirs[:, 3])
+        self.both, self.only_a, self.only_b = here & there, here & ~there, there & ~here
+        self.agree = self.both & self._agree(self.bps[:, :4]).all(axis=1)
+
+    def _agree(self, bps: Array) -> Array:
+        """A column that one side has not at all says nothing."""
+        return ~(np.abs(bps) > self.tolerance)
+
+    def known(self, column: str) -> Array:
+        """The differences in bps of all bars that have this column on both sides."""
+        values = self.bps[:, COLUMNS.index(column)]
+        return values[np.isfinite(values)]
+
+    def summary(self) -> dict[str, Any]:
+        counts = {
+            name: int(getattr(self, name).sum()) for name in ("both", "agree", "only_a", "only_b")
+        }
+        columns = {name: _column(self.known(name), self.tolerance) for name in COLUMNS}
+        return {"symbol": self.symbol, **counts, "columns": columns}
+
+    def by_session(self) -> dict[str, list[Any]]:
+        """Of each session: the tables' rows (see `compare_bars`)."""
+        counted = {
+            name: self._summed(getattr(self, name))
+            for name in ("both", "agree", "only_a", "only_b")
+        }
+        bars = counted["both"] + counted["only_a"] + counted["only_b"]
+        shares = zip(counted["agree"].tolist(), bars.tolist(), strict=True)
+        agree = [round(number / of, 4) if of else None for number, of in shares]
+        table: dict[str, list[Any]] = {"agree": agree}
+        table |= {name: counted[name].tolist() for name in ("only_a", "only_b")}
+        for column, name in enumerate(COLUMNS):
+            largest = np.fmax.reduceat(np.abs(self.bps[:, column]), self.grid.first_bar[:-1])
+            table[name] = [
+                round(value, 3) if np.isfinite(value) else None for value in largest.tolist()
+            ]
+        return table
+
+    def _summed(self, which: Array) -> Array:
+        return np.add.reduceat(which.astype(np.int64), self.grid.first_bar[:-1])
+
+    def suspicions(self) -> Iterator[Suspicion]:
+        moved = list(self._shifts())
+        yield from self._scales(moved)
+        yield from moved
+
+    def _scales(self, moved: list[Suspicion]) -> Iterator[Suspicion]:
+        """Sessions on which all prices, or the volumes, stand in about one ratio that is not 1;
+        those that a shift in time (`moved`) explains are left out."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.log(self.theirs / self.ours)
+        ratios[~np.isfinite(ratios)] = np.nan
+        for kind, columns, least, spread in (
+            ("scale", slice(4), SCALED, 0.3),
+            ("volume_scale", slice(4, 5), np.log(SCALED_VOLUME), 0.5),
+        ):
+            centre = np.full(self.grid.num_sessions, np.nan)
+            for day, (start, stop) in enumerate(
+                zip(self.grid.first_bar[:-1], self.grid.first_bar[1:], strict=True)
+            ):
+                found = ratios[start:stop, columns]
+                found = found[np.isfinite(found)]
+                if not len(found):
+                    continue
+                middle = float(np.median(found))
+                # of another scale all cells are; a price that is merely wrong differs in some
+                if abs(middle) > least and np.quantile(np.abs(found - middle), 0.9) < spread * abs(
+                    middle
+                ):
+                    centre[day] = middle
+            for one in moved:
+                centre[
+                    (self.grid.dates >= np.datetime64(one.first))
+                    & (self.grid.dates <= np.datetime64(one.last))
+                ] = np.nan
+            for days in _runs(centre, 0.1 if kind == "scale" else 1.0):
+                ratio = float(np.exp(np.median(centre[days])))
+                what = "prices" if kind == "scale" else "volumes"
+                yield self._suspicion(kind, days, ratio, f"B's {what} are {ratio:.4g} times A's")
+
+    def _shifts(self) -> Iterator[Suspicion]:
+        """Sessions on which B agrees with A at another time and not at its own."""
+        place = self._agreeing(0)
+        if not (place < 1 - BETTER).any():
+            return
+        daily = self.grid.num_bars == self.grid.num_sessions
+        length = self.grid.bar_minutes
+        steps = (1, 2) if daily else tuple(m // length for m in LAG_MINUTES if m % length == 0)
+        best, lags = place + BETTER, np.zeros(self.grid.num_sessions, dtype=np.int64)
+        for step in steps:
+            for lag in (step, -step):
+                share = self._agreeing(lag)
+                with np.errstate(invalid="ignore"):
+                    more = (share >= EXPLAINS) & (share > best)
+                best, lags = np.where(more, share, best), np.where(more, lag, lags)
+        for days in _runs(np.where(lags == 0, np.nan, lags), 0.0):
+            lag = int(lags[days[0]])
+            value = lag if daily else lag * self.grid.bar_minutes
+            unit = "session" if daily else "minute"
+            how = (
+                f"{abs(value)} {unit}{'s' if abs(value) > 1 else ''}"
+                f" {'later' if value > 0 else 'earlier'} than"
+            )
+            yield self._suspicion("shift", days, float(value), f"B's bars stand {how} A's")
+
+    def _agreeing(self, lag: int) -> Array:
+        """`[S]`: share of the price cells that agree where B is read `lag` bars later; of daily
+        bars, over FEWEST of them around each. NaN where there are too few."""
+        moved = np.full_like(self.theirs, np.nan)
+        count = len(moved)
+        moved[max(0, -lag) : count - max(0, lag)] = self.theirs[max(0, lag) : count - max(0, -lag)]
+        bps = differences_bps(self.ours, moved)[:, :4]
+        cells = self._summed(np.isfinite(bps).sum(axis=1))
+        good = self._summed((np.abs(bps) <= max(self.tolerance, 1.0)).sum(axis=1))
+        if self.grid.num_bars == self.grid.num_sessions:
+            around = np.ones(min(FEWEST, len(cells)))
+            cells, good = (np.convolve(values, around, mode="same") for values in (cells, good))
+        return np.where(cells >= FEWEST, good / np.maximum(cells, 1), np.nan)
+
+    def _suspicion(self, kind: str, days: Array, value: float, detail: str) -> Suspicion:
+        first, last = (str(self.grid.dates[day]) for day in (days[0], days[-1]))
+        return Suspicion(kind, self.symbol, first, last, len(days), value, detail)
+
+
+def _runs(values: Array, apart: float) -> list[Array]:
+    """Sessions with a value, cut where it leaves the run's first by more than `apart`; gaps do not
+    cut."""
+    days = np.flatnonzero(np.isfinite(values))
+    runs: list[list[int]] = []
+    for day in days.tolist():
+        if runs and abs(values[day] - values[runs[-1][0]]) <= apart and day - runs[-1][-1] <= 5:
+            runs[-1].append(day)
+        else:
+            runs.append([day])
+    return [np.array(run) for run in runs]
+
+
+def _column(bps: Array, tolerance_bps: float) -> dict[str, Any]:
+    """Cells, share that agrees, median and 99 % quantile of the absolute difference, its largest,
+    the mean."""
+    if not len(bps):
+        return {
+            "cells": 0,
+            "agree": None,
+            "median_bps": None,
+            "p99_bps": None,
+            "largest_bps": None,
+            "mean_bps": None,
+        }
+    size = np.abs(bps)
+    numbers = {
+        "agree": float((size <= tolerance_bps).mean()),
+        "median_bps": float(np.median(size)),
+        "p99_bps": float(np.quantile(size, 0.99)),
+        "largest_bps": float(size.max()),
+        "mean_bps": float(bps.mean(dtype=np.float64)),
+    }
+    return {"cells": len(bps), **{name: round(value, 4) for name, value in numbers.items()}}

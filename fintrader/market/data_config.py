@@ -1,0 +1,144 @@
+"""`DataConfig`: the part of a run's configuration that says which bars and where they are kept.
+Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from fintrader import runs
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.presets import PRESETS
+from fintrader.bars.sources.vendor import VendorSettings
+from fintrader.config import Settings, models_in, read_yaml, validate
+from fintrader.errors import ConfigError
+from fintrader.market.settings import DataSettings
+from fintrader.reproducible import Reproducible
+from fintrader.storage.mirror import Markets, mirror_of
+
+
+class Placed(Protocol):
+    """A run's configuration, or the part of it below."""
+
+    @property
+    def data(self) -> DataSettings:
+        """Its market's settings."""
+
+    @property
+    def reproducible(self) -> Reproducible:
+        """On which machines it gives the same bytes."""
+
+    @property
+    def cache(self) -> Path:
+        """Folder of built markets."""
+
+    @property
+    def store(self) -> str | None:
+        """URL of the store that keeps it."""
+
+    @property
+    def folder(self) -> runs.RunFolder:
+        """Its own folder."""
+
+
+class DataConfig(Settings):
+    """What the commands that only look at bars take from a run's configuration; its other parts are
+    not read."""
+
+    name: str = "run"
+    """Name of the run; a configuration file's own name unless set."""
+    reproducible: Reproducible = "same_machine"
+    """As in the run's configuration."""
+    runs_dir: Path = Path("runs")
+    """Folder that holds all runs."""
+    cache: Path = Path("data/tensors")
+    """Folder of built markets, shared by all runs."""
+    store: str | None = None
+    """URL below which all runs are kept; None: only here."""
+    data: DataSettings = DataSettings()
+
+    @property
+    def folder(self) -> runs.RunFolder:
+        return runs.RunFolder.named(self.name, self.runs_dir)
+
+
+def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
+    """Discriminator value -> settings model of a union."""
+    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
+    return {
+        value: model for model in models for value in get_args(model.model_fields[key].annotation)
+    }
+
+
+Choices = Mapping[str, Mapping[str, type[Settings]]]
+DATA_CHOICES: Choices = {
+    "data.source.kind": union_choices(DataSettings.model_fields["source"].annotation, "kind"),
+    "data.source.preset": dict.fromkeys(PRESETS, FilesSettings),
+}
+"""Options that choose which settings stand in a place. Switching one keeps the settings both models
+share."""
+
+
+def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> DataConfig:
+    """What a configuration file says of its bars; see `load_config`. Raises ConfigError."""
+    values = read_values(Path(path))
+    for option, choice in (chosen or {}).items():
+        choose(values, option, choice, DATA_CHOICES)
+    return validate(
+        DataConfig,
+        {name: values[name] for name in DataConfig.model_fields if name in values},
+        str(path),
+    )
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """A configuration file's values, its own name among them. Raises ConfigError."""
+    values = read_yaml(path)
+    values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
+    return values
+
+
+def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -> None:
+    """Put another member of a union in its place. Raises ConfigError for one that is none."""
+    models = choices[option]
+    if choice not in models:
+        raise ConfigError(
+            f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}"
+        )
+    *path, key = option.split(".")
+    for name in path:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: expected settings, got {values!r}")
+    if values.get(key) != choice:
+        for name in set(values) - set(models[choice].model_fields):
+            del values[name]
+        values[key] = choice
+    if option == "data.source.preset":  # of files only
+        values["kind"] = "files"
+
+
+def store_of(config: Placed) -> str | None:
+    """URL of the store of a run: of the one its folder is a copy of, else the setting."""
+    mirror = mirror_of(config.folder.root)
+    return config.store if mirror is None else mirror.store
+
+
+def markets_of(config: Placed) -> Markets | None:
+    """The store's built markets."""
+    store = store_of(config)
+    return None if store is None else Markets(store)
+
+
+def data_of(config: Placed) -> DataSettings:
+    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's
+    store."""
+    store = store_of(config)
+    if (
+        store is None
+        or config.data.store is not None
+        or not isinstance(config.data.source, VendorSettings)
+    ):
+        return config.data
+    return config.data.model_copy(update={"store": f"{store}/.bars"})

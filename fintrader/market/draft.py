@@ -1,0 +1,148 @@
+"""A market all of which is known but its big arrays: those come in blocks of bars, into a file or
+into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+from fintrader.market.columns import Columns, Sheet
+from fintrader.market.market_file import (
+    ARRAYS,
+    EVENT,
+    EVENTS,
+    Entry,
+    header_text,
+    refuse_bad_cells,
+    write_market,
+)
+from fintrader.market.scaling import apply_scale, cross_section, known_arrays, known_columns, scale
+
+if TYPE_CHECKING:
+    from fintrader.market.features import FeatureSettings
+    from fintrader.market.tensors import MarketTensors
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """How the features are put on one scale."""
+
+    settings: FeatureSettings
+    relative: int
+    """So many of the first features are made relative to the members, where the settings say so."""
+    scaled: Array
+    """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 of the
+    others."""
+    mean: Array
+    spread: Array
+
+    @classmethod
+    def of(
+        cls,
+        settings: FeatureSettings,
+        table: Sheet,
+        names: Sequence[str],
+        raw: Array,
+        train: tuple[int, int],
+        stored: Mapping[str, Any] | None,
+    ) -> Scaling:
+        """With the statistics of the training window, or with `stored` ones; `raw` `[F]` bool are
+        features that stay as they are, the last. Raises DataError where the stored ones do not
+        fit."""
+        relative = 0 if settings.cross_sectional == "none" else int(np.count_nonzero(~raw))
+        scaled = ~raw & settings.standardise & (relative == 0)
+        rules = settings.clip, settings.cross_sectional
+        known = known_columns(stored, "features", names, scaled, rules)
+        found = scale(table, train, scaled) if known is None else known_arrays(known, names)
+        return cls(settings, relative, scaled, *found)
+
+    def apply(self, block: Array, member: Array) -> None:
+        """Put `[B, N, F]` on the scale, in place."""
+        how, clip = self.settings.cross_sectional, self.settings.clip
+        if how != "none":
+            cross_section(block, member, range(self.relative), how, clip)
+        apply_scale(block, self.mean, self.spread, self.scaled, clip)
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A market before it is laid out; `columns` hold its symbols."""
+
+    header: Mapping[str, Any]
+    """What `MarketTensors` holds beside its arrays."""
+    whole: Mapping[str, Array]
+    """The arrays common to all symbols (context, session, minutes, benchmark)."""
+    events: list[tuple[int, int, float, float]]
+    """Bar, asset, split and dividend, in order."""
+    columns: Columns
+    days: Array
+    """`[S, N]` bool: members of each day."""
+    shares: Array | None
+    """`[S, N]` float32: shares outstanding, None when nobody gave any."""
+    scaling: Scaling
+
+    def write(self, path: Path) -> str:
+        """Write the market file, atomically; returns its content hash. Raises MarketError."""
+        values = list(zip(*self.events, strict=True)) or [()] * len(EVENTS)
+        events = {
+            EVENT + name: np.array(column, dtype=kind)
+            for column, (name, kind) in zip(values, EVENTS.items(), strict=True)
+        }
+        bars, assets = len(self.columns), len(self.columns.slots)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("open", "close", "volume", "tradable", "member"), (bars, assets)
+        )
+        shapes["features"] = bars, assets, self.columns.features
+        if self.shares is not None:
+            shapes["shares_outstanding"] = bars, assets
+        shapes |= {name: one.shape for name, one in (*self.whole.items(), *events.items())}
+        kinds = {**ARRAYS, **{EVENT + name: kind for name, kind in EVENTS.items()}}
+        entries = [
+            Entry(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes
+        ]
+        return write_market(
+            path, header_text(self.header), entries, {**self.whole, **events}, self.blocks()
+        )
+
+    def tensors(self) -> MarketTensors:
+        """The same in memory. Raises MarketError."""
+        import torch  # a market that goes into a file needs none
+
+        from fintrader.market.tensors import Events, MarketTensors
+
+        bars = len(self.columns)
+        arrays: dict[str, Array] = dict(self.whole)
+        for first, rows in self.blocks():
+            for name, values in rows.items():
+                if name not in arrays:
+                    arrays[name] = np.empty((bars, *values.shape[1:]), dtype=values.dtype)
+                arrays[name][first : first + len(values)] = values
+        tensors: dict[str, Any] = {
+            name: torch.from_numpy(values) for name, values in arrays.items()
+        }
+        return MarketTensors(**tensors, **self.header, events=Events.of(self.events))
+
+    def blocks(self) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the
+        rows from there on.
+
+        To be asked for once: what was handed out is forgotten.
+        """
+        columns, session, size = self.columns, self.whole["session"], self.columns.block()
+        for first in range(0, len(columns), size):
+            stop = min(first + size, len(columns))
+            today = session[first:stop]
+            names = ("open", "close", "volume", "tradable", "features")
+            rows = {name: columns.rows(name, first, stop) for name in names}
+            rows["member"] = self.days[today]
+            self.scaling.apply(rows["features"], rows["member"])
+            refuse_bad_cells(rows)
+            if self.shares is not None:
+                rows["shares_outstanding"] = self.shares[today]
+            yield first, rows
+            columns.forget(stop)

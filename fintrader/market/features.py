@@ -1,0 +1,473 @@
+"""The features of a market: names like `return_30`, a kind and its window in bars.
+
+Every value at bar t is made of bars up to t, and bit-equal on every prefix. Most kinds read one
+symbol's bars, adjusted forward; `beta` reads all closes at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from fintrader.bars.bars import Array
+from fintrader.bars.clean import SymbolBars
+from fintrader.config import PathText, Settings, load_object
+from fintrader.errors import ConfigError, DataError
+from fintrader.market.columns import Sheet
+from fintrader.market.moving import moving_deviation, moving_mean, moving_moments, moving_sum
+
+PAPER_FEATURES = (
+    "macd",
+    "bollinger_upper",
+    "bollinger_lower",
+    "rsi_30",
+    "cci_30",
+    "dx_30",
+    "sma_30",
+    "sma_60",
+)
+"""The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma,
+close_60_sma)."""
+SLOW_FEATURES = (
+    *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
+    *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
+)
+"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, horizons that
+can pay a trade."""
+DAILY_FEATURES = (
+    *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
+    *("volatility_21", "beta_63", "relative_volume_1"),
+)
+"""For bars of a whole session each: a day to a quarter."""
+
+
+class FeatureSettings(Settings):
+    """Which features a market carries, and how they are scaled."""
+
+    names: tuple[str, ...] = (
+        "return_1",
+        "return_5",
+        "return_30",
+        "volatility_30",
+        "volume_30",
+        "rsi_30",
+        "macd",
+        "bollinger_upper",
+        "bollinger_lower",
+        "sma_60",
+    )
+    """`kind_window`, or `package.module:function`. Kinds: return, gap, intraday, volatility, beta,
+    volume, relative_volume, rsi, cci, dx, macd, bollinger_upper, bollinger_lower, sma, age."""
+    cross_sectional: Literal["none", "zscore", "rank"] = "none"
+    """How `names` and `extra` are put on one scale at each bar, across the members of that bar:
+    `zscore` (standard deviations from their mean), `rank` (ranks with mean 0 and deviation 1).
+    Instead of `standardise`, so that nothing of the training window is needed for these columns."""
+    extra: tuple[str, ...] = ()
+    """Extra columns of the bars that become features, scaled like `names`."""
+    extra_raw: tuple[str, ...] = ()
+    """Extra columns of the bars that become features just as they are."""
+    context: tuple[str, ...] = (
+        "time_of_day",
+        "time_to_close",
+        "turbulence",
+        "index_return_1",
+        "index_return_30",
+    )
+    """Columns common to all symbols, out of these kinds: time_of_day, time_to_close, turbulence,
+    index_return_K, index_volatility_K."""
+    daily: Mapping[str, PathText] = Field(default_factory=dict)
+    """Daily series that become context, name -> CSV or Parquet file with date and close, like {vix:
+    vix.csv}: each bar sees the close of the last finished day, as its logarithm."""
+    turbulence_days: int = Field(60, ge=5)
+    """Finished days from which mean and covariance of a day's returns are taken."""
+    clip: float = Field(10.0, gt=0)
+    """Scaled features are cut off at so many standard deviations."""
+    standardise: bool = True
+    """Whether to subtract the mean and divide by the standard deviation of the training window."""
+    normalisation: PathText | None = None
+    """Scale by the statistics of an earlier market instead of the training window's: its file, its
+    build.json, or JSON of them. So a policy trained there trades later bars, and sees them as it
+    saw its own."""
+
+    @field_validator("names")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if ":" not in name:
+                _parse(name)
+        return value
+
+    @field_validator("context")
+    @classmethod
+    def _known_context(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in ("time_of_day", "time_to_close", "turbulence") and not _INDEX.fullmatch(
+                name
+            ):
+                raise ValueError(
+                    f"{name!r} is no context; known: time_of_day, time_to_close, turbulence,"
+                    " index_return_K, index_volatility_K"
+                )
+        return value
+
+
+def log_return(bars: SymbolBars, window: int) -> Array:
+    """ln(close[t] / close[t - window])."""
+    result = np.full(len(bars), np.nan)
+    result[window:] = np.log(bars.close[window:] / bars.close[:-window])
+    return result
+
+
+def gap(bars: SymbolBars, window: int) -> Array:
+    """ln(open / close before) of a session's night, summed over the last `window` sessions. The
+    open is that of the session's first trade, known once that bar has closed; 0 before it."""
+    sessions = _Sessions(bars)
+    return sessions.summed(sessions.night, window)
+
+
+def intraday(bars: SymbolBars, window: int) -> Array:
+    """ln(close[t] / open of the session), and what the `window - 1` sessions before it made from
+    open to close."""
+    sessions = _Sessions(bars)
+    return sessions.summed(np.log(bars.close / sessions.opened), window)
+
+
+class _Sessions:
+    """Where the sessions of one symbol begin, and at what price each had opened as far as known at
+    each bar."""
+
+    def __init__(self, bars: SymbolBars) -> None:
+        rows = np.arange(len(bars))
+        begins = np.diff(bars.session, prepend=bars.session[:1] - 1) != 0
+        starts = np.flatnonzero(begins)
+        self._number = np.cumsum(begins) - 1
+        self._last = np.append(starts[1:], len(bars)) - 1
+        first = np.minimum.reduceat(np.where(bars.tradable, rows, len(bars)), starts)[self._number]
+        traded = first <= rows
+        self.opened = np.where(traded, bars.open[np.minimum(first, len(bars) - 1)], bars.close)
+        """`[L]`: the carried close while the session had no trade."""
+        before = np.concatenate([[np.nan], bars.close[starts[1:] - 1]])[self._number]
+        self.night = np.log(self.opened / before)
+
+    def summed(self, values: Array, window: int) -> Array:
+        """`values` at each bar and at the ends of the `window - 1` sessions before; NaN with fewer
+        of them."""
+        if window == 1:
+            return values
+        before = np.full(len(self._last), np.nan)
+        before[1:] = moving_sum(values[self._last], window - 1)[:-1]
+        return np.asarray(values + before[self._number])
+
+
+def volatility(bars: SymbolBars, window: int) -> Array:
+    """Square root of the mean squared one-bar log return of the last `window` bars."""
+    steps = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
+    return np.asarray(np.sqrt(moving_mean(steps * steps, window)))
+
+
+def volume(bars: SymbolBars, window: int) -> Array:
+    """Volume surprise: ln((1 + volume[t]) / (1 + mean volume of the last `window` bars))."""
+    return np.asarray(np.log1p(bars.volume) - np.log1p(moving_mean(bars.volume, window)))
+
+
+def relative_volume(bars: SymbolBars, window: int) -> Array:
+    """ln((1 + mean volume of the last `window` bars) / (1 + that of the last 20 times as many))."""
+    return np.asarray(
+        np.log1p(moving_mean(bars.volume, window)) - np.log1p(moving_mean(bars.volume, 20 * window))
+    )
+
+
+def rsi(bars: SymbolBars, window: int) -> Array:
+    """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls
+    (50 if no move)."""
+    from fintrader.bars import kernels
+
+    result = np.asarray(kernels.rsi(np.ascontiguousarray(bars.close), 1.0 / window))
+    result[: min(window, len(bars))] = np.nan
+    return result
+
+
+def cci(bars: SymbolBars, window: int) -> Array:
+    """Commodity channel index: (typical - mean) / (0.015 · mean absolute deviation), typical =
+    (high+low+close)/3."""
+    typical = (bars.high + bars.low + bars.close) / 3.0
+    mean = moving_mean(typical, window)
+    spread, distance = moving_deviation(typical, mean, window), typical - mean
+    flat = (
+        spread <= 1e-12 * typical
+    )  # a silent window: rounding noise over rounding noise means nothing
+    return np.where(
+        np.isnan(spread),
+        np.nan,
+        np.divide(distance, 0.015 * spread, out=np.zeros(len(bars)), where=~flat),
+    )
+
+
+def dx(bars: SymbolBars, window: int) -> Array:
+    """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the
+    movements (the true range divides both and cancels)."""
+    from fintrader.bars import kernels
+
+    high, low = np.ascontiguousarray(bars.high), np.ascontiguousarray(bars.low)
+    result = np.asarray(kernels.dx(high, low, 1.0 / window))
+    result[: min(window, len(bars))] = np.nan
+    return result
+
+
+def macd(bars: SymbolBars, window: int) -> Array:
+    """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and
+    52)."""
+    from fintrader.bars import kernels
+
+    alphas = (2.0 / (span * window + 1) for span in (12, 26))
+    result = np.asarray(kernels.macd(np.ascontiguousarray(bars.close), *alphas))
+    result[: 26 * window - 1] = np.nan
+    return result
+
+
+def bollinger_upper(bars: SymbolBars, window: int) -> Array:
+    """(mean + 2 standard deviations) / close − 1, of the last `window` closes."""
+    mean, deviation = _moments(bars, window)
+    return (mean + 2.0 * deviation) / bars.close - 1.0
+
+
+def bollinger_lower(bars: SymbolBars, window: int) -> Array:
+    """(mean − 2 standard deviations) / close − 1, of the last `window` closes."""
+    mean, deviation = _moments(bars, window)
+    return (mean - 2.0 * deviation) / bars.close - 1.0
+
+
+@lru_cache(maxsize=1)  # both bands are made of them, one after the other
+def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
+    return moving_moments(bars.close, window, ddof=1)
+
+
+def sma(bars: SymbolBars, window: int) -> Array:
+    """Mean of the last `window` closes / close − 1."""
+    return moving_mean(bars.close, window) / bars.close - 1.0
+
+
+def age(bars: SymbolBars, window: int) -> Array:
+    """Bars since the last trade, at most `window`: how old the carried price is."""
+    index = np.arange(len(bars))
+    last = np.maximum.accumulate(np.where(bars.tradable, index, 0))
+    return np.minimum(index - last, window).astype(np.float64)
+
+
+def beta(close: Array, market: Array, window: int) -> Array:
+    """Slope of the one-bar log returns on those of the members' mean (equal weights), over the last
+    `window` bars."""
+    result = np.full(len(close), np.nan, dtype=np.float32)
+    listed = np.flatnonzero(np.isfinite(close))
+    if len(listed) <= window:
+        return result
+    rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
+    own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
+    mean, square = moving_mean(market[rows], window), moving_mean(market[rows] ** 2, window)
+    variance = square - mean**2
+    covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
+    moved = variance > 1e-12 * square  # a silent window has no slope
+    result[rows] = np.divide(covariance, variance, out=np.full(len(own), np.nan), where=moved)
+    return result
+
+
+def member_return(close: Array | Sheet, member: Array | Sheet) -> Array:
+    """`[T]` mean one-bar log return of the members with two prices; 0 where there is none.
+
+    close: `[T, N]` float32 adjusted forward, NaN where unlisted; member: `[T, N]` bool.
+    """
+    mean = np.zeros(len(close))
+    for start in range(1, len(close), 4096):  # as float64 the whole may not fit twice
+        rows = slice(start, min(start + 4096, len(close)))
+        steps = np.diff(np.log(close[rows.start - 1 : rows.stop].astype(np.float64)), axis=0)
+        counts = member[rows] & np.isfinite(steps)
+        mean[rows] = np.where(counts, steps, 0.0).sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    return mean
+
+
+_FEATURES: dict[str, tuple[Callable[[SymbolBars, int], Array], int]] = {
+    "return": (log_return, 1),
+    "gap": (gap, 1),
+    "intraday": (intraday, 1),
+    "volatility": (volatility, 30),
+    "volume": (volume, 30),
+    "relative_volume": (relative_volume, 390),
+    "rsi": (rsi, 30),
+    "cci": (cci, 30),
+    "dx": (dx, 30),
+    "macd": (macd, 1),
+    "bollinger_upper": (bollinger_upper, 20),
+    "bollinger_lower": (bollinger_lower, 20),
+    "sma": (sma, 30),
+    "age": (age, 60),
+}
+_MARKET_FEATURES: dict[str, tuple[Callable[[Array, Array, int], Array], int]] = {
+    "beta": (beta, 390)
+}
+"""Kinds that read all symbols at once: of a symbol's close and what the members earn on average,
+both `[T]`."""
+_INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
+
+
+def _parse(name: str) -> tuple[str, int]:
+    """Kind and window."""
+    match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
+    known = {**_FEATURES, **_MARKET_FEATURES}
+    if not match or match.group(1) not in known:
+        raise ValueError(
+            f"{name!r} is no feature; known kinds: {', '.join(known)} (like rsi_30), or"
+            " module:function"
+        )
+    return match.group(1), int(match.group(2) or known[match.group(1)][1])
+
+
+_REACH: dict[str, float] = {
+    **dict.fromkeys(("volume", "sma", "age", "bollinger_upper", "bollinger_lower"), 1.0),
+    **dict.fromkeys(("return", "volatility", "beta"), 1.0),
+    **dict.fromkeys(("rsi", "dx"), 40.0),
+    "cci": 2.0,
+    "relative_volume": 20.0,
+    "macd": 520.0,
+}
+"""Bars that a kind's value depends on, in windows: of exponential means until what came before is
+lost to rounding."""
+_SESSIONS = frozenset({"gap", "intraday"})
+"""Kinds whose windows are sessions."""
+
+
+def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
+    """Bars and whole sessions before a bar that features and context look back on, the daily series
+    and turbulence apart. Raises ConfigError for a function of one's own, of which nobody knows."""
+    bars, sessions = 1, 0
+    for name in names:
+        if ":" in name:
+            raise ConfigError(f"how far {name} looks back is not known; say so in sessions")
+        kind, window = _parse(name)
+        if kind in _SESSIONS:
+            sessions = max(sessions, window)
+        else:
+            bars = max(bars, int(_REACH[kind] * window) + 1)
+    for name in context:
+        if match := _INDEX.fullmatch(name):
+            bars = max(bars, int(match.group(2)) + 1)
+    return bars, sessions
+
+
+def market_wide(names: Sequence[str]) -> list[str]:
+    """Those of the names that `market_feature` makes of all symbols at once."""
+    return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]
+
+
+def market_feature(name: str, close: Array, market: Array) -> Array:
+    """`[T]` float32 of one symbol's closes adjusted forward (NaN where unlisted) and
+    `member_return`, NaN while undefined."""
+    kind, window = _parse(name)
+    return _MARKET_FEATURES[kind][0](close, market, window)
+
+
+def symbol_features(
+    bars: SymbolBars, names: Sequence[str], later: Collection[str] = (), dtype: type = np.float64
+) -> Array:
+    """`[L, F]` of `dtype`, NaN while undefined, and throughout the columns of `later`, which need
+    all symbols.
+
+    Raises DataError when a function of your own returns another shape.
+    """
+    table: Array = np.empty(
+        (len(bars), len(names)), dtype=dtype, order="F"
+    )  # written column by column
+    for column, name in enumerate(names):
+        if name in later:
+            values = np.full(len(bars), np.nan)
+        elif ":" in name:
+            values = np.asarray(load_object(name)(bars), dtype=np.float64)
+            if values.shape != (len(bars),):
+                raise DataError(
+                    f"feature {name} returned shape {values.shape}; it must return ({len(bars)},)"
+                )
+        elif name in bars.extras:
+            values = bars.extras[name]
+        else:
+            try:
+                kind, window = _parse(name)
+            except ValueError as error:
+                raise ConfigError(f"data.features.names: {error}") from None
+            values = _FEATURES[kind][0](bars, window)
+        table[:, column] = values
+    return table
+
+
+def context_features(
+    names: Sequence[str],
+    *,
+    benchmark: Array,
+    session: Array,
+    day_close: Array,
+    day_member: Array,
+    turbulence_days: int,
+) -> Array:
+    """`[T, M]` float64, NaN while undefined.
+
+    benchmark `[T]`; session `[T]`, its number, from 0; day_close `[S, N]`, each symbol's close of
+    each session (NaN where unlisted), of which bar t only sees sessions before its own; day_member
+    `[S, N]` bool, members of the day.
+    """
+    length = np.bincount(session)
+    inside = (
+        np.arange(len(session)) - (np.cumsum(length) - length)[session]
+    )  # the bar's number in its session
+    table = np.empty((len(session), len(names)))
+    for column, name in enumerate(names):
+        match = _INDEX.fullmatch(name)
+        if name == "time_of_day":
+            table[:, column] = 2.0 * (inside + 0.5) / length.max() - 1.0
+        elif name == "time_to_close":
+            table[:, column] = 2.0 * (length[session] - inside - 0.5) / length.max() - 1.0
+        elif name == "turbulence":
+            before = np.concatenate(
+                [[np.nan], turbulence(day_close, day_member, turbulence_days)[:-1]]
+            )
+            table[:, column] = np.log1p(before)[session]
+        elif match:
+            window = int(match.group(2))
+            steps = np.diff(np.log(benchmark), prepend=np.log(benchmark[:1]))
+            if match.group(1) == "return":
+                table[:, column] = moving_sum(steps, window)
+            else:
+                table[:, column] = np.sqrt(moving_mean(steps * steps, window))
+    return table
+
+
+def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float = 0.5) -> Array:
+    """`[S]`: Mahalanobis distance of each day's returns from the `days` before it, divided by their
+    number.
+
+    day_close: `[S, N]`, NaN where unlisted; member: `[S, N]` bool, of which each day counts its
+    own. d[s] = (y[s] − μ)ᵀ Σ⁻¹ (y[s] − μ) / n, with μ and Σ of days s − days … s − 1 (Kritzman & Li
+    2010, doi: 10.2469/faj.v66.n5.3). Σ is shrunk half-way to its diagonal, because there are often
+    more symbols than days. Only members with a price on all these days count. NaN while fewer than
+    `days` are finished.
+    """
+    returns = np.full(day_close.shape, np.nan)
+    returns[1:] = np.log(day_close[1:] / day_close[:-1])
+    result = np.full(len(day_close), np.nan)
+    with threadpool_limits(
+        1, user_api="blas"
+    ):  # on a busy machine a second thread costs a hundred times what it saves
+        for today in range(days + 1, len(day_close)):
+            past, now = returns[today - days : today], returns[today]
+            listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]
+            listed &= np.where(listed, past, 0.0).std(axis=0) > 0
+            if not listed.any():
+                continue
+            past, gap = past[:, listed], now[listed] - past[:, listed].mean(axis=0)
+            covariance = np.atleast_2d(np.cov(past, rowvar=False))
+            shrunk = (1 - shrinkage) * covariance + shrinkage * np.diag(np.diag(covariance))
+            result[today] = float(gap @ np.linalg.solve(shrunk, gap)) / len(gap)
+    return result

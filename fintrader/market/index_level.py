@@ -1,0 +1,172 @@
+"""The index a strategy is compared with: from a file, from the synthetic market, or made of the
+universe itself."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import PurePosixPath
+
+import numpy as np
+import pandas as pd
+
+from fintrader.bars.bars import Array
+from fintrader.bars.calendar import SessionGrid
+from fintrader.config import PathText, Settings, base_name
+from fintrader.errors import DataError
+from fintrader.market.columns import Sheet
+from fintrader.storage.objects import read_whole
+
+EQUAL_WEIGHT = "equal-weight index of the universe"
+
+
+class BenchmarkSettings(Settings):
+    """Where the benchmark comes from; without a path it is the synthetic index or an equal-weight
+    index."""
+
+    path: PathText | None = None
+    """CSV or Parquet file of one index (a path or an fsspec URL): a date (or time) column and a
+    price column."""
+    column: str = "close"
+    """The price column."""
+    name: str | None = None
+    """What to call it; the file's name by default."""
+    timezone: str = "America/New_York"
+    """Zone of times that carry none themselves."""
+
+
+def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Array, str]:
+    """`[T]` float64, the level as known at each bar's close, and its name.
+
+    A daily close is known only at the last bar of its day, so all earlier bars of the day carry the
+    close before it; in the first session, when the file begins with it, that day's open if there is
+    one. Times within the day are taken as starts of bars. Raises DataError when the file cannot
+    serve.
+    """
+    path = settings.path
+    assert path is not None
+    file = base_name(path)
+    table = read_level(path, settings, "data.benchmark.path")
+    days = table["when"].dt.normalize()
+    daily = bool((table["when"] == days).all())
+    values = table[settings.column].to_numpy(dtype=np.float64)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise DataError(
+            f"{file}: column {settings.column!r} holds values that are no prices; correct the file"
+        )
+    name = settings.name or PurePosixPath(file).stem
+    if daily:
+        stamps = days.dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+        before = np.searchsorted(stamps, grid.dates, side="left") - 1
+        close = _known(values, before)
+        if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
+            close[0] = float(table["open"].iloc[0])
+        level = close[grid.session]
+        today = np.searchsorted(stamps, grid.dates, side="right") - 1
+        level[grid.first_bar[1:] - 1] = _known(values, today)
+    else:
+        stamps = (
+            table["when"]
+            .dt.tz_convert("UTC")
+            .dt.tz_localize(None)
+            .to_numpy()
+            .astype("datetime64[ns]")
+            .astype(np.int64)
+        )
+        ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * 60_000_000_000)
+        at = np.searchsorted(stamps, ends, side="left") - 1
+        level = _known(values, at)
+    if np.isnan(level).any():
+        raise DataError(
+            f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that"
+            " begins a day earlier"
+        )
+    return level, name
+
+
+def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
+    """`[T]` ln of the close of the last day before each bar's session, NaN before the file begins.
+
+    Raises DataError when the file has no date and close, or holds values that are not positive.
+    """
+    table = read_level(path, BenchmarkSettings(path=path), f"data.features.daily.{name}")
+    values = table["close"].to_numpy(dtype=np.float64)
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise DataError(
+            f"{base_name(path)}: data.features.daily.{name} needs positive values in its column"
+            " close"
+        )
+    stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    before = np.searchsorted(stamps, grid.dates, side="left") - 1
+    return np.log(_known(values, before))[grid.session]
+
+
+def _known(values: Array, at: Array) -> Array:
+    """`values[at]`, NaN where `at` lies before the first."""
+    return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
+
+
+def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Array:
+    """`[T]`: 100 at the first bar; the mean return of each session's members, weights made equal at
+    each session's end.
+
+    close: `[T, N]`, NaN where unlisted; member: `[S, N]` bool. Who joins counts from the first
+    session of membership on, from the close before it; in a session without a member the level
+    stays. Rebalancing once a session and not every bar keeps the bounce between bid and ask from
+    showing as a gain.
+    """
+    level = np.empty(grid.num_bars)
+    base, reference = 100.0, close[0:1][0].astype(np.float64)
+    for number, (start, stop) in enumerate(itertools.pairwise(grid.first_bar.tolist())):
+        block = close[start:stop].astype(
+            np.float64
+        )  # a session at a time: the whole may not fit twice
+        ratio = block / reference
+        # a symbol listed today has no reference; one that ended keeps its last price until the day
+        # is over
+        ratio = _carry(ratio)
+        listed = np.isfinite(ratio) & member[number]
+        count = listed.sum(axis=1)
+        mean = np.where(listed, ratio, 0.0).sum(axis=1) / np.maximum(count, 1)
+        level[start:stop] = np.where(count > 0, base * mean, base)
+        base = level[stop - 1]
+        reference = block[-1]
+    return level
+
+
+def _carry(values: Array) -> Array:
+    """NaN replaced by the last finite value above it in its column."""
+    index = np.where(np.isfinite(values), np.arange(len(values))[:, None], 0)
+    return np.asarray(np.take_along_axis(values, np.maximum.accumulate(index, axis=0), axis=0))
+
+
+def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
+    """The file's table in order of time, `when` in the settings' zone. Raises DataError when it
+    cannot be used."""
+    name, data = base_name(path), io.BytesIO(read_whole(path, setting))
+    try:
+        if name.endswith((".parquet", ".pq")):
+            table = pd.read_parquet(data)
+        else:
+            table = pd.read_csv(data, compression="gzip" if name.endswith(".gz") else None)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: cannot be read ({error})") from None
+    when = next(
+        (name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None
+    )
+    if when is None or settings.column not in table:
+        raise DataError(
+            f"{name}: needs a column date or ts and a column {settings.column!r}; it has"
+            f" {list(table)}"
+        )
+    try:
+        moments = pd.to_datetime(table[when])
+        if moments.dt.tz is None:
+            moments = moments.dt.tz_localize(settings.timezone)
+        return table.assign(when=moments.dt.tz_convert(settings.timezone)).sort_values(
+            "when", kind="stable"
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{name}: column {when!r} holds values that are no dates ({error})"
+        ) from None

@@ -1,0 +1,301 @@
+"""`load_market`: a market of whatever says which, be it a configuration, a finished file or bars in
+pandas.
+
+Bars in pandas come as a long table, a wide one (a column for each field and symbol), or one table
+for each symbol. Every form becomes the long table that files hold, and goes the same way from
+there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from fintrader.bars.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
+from fintrader.bars.calendar import day_starts
+from fintrader.bars.sources.base import MemoryFeed
+from fintrader.bars.sources.cells import carries_zone, table_bars
+from fintrader.bars.sources.layout import FilesSettings, column_names
+from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.config import Settings, overlay, validate
+from fintrader.errors import BarError, ConfigError
+from fintrader.market.build import assemble, build_market
+from fintrader.market.settings import DataSettings, read_settings
+from fintrader.market.tensors import MarketTensors
+
+Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
+
+ORIGIN = "the DataFrame"
+
+
+def load_market(
+    what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
+    *,
+    cache: Path | str = "data/tensors",
+    timezone: str | None = None,
+    label: Literal["start", "end"] | None = None,
+    **settings: Any,
+) -> MarketTensors:
+    """A market: out of the cache where it was built before, built first where it was not.
+
+    `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a
+    whole run's or only its `data` part), or bars in pandas: a long table (time, symbol, open, high,
+    low, close, volume, in any order and in the usual spellings, the time also as index), a wide one
+    with columns (field, symbol) or (symbol, field), or a dictionary of one table for each symbol.
+    `settings` are fields of `DataSettings`, put over what the configuration says:
+    `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`.
+
+    Of bars in pandas, `timezone` is the zone of times that carry none, `label` says whether a time
+    is its bar's start (the default) or end, and `bar_minutes` is by default the length that the
+    bars have.
+
+    Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a
+    file that are.
+    """
+    if _are_frames(what):
+        return _market_of(what, timezone, label, settings)
+    if timezone is not None or label is not None:
+        raise ConfigError(
+            "timezone and label say how a DataFrame's times are read; of files, set them in"
+            " `source`"
+        )
+    if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
+        if settings:
+            raise ConfigError(
+                f"{what} is built already, so {', '.join(settings)} cannot be set; give its"
+                " configuration"
+            )
+        return MarketTensors.load(what)
+    if (what is None or what == {}) and not settings:
+        raise ConfigError(
+            "say which market: a configuration's name or path, a market file, bars, or settings"
+        )
+    if not (what is None or isinstance(what, str | Path | Mapping | Settings)):
+        raise ConfigError(
+            f"no market can be made of {type(what).__name__}: give a configuration's name or path,"
+            " a market file, settings, a DataFrame, or a dictionary of DataFrames"
+        )
+    chosen = read_settings({} if what is None else what, settings)
+    return MarketTensors.load(build_market(chosen, cache=Path(cache)))
+
+
+def _market_of(
+    bars: Any, timezone: str | None, label: str | None, values: Mapping[str, Any]
+) -> MarketTensors:
+    """The market of bars in pandas, built in memory by the same steps as that of files."""
+    reading = {
+        name: one for name, one in (("timezone", timezone), ("label", label)) if one is not None
+    }
+    chosen = overlay({"source": {"kind": "files", **reading}}, values)
+    settings = validate(DataSettings, chosen, "settings").effective()
+    if not isinstance(settings.source, FilesSettings):
+        raise ConfigError(
+            "the bars are those of the DataFrame, so `source` takes only how files are read"
+        )
+    zoned = "timezone" in chosen["source"]
+    source = settings.source
+    feed, minutes = _frames_feed(bars, source, zoned=zoned, calendar=settings.calendar)
+    if "bar_minutes" not in source.model_fields_set:
+        settings = settings.model_copy(
+            update={"source": source.model_copy(update={"bar_minutes": minutes})}
+        )
+    if "bar_minutes" not in values:
+        settings = settings.model_copy(update={"bar_minutes": minutes})
+    return assemble(settings, feed)[0]
+
+
+# --- bars in pandas -------------------------------------------------------------------------------
+
+
+def _are_frames(what: object) -> bool:
+    """Whether `what` is a table, or a dictionary of tables."""
+    return isinstance(what, pd.DataFrame) or (
+        isinstance(what, Mapping)
+        and bool(what)
+        and all(isinstance(one, pd.DataFrame) for one in what.values())
+    )
+
+
+def _frames_feed(
+    frames: Frames, source: FilesSettings, *, zoned: bool, calendar: str
+) -> tuple[MemoryFeed, int]:
+    """The bars of `frames` as a feed, and their length in minutes: the step that is most frequent
+    in a symbol.
+
+    `zoned`: whether `source.timezone` was asked for; times without a zone are refused otherwise.
+    Bars whose times are all midnights are those of whole days: they stand at the first minute of
+    their session, whatever the zone.
+
+    Raises BarError for a column that is missing or stands there twice, times without a zone, and
+    bad cells.
+    """
+    table = _long(frames, source)
+    if table.empty:
+        raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
+    name = source.columns.ts
+    daily = _whole_days(table[name])
+    if daily:
+        table = table.assign(**{name: table[name].dt.tz_localize(None)})
+    elif not (zoned or _carries_zone(table[name])):
+        raise BarError(
+            f"{ORIGIN}: its times carry no time zone; name theirs, timezone='America/New_York'"
+            " for one"
+        )
+    reading = source.model_copy(update={"label": "start"} | ({"timezone": "UTC"} if daily else {}))
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
+    length = DAY_MINUTES if daily else bar_length(bars)
+    if daily:
+        bars = replace(bars, ts=day_starts(calendar, "UTC", bars.ts))
+    elif source.label == "end":
+        own = source.bar_minutes if "bar_minutes" in source.model_fields_set else length
+        bars = replace(bars, ts=bars.ts - own * MINUTE_NS)
+    return MemoryFeed(bars, {"kind": "frames", "sha256": _digest(bars)}), length
+
+
+def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
+    """All bars in one table, its columns called as `source.columns` says; extra columns as they
+    are."""
+    if isinstance(frames, pd.DataFrame):
+        if frames.columns.nlevels == 1:
+            return _renamed(frames, source)
+        frames = _by_symbol(frames, source)
+    parts = []
+    for symbol, frame in frames.items():
+        part = _renamed(
+            frame.assign(**{source.columns.symbol: str(symbol)}), source, where=f" of {symbol}"
+        )
+        parts.append(
+            part.dropna(how="all", subset=[getattr(source.columns, name) for name in COLUMNS])
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataFrame]:
+    """A wide table, (field, symbol) or (symbol, field), as one table for each symbol."""
+    if frame.columns.nlevels != 2:
+        raise BarError(
+            f"{ORIGIN}: columns of {frame.columns.nlevels} levels; give two, field and symbol"
+        )
+    found = [
+        len(_roles(frame.columns.get_level_values(level).unique(), source, COLUMNS))
+        for level in (0, 1)
+    ]
+    if not any(found):
+        raise BarError(
+            f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found"
+            f" {_some(frame.columns)}"
+        )
+    other = 1 if found[0] >= found[1] else 0
+    symbols = frame.columns.get_level_values(other).unique()
+    return {str(symbol): pd.DataFrame(frame.xs(symbol, axis=1, level=other)) for symbol in symbols}
+
+
+def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.DataFrame:
+    """The columns that are needed and no other. Raises BarError naming the one that is missing."""
+    frame = _with_index(frame, source)
+    roles = _roles(frame.columns, source, tuple(SPELLINGS))
+    for role, columns in roles.items():
+        if len(columns) > 1:
+            raise BarError(
+                f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or"
+                " rename some"
+            )
+    wanted = [
+        *((role, _word(role)) for role in column_names(source)),
+        *((name, name) for name in source.extra),
+    ]
+    known = {role: columns[0] for role, columns in roles.items()} | {
+        n: n for n in source.extra if n in frame.columns
+    }
+    for role, word in wanted:
+        if role not in known:
+            one = (
+                ""
+                if role != "symbol"
+                else "; a table of one symbol goes into a dict, like {'AAPL': table}"
+            )
+            found = [
+                column
+                for column in frame.columns
+                if not (where and column == source.columns.symbol)
+            ]
+            raise BarError(
+                f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}{one}"
+            )
+    chosen = frame[[known[role] for role, _ in wanted]]
+    return chosen.set_axis([*column_names(source).values(), *source.extra], axis=1)
+
+
+def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
+    """The table with its index among the columns, where the index says something: times, or symbols
+    and times."""
+    if isinstance(frame.index, pd.RangeIndex):
+        return frame
+    names: list[Hashable] = []
+    for level in range(frame.index.nlevels):
+        values, name = frame.index.get_level_values(level), frame.index.names[level]
+        is_time = isinstance(values, pd.DatetimeIndex)
+        if name is None or (is_time and not _roles([name], source, ("ts",))):
+            name = (
+                source.columns.ts
+                if is_time
+                else (source.columns.symbol if frame.index.nlevels > 1 else "index")
+            )
+        names.append(f"index {name}" if name in frame.columns else name)
+    return frame.set_axis(frame.index.set_names(names), axis=0).reset_index()
+
+
+def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[str, list[Any]]:
+    """What each of these columns is: `open`, `ts`, ... -> the columns that could be it."""
+    found: dict[str, list[Any]] = {}
+    for role in roles:
+        own = getattr(source.columns, role)
+        named = [column for column in columns if column == own]
+        spelt = [column for column in columns if plain(column) in SPELLINGS[role]]
+        if named or spelt:
+            found[role] = named or spelt
+    return found
+
+
+def _word(role: str) -> str:
+    return "time" if role == "ts" else role
+
+
+def _some(columns: Any) -> str:
+    listed = [str(column) for column in columns]
+    return (
+        ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")
+        or "no column"
+    )
+
+
+def _whole_days(times: pd.Series[Any]) -> bool:
+    return pd.api.types.is_datetime64_any_dtype(times) and bool(
+        (times.dropna().dt.normalize() == times.dropna()).all()
+    )
+
+
+def _carries_zone(times: pd.Series[Any]) -> bool:
+    if pd.api.types.is_datetime64_any_dtype(times):
+        return times.dt.tz is not None
+    return carries_zone(times)
+
+
+def _digest(bars: Bars) -> str:
+    digest = hashlib.sha256("\0".join(bars.symbols).encode())
+    for values in (
+        bars.ts,
+        bars.symbol,
+        *(getattr(bars, name) for name in COLUMNS),
+        *bars.extras.values(),
+    ):
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()

@@ -1,0 +1,224 @@
+"""The market file, written piece by piece: one safetensors file, laid out before its values are
+known.
+
+    8 bytes length | JSON header (names, kinds, shapes, offsets, metadata) | arrays, those of the
+    longest values first
+
+By hand (https://github.com/huggingface/safetensors#format) because the library would hold all of it
+in memory. Needs no torch; `MarketTensors.load` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+from fintrader.errors import MarketError
+from fintrader.files import atomic_file
+
+FORMAT = "fintrader-market-2"
+ARRAYS = {
+    "open": "float32",
+    "close": "float32",
+    "volume": "float32",
+    "features": "float32",
+    "context": "float32",
+    "tradable": "bool",
+    "member": "bool",
+    "session": "int64",
+    "minutes": "int64",
+    "benchmark": "float64",
+    "shares_outstanding": "float32",
+}
+"""Kind of each array with a row for each bar, in the order in which the content hash takes them
+in."""
+EVENTS = {"bar": "int64", "asset": "int64", "split": "float64", "dividend_usd": "float64"}
+EVENT = "event_"
+"""Begins the names under which a market file holds its events."""
+_SAFETENSORS = {
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "int64": ("I64", 8),
+    "int32": ("I32", 4),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+_PIECE = 4 << 20
+_LONGEST_HEADER = 100_000_000
+"""As safetensors has it."""
+
+
+class Entry(NamedTuple):
+    """One array of a safetensors file."""
+
+    name: str
+    kind: str
+    """As numpy and torch call it: float32, bool, ..."""
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of one value."""
+        return _SAFETENSORS[self.kind][1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole."""
+        return math.prod(self.shape) * self.size
+
+
+def stored_order(entries: Iterable[Entry]) -> list[Entry]:
+    """The order in which a safetensors file holds its arrays."""
+    return sorted(entries, key=lambda entry: (-entry.size, entry.name))
+
+
+def preamble(order: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+    """All bytes of a safetensors file before its arrays, which follow in `order`."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for entry in order:
+        stop = offset + entry.nbytes
+        kind = _SAFETENSORS[entry.kind][0]
+        header[entry.name] = {
+            "dtype": kind,
+            "shape": list(entry.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(header, sort_keys=True).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def header_text(fields: Mapping[str, Any]) -> str:
+    """Everything of a market but its arrays, as the JSON text that its file and content hash
+    hold."""
+    return json.dumps({**fields, "format": FORMAT}, sort_keys=True, allow_nan=False)
+
+
+def write_market(
+    path: Path | str,
+    header: str,
+    entries: Sequence[Entry],
+    whole: Mapping[str, Any],
+    blocks: Iterable[tuple[int, Mapping[str, Array]]] = (),
+) -> str:
+    """Write a market file atomically; returns its content hash.
+
+    `entries` are all arrays in the order of the content hash. Each comes at once (`whole`: bytes by
+    name) or in blocks of rows (the first row and, by name, the rows from there on). Raises
+    MarketError when it cannot be written.
+    """
+    order = stored_order(entries)
+    at, offset = {}, len(preamble(order, {"header": header, "content_hash": "0" * 64}))
+    for entry in order:
+        at[entry.name] = offset
+        offset += entry.nbytes
+    row_bytes = {entry.name: math.prod(entry.shape[1:]) * entry.size for entry in entries}
+    try:
+        with atomic_file(Path(path)) as file:
+            handle = file.fileno()
+            for name, values in whole.items():
+                _put(handle, values, at[name])
+            for first, rows in blocks:
+                for name, values in rows.items():
+                    _put(handle, np.ascontiguousarray(values), at[name] + first * row_bytes[name])
+            digest = hashlib.sha256(header.encode())
+            for entry in entries:
+                digest.update(entry.name.encode())
+                for piece in _pieces(handle, at[entry.name], entry.nbytes):
+                    digest.update(piece)
+            content = digest.hexdigest()
+            _put(handle, preamble(order, {"header": header, "content_hash": content}), 0)
+    except OSError as error:
+        raise MarketError(
+            f"{path} cannot be written ({error.strerror or error}); free some space, or choose"
+            " another cache"
+        ) from None
+    return content
+
+
+def stored_header(path: Path | str) -> tuple[dict[str, Any], str]:
+    """Everything of a market but its arrays, and the content hash that its file claims. Raises
+    MarketError."""
+    try:
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(_LONGEST_HEADER, Path(path).stat().st_size):
+                raise ValueError("its header is cut short")
+            metadata = json.loads(file.read(length))["__metadata__"]
+        header = json.loads(metadata["header"])
+        content = str(metadata["content_hash"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
+    if not content or header.pop("format", None) != FORMAT:
+        raise MarketError(f"{path} is no market file of this version; build it again")
+    return header, content
+
+
+def stored_hash(path: Path | str) -> str:
+    """The content hash that a market file claims, without reading its arrays. Raises
+    MarketError."""
+    return stored_header(path)[1]
+
+
+def stored_minutes(path: Path | str) -> Array:
+    """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises
+    MarketError."""
+    try:
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            first, stop = json.loads(file.read(length))["minutes"]["data_offsets"]
+            file.seek(8 + length + first)
+            return np.frombuffer(file.read(stop - first), dtype=np.int64)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
+
+
+def _put(handle: int, values: Any, offset: int) -> None:
+    left = memoryview(values).cast("B") if memoryview(values).nbytes else memoryview(b"")
+    while left:
+        done = os.pwrite(handle, left, offset)
+        left, offset = left[done:], offset + done
+
+
+def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
+    """What was written, read back: the hash is that of the file, and its order of arrays is another
+    than the file's."""
+    while size:
+        piece = os.pread(handle, min(size, _PIECE), offset)
+        if not piece:
+            raise OSError("the file is shorter than what was written to it")
+        yield piece
+        offset, size = offset + len(piece), size - len(piece)
+
+
+def refuse_bad_cells(rows: Mapping[str, Array]) -> None:
+    """Raise MarketError for a block of rows that no market may hold."""
+    open_, close, volume = rows["open"], rows["close"], rows["volume"]
+    checks = {
+        "features must be finite": np.isfinite(rows["features"]).all(),
+        "prices must be positive, or NaN where not listed": all(
+            ((prices > 0) | np.isnan(prices)).all() and not np.isinf(prices).any()
+            for prices in (open_, close)
+        ),
+        "volume must be finite and not negative": ((volume >= 0) & np.isfinite(volume)).all(),
+        "a tradable cell needs an open and a close": (
+            (~rows["tradable"] | (np.isfinite(open_) & np.isfinite(close))).all()
+        ),
+    }
+    for message, holds in checks.items():
+        if not holds:
+            raise MarketError(message)

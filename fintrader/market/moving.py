@@ -1,0 +1,44 @@
+"""Moving sums, averages and deviations along one column: causal, and bit-equal on every prefix.
+
+The sums are van Herk's (`kernels.moving_sum`): constant work a bar, no drift over long series, and
+the value at bar t is made of bars <= t only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+
+
+def moving_sum(values: Array, window: int) -> Array:
+    """Sum of the last `window` values, `[L]` float64; NaN for the first window - 1."""
+    from fintrader.bars import kernels
+
+    return np.asarray(kernels.moving_sum(np.ascontiguousarray(values, dtype=np.float64), window))
+
+
+def moving_mean(values: Array, window: int) -> Array:
+    """Simple moving average, `[L]`."""
+    total = moving_sum(values, window)
+    total /= window
+    return total
+
+
+def moving_moments(values: Array, window: int, ddof: int = 0) -> tuple[Array, Array]:
+    """Moving mean and standard deviation, `[L]` each."""
+    mean = moving_mean(values, window)
+    spread = moving_sum(values * values, window)
+    spread -= window * mean * mean
+    np.maximum(spread, 0.0, out=spread)
+    spread /= window - ddof
+    return mean, np.sqrt(spread, out=spread)
+
+
+def moving_deviation(values: Array, mean: Array, window: int) -> Array:
+    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    from fintrader.bars import kernels
+
+    return np.asarray(
+        kernels.moving_deviation(np.ascontiguousarray(values, dtype=np.float64), mean, window)
+    )

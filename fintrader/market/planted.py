@@ -1,0 +1,204 @@
+"""The best achievable result of the planted market, and the policy that reaches it.
+
+Every stock has a drift state, up or down, that changes with probability p per bar, independently of
+the others. The state seen at the close of bar t governs bar t + 1, whose open is the close of t and
+whose noise has mean one. Whoever holds a stock in state up expects wealth times e^mu in a bar, in
+state down times e^-mu, in cash times 1. A dollar spent on shares buys 1 / (1 + c) dollars' worth,
+shares worth a dollar sell for 1 - c.
+
+Wealth can be followed dollar by dollar, so the largest expected final wealth of a long-only account
+is that of one dollar in one place: a Markov decision problem over (what is held: nothing, an up
+stock, a down stock; how many of the other stocks are up), solved here exactly by backward induction
+over the number of bars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fintrader.bars.bars import Array
+from fintrader.errors import DataError
+from fintrader.market.planted_in import KIND as IN_REAL
+from fintrader.market.tensors import MarketTensors
+
+NONE, UP, DOWN = 0, 1, 2
+_STAY, _CASH, _SWITCH = 0, 1, 2
+
+
+class Layout(Protocol):
+    """What is needed of an `ObservationLayout`."""
+
+    def split(self, obs: Tensor) -> Mapping[str, Tensor]:
+        """Parts named account, holdings `[B, N]`, features `[B, N, F]`, tradable, context."""
+
+
+@dataclass(frozen=True)
+class PlantedOptimum:
+    """The largest expected final wealth over a number of bars."""
+
+    num_bars: int
+    cost_bps: float
+    expected_multiple: float
+    """E[final wealth / first wealth] of the optimal policy, in cash at the start, marked to market
+    at the end."""
+    growth_per_bar: float
+    """ln(expected_multiple) / num_bars."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Known numbers of the decision problem: `num_assets`, drift mu and switch probability p per
+    bar, cost c."""
+
+    num_assets: int
+    drift: float
+    switch: float
+    cost: float
+
+    def kernel(self, others: int) -> Array:
+        """`[others + 1, others + 1]`: P[m, m'] of m' stocks up in the next bar when m of `others`
+        are up now."""
+        from scipy.stats import binom
+
+        table = np.zeros((others + 1, others + 1))
+        for up in range(others + 1):
+            stay = binom.pmf(np.arange(up + 1), up, 1 - self.switch)
+            come = binom.pmf(np.arange(others - up + 1), others - up, self.switch)
+            table[up] = np.convolve(stay, come)
+        return table
+
+
+def _step(
+    problem: _Problem, value: Array, kernel_all: Array, kernel_others: Array
+) -> tuple[Array, Array]:
+    """One step of backward induction: value `[3, N + 1]` of the next bar -> (value, best action) at
+    this close.
+
+    value[NONE, m] has m of all N stocks up; value[UP or DOWN, m] has m of the other N - 1 up.
+    """
+    n, c = problem.num_assets, problem.cost
+    p, gain = problem.switch, np.exp(problem.drift)
+    after_up = np.full(
+        n + 1, -np.inf
+    )  # worth of a dollar that stays in an up stock while m others are up
+    after_down = np.full(n + 1, -np.inf)
+    after_up[:n] = gain * (kernel_others @ ((1 - p) * value[UP, :n] + p * value[DOWN, :n]))
+    after_down[:n] = (kernel_others @ ((1 - p) * value[DOWN, :n] + p * value[UP, :n])) / gain
+    after_none = kernel_all @ value[NONE]
+    # m of all are up and one of them is bought: m - 1 of the others are up
+    buy = np.full(n + 1, -np.inf)
+    buy[1:] = after_up[:n] / (1 + c)
+
+    options = np.full((3, 3, n + 1), -np.inf)  # [action, kind, m]
+    options[_STAY, NONE], options[_SWITCH, NONE] = after_none, buy
+    options[_STAY, UP, :n], options[_CASH, UP, :n] = after_up[:n], (1 - c) * after_none[1:]
+    options[_STAY, DOWN, :n], options[_CASH, DOWN, :n] = after_down[:n], (1 - c) * after_none[:n]
+    options[_SWITCH, DOWN, :n] = (1 - c) * buy[:n]
+    action = options.argmax(axis=0)
+    best = options.max(axis=0)
+    return np.where(np.isfinite(best), best, 0.0), action
+
+
+def _solve(problem: _Problem, num_bars: int) -> tuple[Array, Array]:
+    """(value, action) with `num_bars` bars to go; values may be scaled by a common factor, see
+    `_log_value`."""
+    value = np.ones((3, problem.num_assets + 1))
+    action = np.zeros(value.shape, dtype=np.int64)
+    kernels = problem.kernel(problem.num_assets), problem.kernel(problem.num_assets - 1)
+    for _ in range(num_bars):
+        value, action = _step(problem, value, *kernels)
+    return value, action
+
+
+def problem_of(planted: Mapping[str, Any], cost_bps: float) -> _Problem:
+    """The problem of a market's `meta["planted"]`. Raises DataError when it is not that of a
+    synthetic market."""
+    if planted.get("kind") == IN_REAL:
+        raise DataError(
+            "a signal planted in real bars has no known optimum; plant one in a synthetic market"
+            " for that"
+        )
+    try:
+        return _Problem(
+            num_assets=int(planted["num_assets"]),
+            drift=1e-4 * float(planted["drift_bps"]),
+            switch=float(planted["switch"]),
+            cost=1e-4 * cost_bps,
+        )
+    except KeyError as error:
+        raise DataError(
+            f"the market's planted description lacks {error}; build the market again"
+        ) from None
+
+
+def planted_optimum(planted: Mapping[str, Any], cost_bps: float, num_bars: int) -> PlantedOptimum:
+    """The largest expected final wealth over `num_bars` bars at a proportional cost per trade of
+    `cost_bps`.
+
+    `planted` is a market's `meta["planted"]`. An environment over a window of T bars trades T - 1
+    of them (an order fills one bar after it is decided), so `num_bars` is T - 1 for a whole window.
+    States start as often up as down.
+    """
+    from scipy.stats import binom  # a second of start-up that most commands never need
+
+    problem = problem_of(planted, cost_bps)
+    if num_bars < 1:
+        raise DataError(f"the optimum over {num_bars} bars has no meaning; give at least one")
+    value, _ = _solve(problem, num_bars)
+    start = binom.pmf(np.arange(problem.num_assets + 1), problem.num_assets, 0.5)
+    multiple = float(start @ value[NONE])
+    return PlantedOptimum(num_bars, cost_bps, multiple, float(np.log(multiple)) / num_bars)
+
+
+def oracle_policy(
+    market: MarketTensors, layout: Layout, cost_bps: float, *, horizon: int = 2000
+) -> Callable[[Tensor], Tensor]:
+    """The optimal policy as a callable, obs `[B, D]` -> target weights `[B, N]` (action mode
+    "target").
+
+    It reads the planted signal and its own holdings from the observation: stays in up stocks it
+    holds, and leaves one that turned down for the cheapest right thing (another up stock, or cash,
+    or nothing when leaving does not pay). The decision is the one with `horizon` bars to go, which
+    is stationary long before that. Raises DataError when the market has no planted signal among its
+    features.
+    """
+    planted = market.meta.get("planted")
+    if not planted or planted["feature"] not in market.feature_names:
+        raise DataError(
+            "this market has no planted signal; build a synthetic one with planted.enabled"
+        )
+    column = market.feature_names.index(planted["feature"])
+    _, action = _solve(problem_of(planted, cost_bps), horizon)
+    table = torch.as_tensor(action)
+
+    def policy(obs: Tensor) -> Tensor:
+        parts = layout.split(obs)
+        holdings, up = parts["holdings"], parts["features"][..., column] > 0
+        n = up.shape[1]
+        lookup = table.to(obs.device)
+        number_up = up.sum(dim=1)
+        # a position worth less than a thousandth of the account is what rounding to whole shares
+        # left behind
+        held = holdings > 1e-3
+        others_up = number_up.unsqueeze(1) - up.long()
+        kind = torch.where(up, UP, DOWN)
+        choice = lookup[kind, others_up]
+        keep = torch.where(held & (choice == _STAY), holdings, torch.zeros_like(holdings))
+        # what becomes free goes on in a held up stock if there is one, else in the first one that
+        # is up
+        wants = (held & (choice == _SWITCH)).any(dim=1)
+        from_cash = lookup[torch.full_like(number_up, NONE), number_up] == _SWITCH
+        order = torch.arange(n, 0, -1, device=obs.device, dtype=holdings.dtype)
+        best = torch.where(up, order + n * (keep > 0), torch.full_like(order, -1.0)).argmax(dim=1)
+        free = (1.0 - keep.sum(dim=1)).clamp(min=0.0)
+        buys = (wants | from_cash) & (number_up > 0)
+        extra = torch.where(buys, free, torch.zeros_like(free))
+        return keep.scatter_add(1, best.unsqueeze(1), extra.unsqueeze(1))
+
+    return policy

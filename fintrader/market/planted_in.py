@@ -1,0 +1,170 @@
+"""A signal of known strength in real bars: the positive control of any claim that something was
+learnt from them.
+
+The bars stay as they are. One more feature, `signal`, has a given information coefficient: its
+correlation over the members at a bar with their return over the next `horizon` bars, averaged over
+bars. An agent, or a rule, that makes nothing of it would make nothing of anything weaker. With a
+coefficient of 0 it is noise, the negative control.
+
+Else it looks ahead on purpose, and no further than its window: from the open after bar t (where a
+decision at t fills) over `horizon` bars, or to the last bar of the window where that is nearer. A
+market made so says `planted` in its meta.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fintrader.bars.bars import Array
+from fintrader.bars.calendar import Windows
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.errors import DataError
+from fintrader.market.scaling import FEWEST, relative
+from fintrader.seeding import numpy_generator
+
+KIND = "in-real"
+CLIP = 3.0
+
+
+class PlantedInSettings(FilesSettings):
+    """Bars of files with a made-up feature that knows something of the future, and how much."""
+
+    kind: Literal["planted_in"] = "planted_in"  # type: ignore[assignment]
+    ic: float = Field(0.1, ge=0, lt=1)
+    """Information coefficient: mean over bars of the correlation over members of the signal with
+    their return ahead. 0: noise alone, the negative control."""
+    horizon: int = Field(20, ge=1)
+    """Bars over which that return is taken."""
+    persistence: float | None = Field(None, ge=0, lt=1)
+    """Correlation of the signal's noise from bar to bar; 1 - 1 / horizon by default, that of
+    returns that overlap."""
+    seed: int = 0
+    column: str = Field("signal", pattern=r"^[a-z][a-z0-9_]*$")
+    """The feature's name."""
+
+    @property
+    def phi(self) -> float:
+        """The persistence in force."""
+        return 1.0 - 1.0 / self.horizon if self.persistence is None else self.persistence
+
+    def files(self) -> FilesSettings:
+        """How the bars are read, without what is planted into them."""
+        return FilesSettings.model_validate(
+            self.model_dump(include=set(FilesSettings.model_fields) - {"kind"})
+        )
+
+
+def plant(
+    settings: PlantedInSettings,
+    open_: Array,
+    member: Array,
+    windows: Windows,
+    symbols: tuple[str, ...],
+) -> tuple[Array, dict[str, Any]]:
+    """The signal `[T, N]` float32 (0 for who is no member, within ±3), and what the market's meta
+    says of it.
+
+    open_ `[T, N]`: opens adjusted forward, NaN where unlisted; member `[T, N]` bool. With f the
+    return ahead and e an AR(1) noise of each symbol, both standardised over the members of the bar,
+    the signal is what is standardised of
+
+        a √h f[t] + √(1 - a² h) e[t],    h = (bars that f[t] spans) / horizon,
+
+    with the weight a of each window for which its mean correlation over the bars with h = 1 is the
+    `ic` asked for; where that is 0, a is 0, and the correlation what chance makes of it. Bars
+    between windows are treated as one more. Raises DataError for a horizon that does not fit into a
+    window, or where no bar has three members.
+    """
+    bars, horizon = len(open_), settings.horizon
+    for name, (start, stop) in zip(Windows._fields, windows, strict=True):
+        if stop - start < horizon + 2:
+            raise DataError(
+                f"data.source.horizon: {horizon} bars ahead do not fit into the {name} window of"
+                f" {stop - start} bars; shorten the horizon or widen data.windows"
+            )
+    noise = _noise(settings, bars, symbols)
+    signal = np.zeros(open_.shape, dtype=np.float32)
+    measured = {}
+    names = {tuple(window): name for name, window in zip(Windows._fields, windows, strict=True)}
+    edges = sorted({0, bars, *itertools.chain.from_iterable(windows)})
+    for start, stop in itertools.pairwise(edges):
+        rows = slice(start, stop)
+        ahead, share, known = return_ahead(open_[rows], member[rows], horizon)
+        own = relative(noise[rows], known, "zscore")
+        window = names.get((start, stop))
+        whole = (share == 1) & (known.sum(axis=1) >= FEWEST)
+        weight = _weight(settings.ic, _correlation(own, ahead, known)[whole])
+        part = (weight * np.sqrt(share))[:, None]
+        mixed = relative(part * ahead + np.sqrt(1 - part**2) * own, known, "zscore")
+        signal[rows] = np.clip(mixed, -CLIP, CLIP)
+        if window and whole.any():
+            measured[window] = float(_correlation(signal[rows], ahead, known)[whole].mean())
+    if not measured:
+        raise DataError(
+            f"data.source: no bar has {FEWEST} members with a price {horizon} bars ahead; widen"
+            " data.universe"
+        )
+    return signal, {
+        "kind": KIND,
+        "feature": settings.column,
+        "ic": settings.ic,
+        "measured_ic": measured,
+        "horizon": horizon,
+        "persistence": settings.phi,
+        "seed": settings.seed,
+    }
+
+
+def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Array, Array]:
+    """What members earn from the next open over `horizon` bars or to the last row, of rows `[T,
+    N]`.
+
+    Standardised over the members of each bar, `[T, N]`; the share of the horizon that it spans,
+    `[T]`; and who has one, `[T, N]` bool. A price that ended is carried.
+    """
+    rows = np.arange(len(open_))
+    begin = np.minimum(rows + 1, len(open_) - 1)
+    end = np.minimum(rows + 1 + horizon, len(open_) - 1)
+    last = np.maximum.accumulate(np.where(np.isfinite(open_), rows[:, None], 0), axis=0)
+    price = np.log(np.take_along_axis(open_.astype(np.float64), last, axis=0))
+    returns = price[end] - price[begin]
+    known = member & np.isfinite(open_) & np.isfinite(open_[begin]) & (end > begin)[:, None]
+    return relative(returns, known, "zscore"), (end - begin) / horizon, known
+
+
+def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> Array:
+    """`[T, N]`: an AR(1) of deviation 1 for each symbol, the same whatever other symbols there
+    are."""
+    from scipy.signal import lfilter  # a second of start-up that most commands never need
+
+    noise = np.empty((bars, len(symbols)))
+    for column, symbol in enumerate(symbols):
+        steps = numpy_generator(settings.seed, "planted-in", symbol).standard_normal(bars)
+        steps[1:] *= np.sqrt(1 - settings.phi**2)
+        noise[:, column] = lfilter([1.0], [1.0, -settings.phi], steps)
+    return noise
+
+
+def _correlation(one: Array, other: Array, known: Array) -> Array:
+    """`[T]`: of two `[T, N]` over those `known` in each row; 0 where either does not vary."""
+    one, other = (relative(values, known, "zscore") for values in (one, other))
+    return np.asarray((one * other).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
+
+
+def _weight(ic: float, correlation: Array) -> float:
+    """The weight a with mean corr(a f + √(1 - a²) e, f) = ic over bars with the given corr(e, f);
+    ic without bars, and of noise alone."""
+    from scipy.optimize import brentq
+
+    if not len(correlation) or ic == 0:
+        return ic
+
+    def excess(a: float) -> float:
+        b = np.sqrt(1 - a * a)
+        return float(((a + b * correlation) / np.sqrt(1 + 2 * a * b * correlation)).mean()) - ic
+
+    return float(brentq(excess, -1.0, 1.0))

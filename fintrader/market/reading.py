@@ -1,0 +1,174 @@
+"""Bars symbol by symbol onto the grid: which symbols a market may hold, and each one's bars, read
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fintrader.bars.bars import MINUTE_NS, Bars
+from fintrader.bars.calendar import SessionGrid, session_grid
+from fintrader.bars.checks.gates import Gate
+from fintrader.bars.clean import clean, symbol_bars, to_grid
+from fintrader.bars.companies import Interval
+from fintrader.bars.corporate_actions import (
+    as_traded,
+    bars_of_actions,
+    hold_through,
+    load_actions,
+    with_announced,
+)
+from fintrader.bars.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
+from fintrader.bars.sources.base import Feed
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.errors import DataError
+from fintrader.market import features as ft
+from fintrader.market.columns import Columns
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.settings import DataSettings
+from fintrader.market.synthetic import SyntheticSettings
+from fintrader.market.universe import Coverage, choose, member_days
+from fintrader.progress import SILENT, Progress
+
+
+def candidates_of(
+    settings: DataSettings,
+    feed: Feed,
+    membership: dict[str, list[Interval]] | None,
+    grid: SessionGrid,
+) -> tuple[list[str], dict[str, str]]:
+    """The symbols that may be in the market, sorted, as far as this is known without their bars;
+    why others may not."""
+    universe, available = settings.universe, feed.symbols
+    missing = [name for name in universe.symbols if name not in available]
+    if missing:
+        raise DataError(
+            f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their"
+            " bars"
+        )
+    candidates = sorted(universe.symbols or available)
+    days = member_days(candidates, membership, grid.dates, {**universe.aliases, **feed.companies})
+    ever = {name: bool(days[:, column].any()) for column, name in enumerate(candidates)}
+    if not any(ever.values()):
+        raise DataError(
+            f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
+            "data.universe.index, tickers_as_of and aliases"
+        )
+    kept = [
+        name for name in candidates if ever[name] or name in universe.symbols
+    ]  # what was named is there
+    return kept, {name: "never a member in the range" for name in candidates if name not in kept}
+
+
+def read_all(
+    settings: DataSettings,
+    reader: Reader,
+    candidates: Sequence[str],
+    train: tuple[int, int],
+    names: Sequence[str],
+    columns: Columns,
+    progress: Progress | None,
+) -> tuple[list[str], dict[str, str]]:
+    """Fill the columns; the chosen symbols, and why other candidates were left out.
+
+    The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is
+    read once: what has too few bars gets no column, and what a later symbol surpasses in turnover
+    cedes its own to it.
+    """
+    universe, grid, coverage = settings.universe, reader.grid, Coverage(train)
+    room = min(len(candidates), universe.max_symbols or len(candidates))
+    planted = [settings.source.column] if isinstance(settings.source, PlantedInSettings) else []
+    later = {*ft.market_wide(settings.features.names), *planted}
+    column_of: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    with (progress or SILENT).task("features", total=len(candidates), unit="symbols") as task:
+        for symbol in candidates:
+            merged = reader.read(symbol)
+            task.advance(note=symbol)
+            if len(merged) == 0:
+                left_out[symbol] = "no bars in the range"
+                continue
+            coverage.add(symbol, merged.ts, merged.close, merged.volume)
+            if coverage.share[symbol] < universe.min_coverage:
+                continue
+            column = len(column_of)
+            if column == room:
+                last = max((*column_of, symbol), key=coverage.rank)
+                if last == symbol:
+                    continue
+                column = column_of.pop(last)
+            column_of[symbol] = column
+            happened = bars_of_actions(reader.actions, symbol, grid)
+            one, adjusted, events = hold_through(
+                symbol_bars(merged, grid, reader.sessions_over), happened
+            )
+            reader.events[symbol] = events
+            columns.fill(
+                column, one, ft.symbol_features(adjusted, names, later, np.float32), events
+            )
+            reader.ended |= {symbol} if one.ended else set()
+    if not coverage.share:
+        raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
+    kept, dropped = choose(universe, coverage)
+    columns.slots = [column_of[symbol] for symbol in kept]
+    return kept, left_out | dropped
+
+
+class Reader:
+    """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was
+    repaired."""
+
+    def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
+        self.settings, self.feed, self.grid = settings, feed, grid
+        self.ended: set[str] = set()
+        """Symbols whose bars stop for good before the grid's end."""
+        self.events: dict[str, list[tuple[int, float, float]]] = {}
+        """Bar, split and dividend of what happened to each symbol."""
+        source = settings.source
+        files = source if isinstance(source, FilesSettings) else None
+        self.evidence = SessionEvidence(
+            grid, *((files.label, files.bar_minutes) if files is not None else (None, None))
+        )
+        self.prints = files.opening_print if files is not None and files.label == "end" else "leave"
+        ends = grid.minutes[grid.first_bar[1:] - 1]
+        half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
+        self.sessions_over = int(np.count_nonzero(ends <= feed.span()[1] + half_hour))
+        declared = load_actions(settings.adjust, feed.holder)
+        self.actions, self.contradictions = with_announced(declared, feed.actions)
+        made_up = isinstance(settings.source, SyntheticSettings)
+        dates, regular = grid.dates, grid
+        if settings.hours == "extended":  # what is rare in a session is usual before and after it
+            regular = session_grid(
+                settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
+            )
+        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up)
+        self.repairs: dict[str, dict[str, int]] = {}
+        """How many rows of each symbol were repaired, by kind."""
+        self._ahead: dict[str, Bars] = {}
+        first = feed.symbols[
+            0
+        ]  # a wrong zone or label shows in any symbol: say so before anything else
+        self._ahead[first] = self.read(first)
+
+    def read(self, symbol: str) -> Bars:
+        """Sorted rows whose `ts` is the number of the grid's bar."""
+        if symbol in self._ahead:
+            return self._ahead.pop(symbol)
+        bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
+        bars = as_traded(bars, self.settings.adjust.factor_column)
+        if self.settings.start is not None or self.settings.end is not None:
+            quarter = 6 * 60 * MINUTE_NS  # what was not asked for counts as nothing wrong
+            minutes = self.grid.exchange_minutes
+            bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
+        days = self.evidence.look(bars)
+        if self.prints == "merge" or (self.prints == "auto" and has_opening_prints(days)):
+            bars, counts["opening_print"] = merge_opening_prints(bars, days)
+        around = (
+            days.wide.mean() > 0.5 if len(days.session) else False
+        )  # then it is no fault of a day
+        self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if around else bars)
+        merged, left_out = to_grid(bars, self.grid)
+        counts |= left_out
+        self.repairs[symbol] = counts
+        return merged

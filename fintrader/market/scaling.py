@@ -1,0 +1,243 @@
+"""Columns on one scale: across the members at each bar, or by mean and deviation of the training
+window.
+
+A market notes by which statistics it was scaled (`meta["normalisation"]`); a later one can be
+scaled by the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fintrader.bars.bars import Array
+from fintrader.errors import DataError
+from fintrader.files import unseal
+from fintrader.market.columns import Sheet
+from fintrader.storage.objects import read_whole
+
+_BLOCK = 4096
+Known = Mapping[str, Mapping[str, float]]
+"""Column -> mean and std."""
+FEWEST = 3
+"""With fewer members a cross-section says nothing."""
+
+
+def cross_section(
+    values: Array,
+    member: Array,
+    columns: Sequence[int],
+    how: Literal["zscore", "rank"],
+    clip: float,
+) -> None:
+    """In place: `columns` of `[T, N, F]` relative to the members (`[T, N]` bool) whose value is
+    known at that bar.
+
+    `zscore` is (x - mean) / std, cut off at ±clip. `rank` is (r - (n + 1) / 2) / sqrt((n² - 1) /
+    12), where r is the rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever
+    n is. 0 for everybody else, where all values are equal, and with fewer than three members.
+    """
+    for start in range(0, len(values), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        for column in columns:
+            block = values[rows, :, column].astype(np.float64)
+            known = member[rows] & np.isfinite(block)
+            values[rows, :, column] = relative(block, known, how).clip(-clip, clip)
+
+
+def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Array:
+    """`[T, N]` float64: `values` relative to those `known` `[T, N]` in their row, 0 elsewhere; see
+    `cross_section`."""
+    count = known.sum(axis=1, keepdims=True)
+    if how == "rank":
+        from scipy.stats import rankdata  # a second of start-up that most commands never need
+
+        ranks = rankdata(
+            np.where(known, values, np.inf), axis=1
+        )  # what is unknown comes after everything known
+        centred = np.where(known, ranks - (count + 1) / 2, 0.0)
+        spread = np.sqrt(np.maximum(count**2 - 1, 1) / 12)
+    else:
+        mean = np.where(known, values, 0.0).sum(axis=1, keepdims=True) / np.maximum(count, 1)
+        centred = np.where(known, values - mean, 0.0)
+        spread = np.sqrt((centred**2).sum(axis=1, keepdims=True) / np.maximum(count, 1))
+        spread = np.where(spread > 1e-12 * np.maximum(1.0, np.abs(mean)), spread, np.inf)
+    return np.where(count >= FEWEST, centred / spread, 0.0)
+
+
+def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation `[F]` of each column of `[T, N, F]` over the training window, of
+    finite values only.
+
+    0 and 1 for columns that are not `scaled` (`[F]` bool), hold nothing finite, or do not vary.
+    """
+    if not scaled.any():
+        return np.zeros(len(scaled)), np.ones(len(scaled))
+    width = values.shape[2]
+    count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
+    for block in _blocks(values, train):
+        total += _sum(block, np.zeros(width), count)
+    mean = total / np.maximum(count, 1)
+    for block in _blocks(values, train):
+        square += _sum(block, mean)
+    spread = np.sqrt(square / np.maximum(count, 1))
+    varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
+    return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
+
+
+def _blocks(values: Array | Sheet, train: tuple[int, int]) -> Iterator[Array]:
+    """`[R, F]`: the rows of the training window, in blocks of so many bars that each block's sum is
+    one of its own."""
+    for start in range(*train, _BLOCK):
+        block = values[start : min(start + _BLOCK, train[1])]
+        yield block.reshape(len(block) * block.shape[1], block.shape[2])
+
+
+def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
+    """`[F]`: the sum of the finite values of `[R, F]`, which are counted, or of their squared
+    distances from `mean`.
+
+    As numpy adds them: several columns row by row, a single one in pairs.
+    """
+    from fintrader.bars import kernels
+
+    if rows.shape[1] == 1:
+        column = rows.astype(np.float64) - mean
+        finite = np.isfinite(column)
+        column = np.where(finite, column, 0.0)
+        if count is None:
+            return np.asarray(np.square(column).sum(axis=0))
+        count += finite.sum(axis=0)
+        return np.asarray(column.sum(axis=0))
+    total = np.zeros(rows.shape[1])
+    if count is None:
+        kernels.add_squares(rows, mean, total)
+    else:
+        kernels.add_rows(rows, total, count)
+    return total
+
+
+def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
+    """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where
+    undefined."""
+    from fintrader.bars import kernels
+
+    low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
+    rows = values.view()
+    rows.shape = values.shape[0] * values.shape[1], values.shape[2]  # never a copy
+    kernels.apply_scale(rows, mean, spread, low, high, clip)
+
+
+def statistics(names: Sequence[str], mean: Array, spread: Array) -> dict[str, dict[str, float]]:
+    """Mean and deviation by name, as a market's `meta["normalisation"]` has them."""
+    return {
+        name: {"mean": float(m), "std": float(s)}
+        for name, m, s in zip(names, mean, spread, strict=True)
+    }
+
+
+def standardise(
+    values: Array,
+    names: Sequence[str],
+    train: tuple[int, int],
+    scaled: Array,
+    clip: float,
+    known: Known | None = None,
+) -> dict[str, dict[str, float]]:
+    """In place: `apply_scale` of `[T, N, F]` with the statistics of `scale`, or with `known` ones;
+    they are returned by name."""
+    mean, spread = scale(values, train, scaled) if known is None else known_arrays(known, names)
+    apply_scale(values, mean, spread, scaled, clip)
+    return statistics(names, mean, spread)
+
+
+def known_arrays(known: Known, names: Sequence[str]) -> tuple[Array, Array]:
+    """Means and spreads `[F]` of the columns."""
+    mean, spread = (np.array([known[name][part] for name in names]) for part in ("mean", "std"))
+    return mean, spread
+
+
+def statistics_hash(normalisation: Mapping[str, Any] | None) -> str | None:
+    """A short name for statistics, equal for equal ones: 16 hex digits; None where there are
+    none."""
+    if normalisation is None:
+        return None
+    return hashlib.sha256(json.dumps(normalisation, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_statistics(path: str) -> dict[str, Any]:
+    """By what a market was scaled, as its `meta["normalisation"]` says it.
+
+    path: the market's file, the `build.json` beside it, or a JSON file of `features` and `context`
+    (column -> mean and std), `clip` and `cross_sectional`. Raises DataError when it is no such
+    thing.
+    """
+    setting = "data.features.normalisation"
+    found: Any
+    if path.endswith(".safetensors"):
+        from fintrader.market.tensors import MarketTensors
+
+        found = MarketTensors.load(path).meta.get("normalisation")
+    else:
+        data = read_whole(path, setting)
+        try:
+            body = json.loads(data)
+            if "sha256" in body:
+                body = unseal(data, DataError(f"{path} is damaged; build its market again"))
+            found = body.get("normalisation", body)
+        except (ValueError, AttributeError, TypeError):
+            raise DataError(f"{path}: no JSON of statistics; see {setting}") from None
+    try:
+        columns = [one for part in ("features", "context") for one in found[part].values()]
+        good = all(
+            np.isfinite(float(one["mean"])) and 0 < float(one["std"]) < np.inf for one in columns
+        )
+        good &= float(found["clip"]) > 0 and isinstance(found["cross_sectional"], str)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        good = False
+    if not good:
+        raise DataError(
+            f"{path} does not say how a market was scaled: give a market file, its build.json, or"
+            " JSON of features and context (column -> mean and std), clip and cross_sectional; see"
+            f" {setting}"
+        )
+    return dict(found)
+
+
+def known_columns(
+    statistics: Mapping[str, Any] | None,
+    part: str,
+    names: Sequence[str],
+    scaled: Array,
+    settings: tuple[float, str],
+) -> Known | None:
+    """The stored statistics of these columns of `part` (features or context); None where none are
+    stored.
+
+    settings: clip and cross_sectional of the market that is built. Raises DataError where the
+    stored statistics are of other columns, or of columns scaled by other rules.
+    """
+    if statistics is None:
+        return None
+    remedy = "build with the same data.features as the market of data.features.normalisation"
+    lacking = [name for name in names if name not in statistics[part]]
+    if lacking:
+        raise DataError(
+            f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}"
+        )
+    for name, own in zip(("clip", "cross_sectional"), settings, strict=True):
+        if statistics[name] != own:
+            raise DataError(
+                f"the stored statistics are for {name} {statistics[name]}, not {own}; {remedy}"
+            )
+    for name, own in zip(names, scaled, strict=True):
+        if not own and statistics[part][name] != {"mean": 0.0, "std": 1.0}:
+            raise DataError(
+                f"{name} was standardised in the market of the stored statistics and is not here;"
+                f" {remedy}"
+            )
+    return {name: statistics[part][name] for name in names}

@@ -1,0 +1,263 @@
+"""`DataSettings`, everything that decides a market, and the feed of bars that they name."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fintrader.bars.calendar import Hours, WindowSettings, day_starts
+from fintrader.bars.checks.gates import read_waiver
+from fintrader.bars.corporate_actions import AdjustSettings
+from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.bars.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
+from fintrader.bars.sources.by_company import by_company
+from fintrader.bars.sources.crypto import Ccxt, CcxtSettings
+from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import files_of
+from fintrader.bars.sources.vendor import Vendor, VendorFeed, VendorSettings
+from fintrader.bars.sources.yahoo import Yahoo, YahooSettings
+from fintrader.config import PathText, Settings, overlay, read_yaml, validate
+from fintrader.errors import ConfigError, DataError
+from fintrader.market.features import FeatureSettings
+from fintrader.market.index_level import BenchmarkSettings
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
+from fintrader.market.universe import UniverseSettings, index_tickers, load_membership
+from fintrader.storage.objects import Objects
+
+SourceSettings = Annotated[
+    FilesSettings
+    | PlantedInSettings
+    | SyntheticSettings
+    | YahooSettings
+    | AlpacaSettings
+    | CcxtSettings,
+    Field(discriminator="kind"),
+]
+
+
+class DataSettings(Settings):
+    """Where bars come from and what a market is made of."""
+
+    source: SourceSettings = SyntheticSettings()
+    path: PathText | None = None
+    """Shortcut: read these files instead of what `source` names (settings of a `files` source stay
+    in force)."""
+    start: dt.date | None = None
+    """First day; the first one with bars by default."""
+    end: dt.date | None = None
+    """Last day, included; the last one with bars by default."""
+    calendar: str = "XNAS"
+    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what
+    never rests)."""
+    hours: Hours = "regular"
+    """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to
+    17:00 on a half day."""
+    bar_minutes: int = Field(1, ge=1, le=1440)
+    """Length of the market's bars; minute bars are put together inside each session."""
+    universe: UniverseSettings = UniverseSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
+    features: FeatureSettings = FeatureSettings()
+    windows: WindowSettings = WindowSettings()
+    adjust: AdjustSettings = AdjustSettings()
+    waive: tuple[str, ...] = ()
+    """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
+    (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day
+    (`excursion_day:AAPL:2016-01-04`). What passed stands in the report."""
+    store: PathText | None = None
+    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
+    default."""
+
+    @field_validator("waive")
+    @classmethod
+    def _waivers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            read_waiver(text)
+        return value
+
+    @model_validator(mode="after")
+    def _signal(self) -> Self:
+        source = self.source
+        taken = (*self.features.names, *self.features.extra, *self.features.extra_raw)
+        if isinstance(source, PlantedInSettings) and source.column in taken:
+            raise ValueError(
+                f"a feature is called {source.column} already; set source.column to another name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hours(self) -> Self:
+        if isinstance(self.source, CcxtSettings) and "calendar" not in self.model_fields_set:
+            raise ValueError(
+                "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep"
+                " its hours"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.start is not None and self.end is not None and self.end < self.start:
+            raise ValueError("end lies before start; swap the two dates")
+        return self
+
+    def effective(self) -> DataSettings:
+        """The same settings with `path` put into the source, and extra columns that features need
+        requested there."""
+        source = self.source
+        if self.path is not None:
+            keep = source if isinstance(source, FilesSettings) else FilesSettings()
+            source = keep.model_copy(update={"path": self.path})
+        if isinstance(source, FilesSettings):
+            wanted = (*self.features.extra, *self.features.extra_raw, self.adjust.factor_column)
+            needed = [name for name in wanted if name is not None and name not in source.extra]
+            source = source.model_copy(update={"extra": (*source.extra, *needed)})
+        return self.model_copy(update={"source": source, "path": None})
+
+
+def read_settings(
+    what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
+) -> DataSettings:
+    """The data settings of a configuration (a name, a YAML file, settings or plain values) with
+    `changes` over them.
+
+    Raises ConfigError naming the field that is wrong.
+    """
+    if isinstance(what, str | Path):
+        values, where = read_yaml(Path(what)), str(what)
+        values = values.get("data", values)
+    elif isinstance(what, Mapping):
+        values, where = (
+            dict(what.get("data", what)),
+            "settings",
+        )  # as in a file, alone or in a whole configuration
+    else:
+        settings = getattr(what, "data", what)  # of a whole run's configuration
+        if not isinstance(settings, DataSettings):
+            raise ConfigError(
+                f"{type(what).__name__} holds no data settings; give DataSettings or a run's"
+                " configuration"
+            )
+        if not changes:
+            return settings
+        values, where = settings.model_dump(mode="json"), "settings"
+    return validate(DataSettings, overlay(values, changes or {}), where)
+
+
+def raw_features(settings: DataSettings) -> tuple[str, ...]:
+    """Features that stay as they are: extra columns, and the planted signal, which is always one of
+    them."""
+    source, names = settings.source, settings.features.extra_raw
+    if isinstance(source, PlantedInSettings):
+        return (*names, source.column)
+    if isinstance(source, SyntheticSettings) and source.planted.enabled:
+        column = source.planted.column
+        if column not in (*names, *settings.features.extra):
+            return (*names, column)
+    return names
+
+
+def planted_description(settings: DataSettings, num_assets: int) -> dict[str, Any] | None:
+    """What a synthetic market's `meta["planted"]` says, None of any other."""
+    source = settings.source
+    if not isinstance(source, SyntheticSettings) or not source.planted.enabled:
+        return None
+    planted = source.planted
+    return {
+        "kind": "markov-drift",
+        "feature": planted.column,
+        "drift_bps": planted.drift_bps,
+        "switch": planted.switch,
+        "num_assets": num_assets,
+        "bar_minutes": settings.bar_minutes,
+    }
+
+
+def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or
+    cut yet.
+
+    Without a cache, bars are read into memory.
+    """
+    universe = settings.universe
+    return by_company(
+        open_source(settings, cache),
+        universe.index if universe.membership is None else None,
+        settings.calendar,
+        tickers_as_of=universe.tickers_as_of,
+        aliases=universe.aliases,
+        wanted=universe.symbols,
+    )
+
+
+def open_source(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source's bars by the source's own symbols; else like `open_feed`."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        if cache is not None:
+            bar_store(
+                settings, cache
+            )  # nothing goes there, but a store that cannot be one is an error now
+        return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
+    if isinstance(source, VendorSettings):
+        if cache is None:
+            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        tickers, listed = _tickers(settings, source)
+        store = bar_store(settings, cache)
+        return VendorFeed(_vendor(source), source, tickers, settings.calendar, store, listed=listed)
+    files = source.files() if isinstance(source, PlantedInSettings) else source
+    if cache is None:
+        found, bars = files_of(files), read_files(files)
+        bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
+        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
+    else:
+        feed = FilesFeed(files, bar_store(settings, cache), settings.calendar)
+    feed.inputs = {**feed.inputs, "kind": source.kind}
+    return feed
+
+
+def _vendor(source: VendorSettings) -> Vendor:
+    match source:
+        case YahooSettings():
+            return Yahoo(source)
+        case AlpacaSettings():
+            return Alpaca(source)
+        case CcxtSettings():
+            return Ccxt(source)
+    raise ConfigError(f"{source!r} is no vendor")
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
+    """What to ask a vendor for, and whether each of them must have bars: its own list, else the
+    universe's, else all members in the range, of which those without bars are reported."""
+    explicit, universe = source.symbols or settings.universe.symbols, settings.universe
+    if explicit:
+        return list(explicit), True
+    today = dt.datetime.now(dt.UTC).date()
+    end = source.end or today
+    if universe.membership is None and universe.index is not None:
+        return (
+            index_tickers(universe.index, source.start, end, universe.tickers_as_of or today),
+            False,
+        )
+    members = load_membership(universe) or {}
+    inside = {
+        name
+        for name, intervals in members.items()
+        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+    }
+    return sorted(inside), False
+
+
+def bar_store(settings: DataSettings, cache: Path) -> Objects:
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of
+    markets."""
+    if settings.store is not None:
+        return Objects(settings.store)
+    cache = Path(cache)
+    return Objects(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")

@@ -1,0 +1,306 @@
+"""What happens to shares besides trading, for the synthetic market: jumps, halts, splits,
+dividends, listings.
+
+Each happens to stocks of its own, chosen by the seed, so that every one can be told apart in the
+bars.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from fintrader.bars.bars import Array, Bars
+from fintrader.bars.calendar import SessionGrid, session_grid
+from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.base import MemoryFeed
+from fintrader.config import Settings
+from fintrader.errors import DataError
+from fintrader.progress import SILENT, Progress
+from fintrader.seeding import numpy_generator
+
+
+class EventSettings(Settings):
+    """How often what happens; nothing by default."""
+
+    jumps: float = Field(0.0, ge=0, le=1)
+    """Chance per stock and session that its price jumps with the first bar; up and down balance in
+    expectation."""
+    jump_size: float = Field(0.08, ge=0)
+    """Standard deviation of a jump's logarithm."""
+    halts: int = Field(0, ge=0)
+    """Market-wide halts of `halt_bars` bars, each in a session of its own."""
+    halt_bars: int = Field(15, ge=1)
+    splits: int = Field(0, ge=0)
+    """Stocks that split 2, 3 or 4 for 1."""
+    dividends: int = Field(0, ge=0)
+    """Stocks that pay 1 % of their price once."""
+    delistings: int = Field(0, ge=0)
+    """Stocks whose bars end for good."""
+    late_listings: int = Field(0, ge=0)
+    """Stocks whose bars begin later."""
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """What happens, drawn from the seed."""
+
+    jumps: Array
+    """`[T, N]` added to the log return of a bar."""
+    listed: Array
+    """`[T, N]` bool."""
+    halted: Array
+    """`[T]` bool."""
+    actions: tuple[tuple[int, int, float, float], ...]
+    """(stock, session, split ratio, dividend as a share of the price)."""
+
+    def apply(
+        self, prices: dict[str, Array], volume: Array, grid: SessionGrid, symbols: tuple[str, ...]
+    ) -> list[Action]:
+        """Turn prices and volumes `[T, N]` into those as traded, in place; returns what a vendor
+        would announce."""
+        announced = []
+        for stock, session, ratio, share in self.actions:
+            row = int(grid.first_bar[session])
+            dividend = round(float(prices["close"][row - 1, stock]) * share, 4)
+            drop = 1.0 - dividend / float(prices["close"][row - 1, stock])
+            for values in prices.values():
+                values[row:, stock] *= drop / ratio
+            volume[row:, stock] = np.floor(volume[row:, stock] * ratio)
+            day = grid.dates[session].item()
+            announced.append(
+                Action(symbol=symbols[stock], day=day, split=ratio, dividend_usd=dividend)
+            )
+        return announced
+
+
+def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int) -> Events:
+    """Events of a market. Raises DataError when there are fewer stocks or sessions than events
+    need."""
+    happens = settings.splits + settings.dividends + settings.delistings + settings.late_listings
+    if (
+        happens > num_symbols
+        or (happens and grid.num_sessions < 4)
+        or settings.halts > grid.num_sessions
+    ):
+        raise DataError(
+            f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
+            f" are {num_symbols}), and halts a session each"
+        )
+    random = numpy_generator(seed, "synthetic", "events")
+    stocks = iter(random.permutation(num_symbols).tolist())
+    inner = (grid.num_sessions // 4, 3 * grid.num_sessions // 4)
+
+    def take(number: int) -> list[tuple[int, int]]:
+        return (
+            [(next(stocks), int(random.integers(*inner))) for _ in range(number)] if number else []
+        )
+
+    actions = [
+        (stock, session, float(random.integers(2, 5)), 0.0)
+        for stock, session in take(settings.splits)
+    ]
+    actions += [(stock, session, 1.0, 0.01) for stock, session in take(settings.dividends)]
+    listed = np.ones((grid.num_bars, num_symbols), dtype=bool)
+    for stock, session in take(settings.delistings):
+        listed[grid.first_bar[session] :, stock] = False
+    for stock, session in take(settings.late_listings):
+        listed[: grid.first_bar[session], stock] = False
+    halted = np.zeros(grid.num_bars, dtype=bool)
+    for session in random.permutation(grid.num_sessions)[: settings.halts]:
+        first, stop = int(grid.first_bar[session]), int(grid.first_bar[session + 1])
+        length = min(settings.halt_bars, stop - first - 2)
+        begin = first + 1 + int(random.integers(0, max(1, stop - first - 1 - length)))
+        halted[begin : begin + max(length, 0)] = True
+    jumps = np.zeros((grid.num_bars, num_symbols))
+    if settings.jumps > 0:
+        hit = random.random((grid.num_sessions, num_symbols)) < settings.jumps
+        size = settings.jump_size * random.standard_normal(hit.shape) - settings.jump_size**2 / 2
+        jumps[grid.first_bar[:-1]] = np.where(
+            hit, size, 0.0
+        )  # mean one: nothing to be gained by holding over nights
+    return Events(jumps, listed, halted, tuple(actions))
+
+
+class PlantedSettings(Settings):
+    """The predictable component: a two-state Markov drift in every stock, independent of all
+    others."""
+
+    enabled: bool = True
+    drift_bps: float = Field(8.0, ge=0)
+    """Expected return per bar, in basis points: plus this in the state up, minus this in the state
+    down."""
+    switch: float = Field(0.02, gt=0, le=0.5)
+    """Probability per bar that a stock's state changes; nights change nothing."""
+    column: str = "signal"
+    """Extra column that tells the state at the bar's close, +1 or -1."""
+
+
+class SyntheticSettings(Settings):
+    """A market that is made up, from a seed."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    seed: int = 0
+    num_symbols: int = Field(10, ge=1)
+    start: dt.date = dt.date(2019, 1, 2)
+    """First day (the first session on or after it)."""
+    num_sessions: int = Field(40, ge=1)
+    volatility_bps: float = Field(8.0, gt=0)
+    """Standard deviation of a stock's own return per bar, in basis points, averaged over the
+    day."""
+    index_volatility_bps: float = Field(5.0, ge=0)
+    """Standard deviation of the index's return per bar, in basis points, averaged over the day."""
+    regime_ratio: float = Field(2.0, ge=1)
+    """Volatility of the wild regime over that of the calm one."""
+    regime_switch: float = Field(0.002, ge=0, le=1)
+    """Probability per bar that the volatility regime changes."""
+    volume_usd: float = Field(20e6, gt=0)
+    """USD that trade of a stock in a bar, about, averaged over the day."""
+    missing: float = Field(0.0, ge=0, lt=0.9)
+    """Share of bars in which a stock does not trade, so that the bar is absent."""
+    planted: PlantedSettings = PlantedSettings()
+    events: EventSettings = EventSettings()
+    """Jumps, halts, splits, dividends, delistings and late listings (half days are the
+    calendar's)."""
+
+    @field_validator("planted")
+    @classmethod
+    def _plain_column(cls, value: PlantedSettings) -> PlantedSettings:
+        if not value.column.isidentifier():
+            raise ValueError("planted.column must be a plain name, like signal")
+        return value
+
+
+def synthetic_grid(settings: SyntheticSettings, calendar: str, bar_minutes: int) -> SessionGrid:
+    """The first `num_sessions` sessions on or after `start`."""
+    days = settings.num_sessions * 7 // 5 + 15  # weekends and holidays
+    try:
+        whole = session_grid(
+            calendar, settings.start, settings.start + dt.timedelta(days=days), bar_minutes
+        )
+        last = whole.dates[settings.num_sessions - 1].item()
+    except (OverflowError, IndexError) as error:
+        raise DataError(
+            f"{calendar} has not {settings.num_sessions} sessions from {settings.start} on"
+        ) from error
+    return session_grid(calendar, settings.start, last, bar_minutes)
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticMarket:
+    """What `generate` makes."""
+
+    bars: Bars
+    """As traded: splits and dividends show."""
+    index: Array
+    """`[T]` level at each bar's close."""
+    actions: tuple[Action, ...]
+    """Splits and dividends, as a vendor would announce them."""
+
+
+def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
+    """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more
+    stocks."""
+    num_bars, num_symbols = grid.num_bars, settings.num_symbols
+    volatility = _volatility(settings, grid)
+
+    def noise(name: str, *shape: int) -> Array:
+        return numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
+
+    # index: ln I[t] = ln I[t-1] + s_I e - s_I² / 2, so that E[I[t] / I[t-1]] = 1
+    index_scale = 1e-4 * settings.index_volatility_bps * volatility
+    index_steps = index_scale * noise("index", num_bars)
+    index = 1000.0 * np.exp(np.cumsum(index_steps - index_scale**2 / 2))
+
+    # stock: ln P[t] = ln P[t-1] + mu state[t-1] + (beta s_I e_I + s e) - variance / 2
+    beta = numpy_generator(settings.seed, "synthetic", "beta").uniform(0.6, 1.4, num_symbols)
+    own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
+    steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
+    steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
+    happening = draw(settings.events, settings.seed, grid, num_symbols)
+    steps += happening.jumps
+    extras: dict[str, Array] = {}
+    if settings.planted.enabled:
+        state = drift_states(settings, num_bars)
+        steps[1:] += 1e-4 * settings.planted.drift_bps * state[:-1]
+        extras[settings.planted.column] = state
+    first = numpy_generator(settings.seed, "synthetic", "price").uniform(20.0, 200.0, num_symbols)
+    close = first * np.exp(np.cumsum(steps, axis=0))
+    open_ = np.vstack([first[None, :], close[:-1]])
+    reach = np.abs(noise("reach", 2, num_bars, num_symbols)) * own_scale * 0.5
+    high = np.maximum(open_, close) * (1 + reach[0])
+    low = np.minimum(open_, close) * (1 - np.minimum(reach[1], 0.5))
+    surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
+    volume = np.floor(settings.volume_usd / first * surge) + 1
+
+    present = (
+        numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols))
+        >= settings.missing
+    )
+    present[0] = True
+    present &= happening.listed & ~happening.halted[:, None]
+    symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
+    prices = {"open": open_, "high": high, "low": low, "close": close}
+    actions = happening.apply(prices, volume, grid, symbols)
+    keep = present.T.ravel()  # rows by symbol, then time
+
+    def column(values: Array) -> Array:
+        return np.ascontiguousarray(values.T).ravel()[keep]
+
+    columns: dict[str, Any] = {
+        name: column(values) for name, values in (prices | {"volume": volume}).items()
+    }
+    bars = Bars(
+        ts=np.tile(grid.minutes, num_symbols)[keep],
+        symbol=np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
+        symbols=symbols,
+        **columns,
+        extras={name: column(values) for name, values in extras.items()},
+        origin="synthetic market",
+    )
+    return SyntheticMarket(bars, index, tuple(actions))
+
+
+class SyntheticFeed(MemoryFeed):
+    """The market's bars, made when they are needed: not for a market that is built already."""
+
+    def __init__(self, settings: SyntheticSettings, calendar: str, bar_minutes: int) -> None:
+        self.inputs = {"kind": "synthetic"}
+        self._settings, self._calendar, self._bar_minutes = settings, calendar, bar_minutes
+        self._made = False
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Make the bars, once. Raises DataError."""
+        if not self._made:
+            with (progress or SILENT).task("make the synthetic market", total=1) as task:
+                grid = synthetic_grid(self._settings, self._calendar, self._bar_minutes)
+                made = generate(self._settings, grid)
+                super().__init__(made.bars, self.inputs, made.index, grid.minutes, made.actions)
+                self._made = True
+                task.advance()
+
+
+def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
+    """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that
+    follows."""
+    random = numpy_generator(settings.seed, "synthetic", "state")
+    start = random.integers(0, 2, settings.num_symbols)
+    flips = random.random((num_bars, settings.num_symbols)) < settings.planted.switch
+    return 1.0 - 2.0 * ((start + np.cumsum(flips, axis=0)) % 2)
+
+
+def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
+    """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the
+    regime's."""
+    random = numpy_generator(settings.seed, "synthetic", "regime")
+    wild = np.cumsum(random.random(grid.num_bars) < settings.regime_switch) % 2
+    level = np.where(wild == 1, np.sqrt(settings.regime_ratio), 1 / np.sqrt(settings.regime_ratio))
+    first = grid.first_bar
+    inside = np.arange(grid.num_bars) - first[grid.session]
+    length = np.diff(first)[grid.session]
+    middle = 2.0 * (inside + 0.5) / length - 1.0  # -1 at the open, +1 at the close
+    return np.asarray(level * (0.7 + 0.9 * middle**2))

@@ -1,0 +1,425 @@
+"""`MarketTensors`: the one form in which a market reaches the environment, the agents and the
+backtest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fintrader.bars.calendar import Windows as Windows
+from fintrader.errors import MarketError
+from fintrader.market import market_file
+from fintrader.market.market_file import EVENT, FORMAT, Entry, header_text, write_market
+from fintrader.metrics import TRADING_DAYS
+
+_KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
+_OPTIONAL = frozenset({"shares_outstanding"})
+
+
+def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Names and tensors in the order in which a safetensors file holds them."""
+    found = dict(tensors)
+    return [
+        (entry.name, found[entry.name])
+        for entry in market_file.stored_order(_entries(found.items()))
+    ]
+
+
+def preamble(order: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]) -> bytes:
+    """All bytes of a safetensors file before its tensors, which follow in `order`."""
+    return market_file.preamble(_entries(order), metadata)
+
+
+def _entries(tensors: Iterable[tuple[str, Tensor]]) -> list[Entry]:
+    return [
+        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors
+    ]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, where they lie if that is on the host and in one piece."""
+    array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+class Events(NamedTuple):
+    """Splits and cash dividends, E of them, by bar and then asset; at most one of each asset a
+    bar."""
+
+    bar: Tensor
+    """`[E]` int64: the first bar of the ex-date. Whoever held the share at the close before is
+    concerned."""
+    asset: Tensor
+    """`[E]` int64."""
+    split: Tensor
+    """`[E]` float64: new shares for an old one; 1 where there is a dividend only."""
+    dividend_usd: Tensor
+    """`[E]` float64: cash paid for an old share."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, float, float]] = ()) -> Events:
+        """Events of rows (bar, asset, split, dividend), in any order, on CPU."""
+        bar, asset, split, dividend = list(zip(*sorted(rows), strict=True)) or ((), (), (), ())
+        whole = (torch.tensor(values, dtype=torch.int64) for values in (bar, asset))
+        return cls(
+            *whole, *(torch.tensor(values, dtype=torch.float64) for values in (split, dividend))
+        )
+
+    def within(self, start: int, stop: int) -> Events:
+        """Those of bars `[start, stop)`, counted from `start`."""
+        here = (self.bar >= start) & (self.bar < stop)
+        return Events(self.bar[here] - start, *(value[here] for value in self[1:]))
+
+    def growth(self, close: Tensor) -> Tensor | None:
+        """`[T, N]` float64: what one share of the first bar has become by each bar, dividends
+        reinvested at the close before their ex-date; None without events. `close [T, N]` are prices
+        as traded."""
+        if not len(self.bar):
+            return None
+        inner = self.bar > 0  # what happened before the first bar changes nothing after it
+        bar, asset, split, dividend = (value[inner] for value in self)
+        share = torch.nan_to_num(dividend / close[bar - 1, asset].to(torch.float64), nan=0.0)
+        steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
+        steps[bar, asset] = split / (1.0 - share)
+        return steps.cumprod(0)
+
+
+class Split(NamedTuple):
+    """The three windows as markets of their own."""
+
+    train: MarketTensors
+    validation: MarketTensors
+    test: MarketTensors
+
+
+@dataclass(frozen=True, eq=False)
+class MarketTensors:
+    """A market of `N` assets over `T` bars, on one device.
+
+    Bar `t` covers the minute(s) that begin at `minutes[t]`; everything in row `t` is known once
+    that bar has closed. Prices are as traded. A row without a trade carries the last past close
+    with `tradable` False (adjusted on an ex-date); before a symbol's first bar and after its last
+    one there is no price (NaN). A symbol whose last price lies before the end of the data has
+    ended: the environment sells it at that bar (`last_bar`).
+    """
+
+    open: Tensor
+    """`[T, N]` float32, USD."""
+    close: Tensor
+    """`[T, N]` float32, USD; NaN where the symbol is not listed."""
+    volume: Tensor
+    """`[T, N]` float32, shares traded in the bar; 0 where there was no trade."""
+    features: Tensor
+    """`[T, N, F]` float32, finite, standardised with training-window statistics; 0 where
+    undefined."""
+    context: Tensor
+    """`[T, M]` float32, finite: columns common to all assets (time of day, turbulence, ...)."""
+    tradable: Tensor
+    """`[T, N]` bool: a trade happened in this bar, so an order can fill."""
+    member: Tensor
+    """`[T, N]` bool: in the universe on this day; needed for buys only."""
+    session: Tensor
+    """`[T]` int64: number of the trading session, never decreasing."""
+    minutes: Tensor
+    """`[T]` int64: start of the bar, nanoseconds since 1970 UTC, strictly increasing."""
+    benchmark: Tensor
+    """`[T]` float64: level of the index as known at the close of bar t; positive."""
+    symbols: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    context_names: tuple[str, ...] = ()
+    benchmark_name: str = "index"
+    bar_minutes: int = 1
+    windows: Windows | None = None
+    events: Events = field(default_factory=Events.of)
+    """Splits and dividends; prices before and after them are as traded."""
+    shares_outstanding: Tensor | None = None
+    """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None when
+    nobody gave any."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Plain JSON: where it came from (source, hashes), the exchange's time zone and sessions a
+    year, normalisation statistics, known optimum if planted."""
+
+    trusted: InitVar[bool] = False
+    """Skip the look at every value (shapes and kinds are always checked): for arrays that were
+    checked before."""
+
+    def __post_init__(self, trusted: bool) -> None:
+        self._validate_shapes()
+        if not trusted:
+            self._validate_values()
+
+    def __len__(self) -> int:
+        return self.close.shape[0]
+
+    @property
+    def num_bars(self) -> int:
+        """T."""
+        return self.close.shape[0]
+
+    @property
+    def num_assets(self) -> int:
+        """N."""
+        return self.close.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.features.shape[2]
+
+    @property
+    def num_context(self) -> int:
+        """M."""
+        return self.context.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.close.device
+
+    @property
+    def timezone(self) -> str:
+        """The exchange's own time zone, an IANA name; UTC where the market does not say."""
+        return str(self.meta.get("timezone", "UTC"))
+
+    @property
+    def sessions_a_year(self) -> int:
+        """By which rates are annualised: 252, or 365 of a calendar that never rests
+        (`calendar.sessions_a_year`)."""
+        return int(self.meta.get("sessions_a_year", TRADING_DAYS))
+
+    @property
+    def last_bar(self) -> Tensor:
+        """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended
+        earlier), -1 if never."""
+        listed = ~torch.isnan(self.close)
+        steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
+        return (listed * steps).amax(dim=0) - 1
+
+    @property
+    def adjusted_close(self) -> Tensor:
+        """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
+        to `close` at the first bar, so that nothing before an ex-date depends on it."""
+        growth = self.events.growth(self.close)
+        close = self.close.to(torch.float64)
+        return close if growth is None else close * growth
+
+    def to(self, device: torch.device | str) -> MarketTensors:
+        """The same market on another device."""
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.arrays()}
+        return replace(self, **moved, events=Events(*(value.to(device) for value in self.events)))
+
+    def window(self, start: int, stop: int) -> MarketTensors:
+        """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the
+        market."""
+        if not 0 <= start < stop <= self.num_bars:
+            raise MarketError(
+                f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
+            )
+        rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
+        return replace(
+            self, **rows, events=self.events.within(start, stop), windows=None, trusted=True
+        )
+
+    def split(self) -> Split:
+        """Train, validation and test. Raises MarketError when the market was built without
+        windows."""
+        if self.windows is None:
+            raise MarketError(
+                "this market has no train/validation/test windows; build it with `windows` set"
+            )
+        return Split(*(self.window(start, stop) for start, stop in self.windows))
+
+    def arrays(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor of each array with a row for each bar; those that may lack are left out
+        where they do."""
+        for name in _KINDS:
+            if name not in _OPTIONAL or getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
+    def _stored(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.arrays()
+        for name, tensor in self.events._asdict().items():
+            yield EVENT + name, tensor
+
+    def timestamps(self) -> np.ndarray[Any, np.dtype[np.datetime64]]:
+        """`[T]` datetime64[ns], UTC, start of each bar."""
+        return self.minutes.cpu().numpy().astype("datetime64[ns]")
+
+    def content_hash(self) -> str:
+        """SHA-256 over every array's bytes and all names: equal if and only if the markets are
+        equal."""
+        digest = hashlib.sha256(self._header().encode())
+        for name, tensor in self._stored():
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def _header(self) -> str:
+        arrays = {*_KINDS, "events"}
+        return header_text(
+            {one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays}
+        )
+
+    def save(self, path: Path | str) -> str:
+        """Write one safetensors file atomically; returns the content hash, which the file holds
+        too."""
+        whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
+        return write_market(path, self._header(), _entries(self._stored()), whole)
+
+    def _preamble(self, content: str) -> bytes:
+        """All bytes of the file before its arrays."""
+        return preamble(
+            stored_order(self._stored()), {"header": self._header(), "content_hash": content}
+        )
+
+    @classmethod
+    def load(
+        cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False
+    ) -> MarketTensors:
+        """Read what `save` wrote (memory-mapped, so in no time). `verify` recomputes the content
+        hash over all arrays.
+
+        It also compares the file's own header to the bit. Raises MarketError when the file is
+        missing, truncated, of another format, or fails verification.
+        """
+        try:
+            there = Path(path).is_file()
+        except OSError as error:
+            raise MarketError(
+                f"{path} cannot be read ({error.strerror or error}); check its folder's rights"
+            ) from None
+        if not there:
+            raise MarketError(f"{path} does not exist; build it with `fintrader data build CONFIG`")
+        try:
+            with safe_open(str(path), framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                header = json.loads(metadata.get("header", "{}"))
+                if header.pop("format", None) != FORMAT:
+                    raise MarketError(f"{path} is no market file of this version; build it again")
+                lacking = _OPTIONAL - set(file.keys())
+                rows = {name: file.get_tensor(name) for name in _KINDS if name not in lacking}
+                events = Events(*(file.get_tensor(EVENT + name) for name in Events._fields))
+            windows = header.pop("windows")
+            for name in ("symbols", "feature_names", "context_names"):
+                header[name] = tuple(header[name])
+            header["windows"] = Windows(*map(tuple, windows)) if windows else None
+            market = cls(**rows, **header, events=events, trusted=True)
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MarketError(
+                f"{path} is damaged ({error}); delete it and build it again"
+            ) from None
+        if verify:
+            expected = market._preamble(market.content_hash())
+            with Path(path).open("rb") as stored:
+                if stored.read(len(expected)) != expected:
+                    raise MarketError(
+                        f"{path} does not match its content hash; delete it and build it again"
+                    )
+        return market
+
+    @staticmethod
+    def stored_hash(path: Path | str) -> str:
+        """The content hash that a market file claims, without reading its arrays. Raises
+        MarketError."""
+        return market_file.stored_hash(path)
+
+    def _validate_shapes(self) -> None:
+        bars, assets = self.close.shape if self.close.ndim == 2 else (0, 0)
+        if bars == 0 or assets == 0:
+            raise MarketError(
+                "a market needs at least one bar and one asset, got close"
+                f" {tuple(self.close.shape)}"
+            )
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("open", "close", "volume", "tradable", "member", "shares_outstanding"), (bars, assets)
+        )
+        shapes |= dict.fromkeys(("session", "minutes", "benchmark"), (bars,))
+        shapes["features"] = bars, assets, len(self.feature_names)
+        shapes["context"] = bars, len(self.context_names)
+        for name, tensor in self.arrays():
+            if tuple(tensor.shape) != shapes[name]:
+                raise MarketError(
+                    f"{name} has shape {tuple(tensor.shape)}, expected {shapes[name]}"
+                )
+            if tensor.dtype != _KINDS[name]:
+                raise MarketError(f"{name} is {tensor.dtype}, expected {_KINDS[name]}")
+            if tensor.device != self.close.device:
+                raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
+        if len(self.symbols) != assets or len(set(self.symbols)) != assets:
+            raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
+        if any(
+            value.shape != self.events.bar.shape or value.device != self.close.device
+            for value in self.events
+        ):
+            raise MarketError(
+                "events need one bar, asset, split and dividend each, on the device of the prices"
+            )
+        if self.windows is not None:
+            edges = [edge for window in self.windows for edge in window]
+            if (
+                edges != sorted(edges)
+                or edges[0] < 0
+                or edges[-1] > bars
+                or any(a >= b for a, b in self.windows)
+            ):
+                raise MarketError(
+                    f"windows {self.windows} must be non-empty, in order and inside {bars} bars"
+                )
+
+    def _validate_values(self) -> None:
+        checks = {
+            "minutes must increase strictly": (self.minutes.diff() > 0).all(),
+            "session must not decrease": (self.session.diff() >= 0).all(),
+            "benchmark must be finite and positive": (
+                (self.benchmark > 0).all() & self.benchmark.isfinite().all()
+            ),
+            # in blocks: `isfinite` makes a copy of what it looks at
+            "features must be finite": all(
+                bool(self.features[at : at + 8192].isfinite().all())
+                for at in range(0, self.num_bars, 8192)
+            ),
+            "context must be finite": self.context.isfinite().all(),
+            "prices must be positive, or NaN where not listed": (
+                ((self.close > 0) | self.close.isnan()).all()
+                & ((self.open > 0) | self.open.isnan()).all()
+                & ~self.close.isinf().any()
+            ),
+            "volume must be finite and not negative": (
+                (self.volume >= 0).all() & self.volume.isfinite().all()
+            ),
+            "shares outstanding must be finite and positive, or NaN where unknown": (
+                self.shares_outstanding is None
+                or ((self.shares_outstanding > 0) | self.shares_outstanding.isnan()).all()
+                & ~self.shares_outstanding.isinf().any()
+            ),
+            f"an event lies outside the market's {self.num_bars} bars and {self.num_assets} assets": (
+                _inside(self.events.bar, self.num_bars)
+                & _inside(self.events.asset, self.num_assets)
+            ),
+            "events must come by bar and then asset, one of an asset a bar": (
+                ((self.events.bar * self.num_assets + self.events.asset).diff() > 0).all()
+            ),
+            "a split must be finite and positive, a dividend finite and not negative": (
+                ((self.events.split > 0) & (self.events.dividend_usd >= 0)).all()
+                & (self.events.split + self.events.dividend_usd).isfinite().all()
+            ),
+            "a tradable cell needs an open and a close": (
+                (~self.tradable | (self.open.isfinite() & self.close.isfinite())).all()
+            ),
+        }
+        for message, holds in checks.items():
+            if not bool(holds):
+                raise MarketError(message)
+
+
+def _inside(numbers: Tensor, count: int) -> Tensor:
+    return ((numbers >= 0) & (numbers < count)).all()

@@ -1,0 +1,366 @@
+"""Which symbols a market holds, and when each belongs to the index: from what was known at the
+time.
+
+Names that were delisted or dropped later stay in, with `member` False from then on; to keep only
+today's members would be to know in 2016 who would survive. Tickers that changed are resolved to the
+ones of the day.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fintrader.bars.bars import Array
+from fintrader.bars.companies import Interval, index_companies
+from fintrader.config import PathText, Settings, Ticker, base_name
+from fintrader.errors import DataError
+from fintrader.metrics import TRADING_DAYS
+from fintrader.storage.objects import read_csv
+
+
+class UniverseSettings(Settings):
+    """Filters are computed on the training window only: to choose by later data would be to look
+    ahead."""
+
+    symbols: tuple[Ticker, ...] = ()
+    """Exactly these (all that the source has, when empty)."""
+    min_coverage: float = Field(0.0, ge=0, le=1)
+    """Keep symbols that traded in at least this share of the training window's bars."""
+    max_symbols: int | None = Field(None, ge=1)
+    """Keep so many symbols at most: those with the highest turnover in the training window."""
+    index: Literal["nasdaq100", "sp500", "dow30"] | None = None
+    """Members of this index by date; all symbols are members when nothing is set. NASDAQ-100 since
+    2007-02-01 by a table of our own, the others by the package index-constitution."""
+    tickers_as_of: dt.date | None = None
+    """The day of which the bars' tickers are, where a file calls a company of all years by one
+    ticker (META in 2016). None: each bar has the ticker of its day, or a vendor's bars those of
+    today."""
+    membership: PathText | None = None
+    """Own list instead, CSV (path or URL): ticker, member_from, member_to (last day, included, or
+    empty)."""
+    aliases: Mapping[Ticker, Ticker] = Field(default_factory=dict)
+    """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}: of all their bars."""
+    shares_outstanding: PathText | None = None
+    """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number counts from
+    its date on until the next one; a split needs a row of its own at its ex-date."""
+
+
+class Coverage:
+    """How much of the training window each symbol traded in, and for how many dollars."""
+
+    def __init__(self, train: tuple[int, int]) -> None:
+        self.train = train
+        self.share: dict[str, float] = {}
+        self.turnover_usd: dict[str, float] = {}
+
+    def add(self, symbol: str, at: Array, close: Array, volume: Array) -> None:
+        """Take in one symbol: `at` is the bar of the grid of each row, `[R]`."""
+        inside = (at >= self.train[0]) & (at < self.train[1])
+        self.share[symbol] = float(np.count_nonzero(inside)) / (self.train[1] - self.train[0])
+        self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
+
+    def rank(self, symbol: str) -> tuple[float, str]:
+        """Sorts symbols by turnover, the highest first, equal ones by name."""
+        return -self.turnover_usd[symbol], symbol
+
+
+def choose(settings: UniverseSettings, coverage: Coverage) -> tuple[list[str], dict[str, str]]:
+    """The chosen symbols of those added, sorted, and why each other one was left out.
+
+    Raises DataError when an explicit symbol was not added, or nothing is left.
+    """
+    missing = [name for name in settings.symbols if name not in coverage.share]
+    if missing:
+        raise DataError(
+            f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their"
+            " bars"
+        )
+    chosen = sorted(settings.symbols or coverage.share)
+    left_out = {
+        name: f"traded in {coverage.share[name]:.1%} of the training bars"
+        for name in chosen
+        if coverage.share[name] < settings.min_coverage
+    }
+    kept = [name for name in chosen if name not in left_out]
+    if settings.max_symbols is not None:
+        ranked = sorted(kept, key=coverage.rank)
+        left_out |= dict.fromkeys(
+            ranked[settings.max_symbols :], "turnover in the training window too small"
+        )
+        kept = [name for name in kept if name not in left_out]
+    if not kept:
+        raise DataError(f"no symbol is left of {len(chosen)}; lower data.universe.min_coverage")
+    return kept, left_out
+
+
+def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
+    """Ticker of the own list, or company of the index, -> its intervals of membership; None when
+    everybody is a member.
+
+    Raises DataError for a list that cannot be read.
+    """
+    if settings.membership is not None:
+        return read_membership(settings.membership)
+    if settings.index is None:
+        return None
+    return {company.key: list(company.member) for company in index_companies(settings.index)}
+
+
+def read_membership(path: Path | str) -> dict[str, list[Interval]]:
+    """A list of one's own: CSV with ticker, member_from, member_to (included)."""
+    found: dict[str, list[Interval]] = {}
+    for line, row in read_csv(str(path), "data.universe.membership"):
+        try:
+            last = (
+                dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1)
+                if row["member_to"]
+                else None
+            )
+            found.setdefault(row["ticker"], []).append(
+                (dt.date.fromisoformat(row["member_from"]), last)
+            )
+        except (KeyError, ValueError, TypeError):
+            raise DataError(
+                f"{base_name(str(path))}, line {line}: expected ticker, member_from, member_to as"
+                " dates like 2016-01-04"
+            ) from None
+    return {
+        ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()
+    }
+
+
+def index_membership(index: str, as_of: dt.date | None = None) -> dict[str, list[Interval]]:
+    """Members of an index by ticker: as they traded on each day, or by their tickers of one day for
+    all years."""
+    found: dict[str, list[Interval]] = {}
+    for company in index_companies(index):
+        for first, stop in company.member:
+            if as_of is not None:
+                found.setdefault(company.ticker(as_of), []).append((first, stop))
+                continue
+            end = stop or dt.date.max
+            for name in company.names:
+                if name.start < end and name.stop > first:
+                    until = min(name.stop, end)
+                    found.setdefault(name.ticker, []).append(
+                        (max(name.start, first), None if until == dt.date.max else until)
+                    )
+    return {
+        ticker: sorted(intervals, key=lambda pair: pair[0])
+        for ticker, intervals in sorted(found.items())
+    }
+
+
+def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> list[str]:
+    """Every ticker under which members of the days `start` to `end` traded then, and what they are
+    called `as_of`."""
+    return sorted(
+        ticker
+        for membership in (index_membership(index), index_membership(index, as_of))
+        for ticker, intervals in membership.items()
+        if any(first <= end and (stop is None or stop > start) for first, stop in intervals)
+    )
+
+
+def member_days(
+    symbols: Sequence[str],
+    membership: Mapping[str, Iterable[Interval]] | None,
+    dates: Array,
+    aliases: Mapping[str, str],
+) -> Array:
+    """`[S, N]` bool: whether each symbol belongs to the universe on each session's day."""
+    table = np.ones((len(dates), len(symbols)), dtype=bool)
+    if membership is None:
+        return table
+    for column, symbol in enumerate(symbols):
+        inside = np.zeros(len(dates), dtype=bool)
+        for first, stop in membership.get(aliases.get(symbol, symbol), ()):
+            inside |= (dates >= np.datetime64(first)) & (dates < np.datetime64(stop or dt.date.max))
+        table[:, column] = inside
+    return table
+
+
+Shares = Mapping[str, Sequence[tuple[dt.date, float]]]
+"""Symbol -> (day, shares from that day on), in order."""
+
+
+def load_shares(settings: UniverseSettings) -> Shares | None:
+    """Shares outstanding, None when no file is given. Raises DataError for a file or line that
+    cannot be used."""
+    if settings.shares_outstanding is None:
+        return None
+    found: dict[str, dict[dt.date, float]] = {}
+    name = base_name(settings.shares_outstanding)
+    for line, row in read_csv(settings.shares_outstanding, "data.universe.shares_outstanding"):
+        try:
+            symbol, day, shares = (
+                row["symbol"],
+                dt.date.fromisoformat(row["from"]),
+                float(row["shares"]),
+            )
+        except (KeyError, ValueError, TypeError):
+            shares = 0.0
+        if not 0 < shares < np.inf:
+            raise DataError(
+                f"{name}, line {line}: expected symbol, from (2016-01-04) and shares, a positive"
+                " number"
+            )
+        if found.setdefault(symbol, {}).setdefault(day, shares) != shares:
+            raise DataError(
+                f"{name}, line {line}: a second, different number for {symbol} on {day}; keep one"
+            )
+    return {symbol: sorted(numbers.items()) for symbol, numbers in found.items()}
+
+
+def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
+    """`[S, N]` float32: shares outstanding on each session's day, NaN before a symbol's first
+    number.
+
+    Raises DataError when there is no number for any symbol.
+    """
+    table = np.full((len(dates), len(symbols)), np.nan, dtype=np.float32)
+    for column, symbol in enumerate(symbols):
+        for day, number in shares.get(symbol, ()):
+            table[dates >= np.datetime64(day), column] = number
+    if np.isnan(table).all():
+        raise DataError(
+            f"data.universe.shares_outstanding has no number for {', '.join(symbols[:3])} or any"
+            f" other symbol up to {dates[-1]}; correct its symbols or dates"
+        )
+    return table
+
+
+_QUARTER = 63
+_FEW = 10
+TOLERATED = 0.05
+"""Share of the member-days without bars from which on a universe is suspect, and its members by
+date unmeasurable."""
+
+
+def missing_members(
+    symbols: Iterable[str],
+    membership: Mapping[str, Iterable[Interval]] | None,
+    dates: Array,
+    aliases: Mapping[str, str],
+    listed: Mapping[str, Array] | None = None,
+) -> dict[str, float]:
+    """Members that lack bars on some of the days `[S]` -> the days that they lack as a share of all
+    member-days.
+
+    `symbols` have bars at all; `listed` says of some of them on which days they have a price, `[S]`
+    bool. `aliases` says under which name of `membership` to look for a symbol of another name.
+    """
+    if membership is None:
+        return {}
+    names = sorted(membership)
+    days = member_days(names, membership, dates, {})
+    there = {aliases.get(symbol, symbol): np.ones(len(dates), dtype=bool) for symbol in symbols}
+    there |= {aliases.get(symbol, symbol): found for symbol, found in (listed or {}).items()}
+    absent = {
+        name: int(
+            np.count_nonzero(days[:, column] & ~there.get(name, np.zeros(len(dates), dtype=bool)))
+        )
+        for column, name in enumerate(names)
+    }
+    total = int(days.sum())
+    return {name: count / total for name, count in absent.items() if count}
+
+
+def survivorship(
+    ended: Sequence[str],
+    close: Array,
+    member: Array,
+    *,
+    missing: Mapping[str, float] | None = None,
+    index: Array | None = None,
+    index_name: str = "index",
+    sessions_a_year: int = TRADING_DAYS,
+) -> dict[str, Any]:
+    """Whether a universe looks like one of survivors only, and by how much that flatters it.
+
+    close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
+    session's end. Suspect is a universe of ten names or more over a quarter or more that nobody
+    leaves (entries say nothing), and one of any size of whose member-days more than a twentieth has
+    no bars.
+
+    `bias_per_year` is the yearly log growth of the names that are still members at the end, in
+    equal weights, less that of the index, or else of the members of each day. None where neither is
+    known: bars of survivors cannot tell what the others would have done.
+    """
+    sessions, names = close.shape
+    missing = missing or {}
+    share = sum(missing.values())
+    dropped = int(np.count_nonzero(member[:-1] & ~member[1:] & np.isfinite(close[1:])))
+    exits = len(ended) + dropped
+    returns = close[1:] / close[:-1] - 1.0
+    alive = _growth(
+        returns,
+        np.broadcast_to(np.isfinite(close[-1]) & member[-1], returns.shape),
+        sessions_a_year,
+    )
+    by_day = _growth(returns, member[1:], sessions_a_year)
+    reference, against = None, None
+    if index is not None and sessions > 1:
+        reference, against = (
+            sessions_a_year * float(np.log(index[-1] / index[0])) / (sessions - 1),
+            index_name,
+        )
+    elif exits and share <= TOLERATED:
+        reference, against = by_day, "the members of each day"
+    return {
+        "survivors_only": (
+            share > TOLERATED or (sessions >= _QUARTER and names >= _FEW and exits == 0)
+        ),
+        "sessions": sessions,
+        "ended": len(ended),
+        "left_the_list": dropped,
+        "members_without_bars": list(missing),
+        "member_days_without_bars": share,
+        "survivors_return_per_year": alive,
+        "members_return_per_year": by_day,
+        "bias_against": against,
+        "bias_per_year": None if alive is None or reference is None else alive - reference,
+    }
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """What `survivorship` found, in a sentence; empty when nothing is suspect and no member's day
+    lacks bars."""
+    names, share = found.get("members_without_bars", ()), found.get("member_days_without_bars", 0.0)
+    some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    missing = (
+        f"{len(names)} members lack bars ({share:.2%} of the member-days: {some})" if names else ""
+    )
+    if not found["survivors_only"]:
+        return missing
+    if share > TOLERATED:
+        why = missing
+    else:
+        why = "; ".join(filter(None, (f"nobody leaves in {found['sessions']} sessions", missing)))
+    if found["bias_per_year"] is None:
+        size = (
+            "by how much that flatters it is unknown (an index under data.benchmark.path would"
+            " tell)"
+        )
+    else:
+        more = f"{found['bias_per_year']:+.1%} a year against {found['bias_against']}"
+        size = f"in equal weights (which matter too) it grows {more}"
+    return f"a list of survivors? {why}; {size}"
+
+
+def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:
+    """Yearly log growth of equal weights in what is `held` (`[S - 1, N]` both), None when nothing
+    ever is."""
+    counted = np.isfinite(returns) & held
+    number = counted.sum(axis=1)
+    if not number.any():
+        return None
+    days = number > 0
+    mean = np.where(counted, returns, 0.0).sum(axis=1)[days] / number[days]
+    return sessions_a_year * float(np.log1p(mean).mean())

@@ -1,0 +1,272 @@
+"""What the held-out window says by itself: is a strategy ahead of its benchmark, beyond its beta
+and beyond luck?
+
+    found = alpha_test(ours, theirs, level=level_of_look(1), seed=0)
+    found.p_value <= found.level             # evidence, at the level that this look at the window was given
+
+The null hypothesis is that alpha, what is left of the mean return once beta times the benchmark's
+is taken away, is not above zero. How often the test is wrong without skill, and how often right
+with it, is measured by `benchmarks/calibration.py` and stands in docs/evidence.md. Selection is no
+matter of this module: a window that nobody chose by needs no correction for what was chosen
+elsewhere.
+
+Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
+[cosine series, fixed-b critical values]; Götze and Künsch, "Second-Order Correctness of the
+Blockwise Bootstrap" (1996) [studentised blocks]; Harvey and Liu, "False (and Missed) Discoveries in
+Financial Economics" (2020) [the power of a test on given data]; Shafer, "Testing by Betting"
+(2021), and Waudby-Smith and Ramdas, "Estimating Means of Bounded Random Variables by Betting"
+(2024) [e-processes]; Foster and Stine, "Alpha-Investing" (2008) [a level that is spent].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import fft, stats
+
+from fintrader.errors import BacktestError
+from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
+from fintrader.seeding import numpy_generator
+from fintrader.verdict import LEVEL
+from fintrader.verdict.bootstrap import block_length
+
+Array = NDArray[np.float64]
+LATER = 0.2
+"""Share of what is left of it that each further look gets of the one before."""
+POWER = 0.8
+SHORTEST = 12
+"""Sessions below which there is nothing to test."""
+FEW = FEWEST_SESSIONS
+"""Sessions below which the bootstrap of a few blocks says too often that luck is skill; Student's t
+does not."""
+REPEATS = 9_999
+SHIFTS = 999
+BETS = (0.5, 1.0, 2.0, 3.0)
+"""Annual information ratios that the e-process bets on, an equal share of its stake each."""
+FIRST_BET = 20
+"""Sessions that beta and volatility are learnt from before the first bet."""
+
+
+def level_of_look(look: int) -> float:
+    """The part of `LEVEL` that the `look`-th look at a window may spend: 4 %, 0.8 %, 0.16 %, ...; 5
+    % in all.
+
+    Raises BacktestError below 1.
+    """
+    if look < 1:
+        raise BacktestError(f"look {look}: looks at a window are counted from 1")
+    return LEVEL * (1 - LATER) * LATER ** (look - 1)
+
+
+class Hedged(NamedTuple):
+    """A strategy's returns less beta times its benchmark's."""
+
+    beta: float
+    alpha: float
+    """Mean a session."""
+    residual: Array
+    """`[S]`: of mean zero, without the benchmark in it."""
+    influence: Array
+    """`[S]`: what each session contributes to the error of alpha, that of beta included; of mean
+    zero."""
+
+
+def hedge(ours: ArrayLike, theirs: ArrayLike) -> Hedged:
+    """Least squares of returns `[S]` on the benchmark's; against cash, which does not vary, beta is
+    0."""
+    r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
+    centred = b - b.mean()
+    spread = float(centred @ centred) / b.size
+    beta = float(centred @ r) / (spread * b.size) if spread > 1e-20 else 0.0
+    residual = r - r.mean() - beta * centred
+    freedom = math.sqrt(b.size / max(b.size - (2 if beta else 1), 1))
+    pull = 1 - b.mean() * centred / spread if spread > 1e-20 else 1.0
+    return Hedged(beta, float(r.mean() - beta * b.mean()), residual, residual * pull * freedom)
+
+
+@dataclass(frozen=True)
+class AlphaTest:
+    """A one-sided test that alpha is above zero. Rates and ratios are those of a year."""
+
+    sessions: int
+    beta: float
+    alpha: float
+    low: float
+    high: float
+    """The interval of 95 % of alpha."""
+    ratio: float
+    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta
+    hedged."""
+    p_value: float
+    level: float
+    """At which it was asked to decide."""
+    visible: float
+    """The least ratio that this many sessions show at that level four times in five."""
+    sessions_needed: int | None
+    """Sessions in all after which a true ratio of the measured size shows as often; None where it
+    is not above 0."""
+    method: str
+
+    @property
+    def passes(self) -> bool:
+        return self.p_value <= self.level
+
+
+def alpha_test(
+    ours: ArrayLike,
+    theirs: ArrayLike,
+    *,
+    level: float = LEVEL,
+    seed: int,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
+) -> AlphaTest | None:
+    """Test daily returns `[S]` against the benchmark portfolio's on the same days; None below
+    `SHORTEST` sessions, and where nothing is left once the benchmark is taken away.
+
+    The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
+    frequencies, which holds for returns that depend on each other in time. Its p-value comes from a
+    paired circular block bootstrap of the same statistic; below `FEW` sessions from Student's t
+    with as many degrees of freedom as frequencies.
+    """
+    found = hedge(ours, theirs)
+    size = found.residual.size
+    deviation = float(np.sqrt((found.residual**2).sum() / max(size - 1, 1)))
+    if size < SHORTEST or not deviation > 1e-9:
+        return None
+    waves = _cosines(size)
+    error = float(_standard_error(found.influence[None], waves)[0])
+    freedom = waves.shape[1]
+    student = stats.t(freedom)
+    if size < FEW:
+        p_value, method = (
+            float(student.sf(found.alpha / error)),
+            f"Student's t, {freedom} degrees of freedom",
+        )
+        reach = (float(student.isf(level)) + float(student.ppf(POWER))) * error
+    else:
+        block = max(1, min(round(block_length(found.influence)), size // 6))
+        means, errors = _resampled(found.influence, block, waves, repeats, seed)
+        drawn = means / errors
+        p_value = (1 + int((drawn >= found.alpha / error).sum())) / (1 + repeats)
+        # Harvey and Liu: a true alpha is added to samples that have none, until enough of them
+        # pass.
+        reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
+        method = f"studentised block bootstrap, blocks of {block}, {repeats:,} samples"
+    margin = float(student.ppf(0.975)) * error
+    scale = sessions_a_year / (deviation * math.sqrt(sessions_a_year))
+    ratio = found.alpha * scale
+    visible = reach * scale
+    needed = math.ceil(size * (visible / ratio) ** 2) if ratio > 0 else None
+    low, high = (sessions_a_year * (found.alpha + side * margin) for side in (-1, 1))
+    alpha = sessions_a_year * found.alpha
+    return AlphaTest(
+        size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method
+    )
+
+
+def _cosines(size: int) -> Array:
+    """`[S, K]`: the lowest K cosines, each of mean 0 and length 1."""
+    count = max(4, int(size ** (2 / 3)))
+    steps = (np.arange(size) + 0.5) / size
+    waves: Array = math.sqrt(2 / size) * np.cos(np.pi * np.outer(steps, np.arange(1, count + 1)))
+    return waves
+
+
+def _standard_error(samples: Array, waves: Array) -> Array:
+    """`[R]`: of the mean of each row of `[R, S]`; cosines have no mean, so neither need the
+    rows."""
+    error: Array = np.sqrt(np.square(samples @ waves).mean(axis=1) / samples.shape[1])
+    return np.maximum(error, 1e-15)
+
+
+def _resampled(
+    values: Array, block: int, waves: Array, repeats: int, seed: int
+) -> tuple[Array, Array]:
+    """`[R]` means and `[R]` standard errors of samples put together of blocks, wrapping around."""
+    rng = numpy_generator(seed, "alpha")
+    size = values.size
+    pieces = -(-size // block)
+    means, errors = [], []
+    at_once = max(1, 4_000_000 // size)
+    for first in range(0, repeats, at_once):
+        starts = rng.integers(0, size, (min(at_once, repeats - first), pieces, 1))
+        samples = values[(starts + np.arange(block)).reshape(len(starts), -1)[:, :size] % size]
+        means.append(samples.mean(axis=1))
+        errors.append(_standard_error(samples, waves))
+    return np.concatenate(means), np.concatenate(errors)
+
+
+@dataclass(frozen=True)
+class ShiftTest:
+    """Whether it mattered when the decisions were made."""
+
+    p_value: float
+    """Share of the shifts in time with which the same holdings earned as much."""
+    shifts: int
+    earned: float
+    """Sum over the window of what the active weights earned, costs apart."""
+    expected: float
+    """The same, as a mean over the shifts: what the weights earn whenever they are held."""
+
+
+def shift_test(
+    pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS
+) -> ShiftTest | None:
+    """Move a frozen strategy's active weights in time, past the returns, and count how often they
+    earn as much.
+
+    `pairs`: for each asset its weight at the close of a bar `[T]`, beyond beta times the
+    benchmark's, and its return over the next bar. All circular shifts come from one correlation per
+    asset; `shifts` of them are drawn. A tilt that never changes earns the same whenever it is held,
+    and has a p-value near one: this sees timing, not choice. None where no weight ever differs from
+    the benchmark's, and below two bars.
+    """
+    total: Array | None = None
+    size = 0
+    for weight, earned in pairs:
+        if not np.any(weight):
+            continue
+        size = weight.size
+        part = np.conj(fft.rfft(weight)) * fft.rfft(earned)
+        total = part if total is None else total + part
+    if total is None or size < 3:
+        return None
+    by_shift = fft.irfft(total, n=size)
+    rng = numpy_generator(seed, "shifts")
+    drawn = by_shift[1 + rng.permutation(size - 1)[:shifts]]
+    # The transform rounds: what is equal to its last digits counts as equal.
+    as_much = int((drawn >= by_shift[0] - 1e-12 * float(np.abs(by_shift).max())).sum())
+    return ShiftTest(
+        (1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean())
+    )
+
+
+def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:
+    """`[S]`: what 1 became by each session for a bettor on alpha. Above 1/α it is evidence at level
+    α, at any time.
+
+    Each session a part of the stake goes on the hedged return, as an information ratio of one of
+    `BETS` would have it, with beta and volatility learnt from the sessions before; without alpha no
+    bet gains on average, and by Ville's inequality the value ever exceeds 1/α with a probability of
+    at most α. A bet that loses more than its stake is lost.
+    """
+    r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
+    wealth = np.ones(r.size)
+    stakes = np.full(len(BETS), 1 / len(BETS))
+    for t in range(r.size):
+        if t >= FIRST_BET:
+            past = hedge(r[:t], b[:t])
+            deviation = float(np.sqrt((past.residual**2).sum() / (t - 2)))
+            if deviation > 1e-9:
+                gain = (r[t] - past.beta * b[t]) / deviation
+                stakes = stakes * np.maximum(
+                    0.0, 1 + np.array(BETS) / math.sqrt(sessions_a_year) * gain
+                )
+        wealth[t] = stakes.sum()
+    return wealth

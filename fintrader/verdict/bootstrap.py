@@ -1,0 +1,223 @@
+"""Resampling that keeps dependence in time: the stationary bootstrap, and the tests built on it.
+
+Sources: Politis and Romano, "The Stationary Bootstrap" (1994); Politis and White, "Automatic
+Block-Length Selection" (2004) with the correction of Patton, Politis and White (2009); Hansen, "A
+Test for Superior Predictive Ability" (2005) [long-run variance]; Romano and Wolf, "Efficient
+Computation of Adjusted p-Values for Resampling-Based Stepdown Multiple Testing" (2016).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fintrader.errors import BacktestError
+from fintrader.metrics import TRADING_DAYS, finite, too_short
+from fintrader.seeding import numpy_generator
+
+Array = NDArray[np.float64]
+REPEATS = 2000
+
+
+def block_length(values: ArrayLike) -> float:
+    """Mean block length for the stationary bootstrap of a series `[T]` (Politis and White,
+    corrected 2009).
+
+    b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top
+    window and m twice the first lag after which the autocorrelations are negligible. At least 1; 1
+    for a constant series.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    size = x.size
+    if size < 8 or x.max() == x.min():
+        return 1.0
+    centred = x - x.mean()
+    most = math.ceil(min(3 * math.sqrt(size), size / 3))
+    quiet = max(5, int(math.log10(size)))
+    lags = min(math.ceil(math.sqrt(size)) + quiet, size - 2)
+    level = 2 * math.sqrt(math.log10(size) / size)
+    products = np.array([centred[k:] @ centred[: size - k] for k in range(lags + 1)])
+    cut = [(centred[k:], centred[: size - k]) for k in range(1, lags + 2)]
+    squares = np.array([(late @ late) * (early @ early) for late, early in cut])
+    correlation = np.abs(products) / np.sqrt(np.where(squares > 0, squares, np.inf))
+    last = next(
+        (k - quiet for k in range(quiet, lags + 1) if (correlation[k - quiet : k] < level).all()),
+        None,
+    )
+    m = lags if last is None else min(2 * max(last, 1), lags)
+    k = np.arange(1, m + 1)
+    window = np.where(k / m <= 0.5, 1.0, 2 * (1 - k / m))
+    covariance = products / size
+    g = float((2 * window * k * covariance[1 : m + 1]).sum())
+    spectrum = float(covariance[0] + (2 * window * covariance[1 : m + 1]).sum())
+    if spectrum == 0:
+        return 1.0
+    best = float(np.cbrt(g**2 / spectrum**2 * size))
+    return max(1.0, min(best, most))
+
+
+def bootstrap_indices(
+    size: int, length: float, repeats: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """`[repeats, size]` row numbers: blocks of geometric length with mean `length`, wrapping
+    around."""
+    fresh = rng.random((repeats, size)) < 1 / max(length, 1.0)
+    fresh[:, 0] = True
+    starts = rng.integers(0, size, (repeats, size))
+    steps = np.arange(size)
+    since = np.maximum.accumulate(np.where(fresh, steps, 0), axis=1)
+    rows: NDArray[np.int64] = (np.take_along_axis(starts, since, axis=1) + steps - since) % size
+    return rows
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its bootstrap percentile interval."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+    level: float
+
+
+def intervals(
+    returns: ArrayLike,
+    *,
+    seed: int,
+    level: float = 0.95,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
+) -> tuple[dict[str, Interval], float]:
+    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean
+    block length.
+
+    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
+    No annual return of a window that is too short for one (`metrics.too_short`).
+    """
+    values = np.asarray(returns, dtype=np.float64)
+    every = ("sharpe", "annual_return", "max_drawdown")
+    names = [name for name in every if not too_short(name, values.size, sessions_a_year)]
+    estimates: dict[str, float | None] = dict.fromkeys(names)
+    if values.size:
+        found = _statistics(values[None, :], sessions_a_year)
+        estimates = {name: finite(float(found[name][0])) for name in names}
+    if values.size < 8:
+        return {
+            name: Interval(estimate, None, None, level) for name, estimate in estimates.items()
+        }, 1.0
+    length = block_length(values)
+    rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
+    result, drawn = {}, _statistics(values[rows], sessions_a_year)
+    for name in names:
+        kept = drawn[name][np.isfinite(drawn[name])]
+        tails = (
+            np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
+            if kept.size
+            else (math.nan, math.nan)
+        )
+        low, high = (finite(float(tail)) for tail in tails)
+        result[name] = Interval(estimates[name], low, high, level)
+    return result, length
+
+
+def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
+    """Statistics of every row of `[R, S]`."""
+    size = samples.shape[1]
+    wealth = np.cumprod(1 + samples, axis=1)
+    peak = np.maximum(np.maximum.accumulate(wealth, axis=1), 1.0)
+    spread = samples.std(axis=1, ddof=1) if size > 1 else np.full(len(samples), np.nan)
+    flat = ~(spread > 1e-15)
+    sharpe = samples.mean(axis=1) / np.where(flat, np.nan, spread) * math.sqrt(sessions_a_year)
+    growth = np.maximum(wealth[:, -1], 0.0) ** (sessions_a_year / size) - 1
+    return {
+        "sharpe": sharpe,
+        "annual_return": growth,
+        "max_drawdown": (wealth / peak - 1).min(axis=1),
+    }
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Paired comparison of one strategy with another on the same days."""
+
+    excess: float
+    """Mean daily excess return times the sessions of a year."""
+    low: float
+    high: float
+    level: float
+    p_value: float
+    """Probability, under no excess, of an excess at least as large (one-sided, recentred
+    bootstrap)."""
+    block: float
+
+
+def paired_excess(
+    returns: ArrayLike,
+    baseline: ArrayLike,
+    *,
+    seed: int,
+    level: float = 0.95,
+    repeats: int = REPEATS,
+    sessions_a_year: int = TRADING_DAYS,
+) -> Excess | None:
+    """Block-bootstrap the daily excess over a baseline, both resampled on the same days; None below
+    eight sessions."""
+    excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    if excess.size < 8:
+        return None
+    length = block_length(excess)
+    rows = bootstrap_indices(excess.size, length, repeats, numpy_generator(seed, "excess"))
+    means = excess[rows].mean(axis=1)
+    mean = float(excess.mean())
+    low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * sessions_a_year
+    p_value = (1 + int((means - mean >= mean).sum())) / (1 + repeats)
+    return Excess(mean * sessions_a_year, float(low), float(high), level, p_value, length)
+
+
+def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Array:
+    """`[K]` p-values that the mean of each column of `[T, K]` is above zero, all K tested together.
+
+    The stepdown of Romano and Wolf: the share of resampled samples whose largest t-ratio reaches a
+    column's, among those that are not more significant than it (2016, algorithm 4.1). The chance
+    that any column without a mean falls below α is at most α. 1 for a column that never varies.
+    Raises BacktestError below eight periods.
+    """
+    values = np.asarray(active, dtype=np.float64)
+    size, columns = values.shape
+    if size < 8 or columns < 1:
+        raise BacktestError(
+            f"{size} periods of {columns} strategies are too few to test; give at least 8 periods"
+        )
+    flat = values.max(axis=0) == values.min(axis=0)
+    mean = values.mean(axis=0)
+    length = float(np.mean([block_length(values[:, k]) for k in range(columns)]))
+    rows = bootstrap_indices(size, length, repeats, numpy_generator(seed, "romano-wolf"))
+    # Means of resampled rows are counts times rows: one product instead of a [R, T, K] array.
+    counts = np.stack([np.bincount(row, minlength=size) for row in rows]) / size
+    scale = np.sqrt(np.maximum(_long_run_variance(values - mean, length), 1e-30) / size)
+    observed = np.where(flat, -np.inf, mean / scale)
+    drawn = np.where(flat, -np.inf, (counts @ values - mean) / scale)
+    order = np.argsort(-observed, kind="stable")
+    largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]
+    p_values = (1 + (largest >= observed[order]).sum(axis=0)) / (1 + repeats)
+    stepped = np.empty(columns)
+    stepped[order] = np.maximum.accumulate(np.where(flat[order], 1.0, p_values))
+    return stepped
+
+
+def _long_run_variance(centred: Array, length: float) -> Array:
+    """Variance of √T times the mean under the stationary bootstrap, per column (Hansen 2005,
+    section 3.2)."""
+    size = centred.shape[0]
+    stay = 1 - 1 / max(length, 1.0)
+    variance: Array = np.square(centred).mean(axis=0)
+    for k in range(1, size):
+        weight = (1 - k / size) * stay**k + (k / size) * stay ** (size - k)
+        if weight > 1e-12:
+            variance = (
+                variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
+            )
+    return variance

@@ -1,0 +1,302 @@
+"""Splits and dividends that a vendor announces, and prices that it adjusts."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fintrader.bars.checks import STOPPING
+from fintrader.bars.corporate_actions import Action, AdjustSettings, load_actions, with_announced
+from fintrader.bars.sources.announced import for_accounts, scale
+from fintrader.bars.sources.vendor import VendorFeed
+from fintrader.errors import BarError, DataError
+from fintrader.market import settings as settings_module
+from fintrader.market.build import build_market, make_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
+from tests.bars.tables import file_settings, minute_table, write_csv
+from tests.bars.test_vendors import (  # noqa: F401  (fixtures)
+    ENDPOINT,
+    TODAY,
+    Fake,
+    _own_yfinance,
+    bars,
+    fake,
+    fake_alpaca,
+    fake_yahoo,
+    feed_of,
+    forget_answers,
+    kind,
+)
+
+EX = "2016-01-14"
+PRICES = ("open", "high", "low", "close")
+
+
+def splitting(fake: Fake) -> None:
+    """AAA splits 4 for 1 on EX, and pays 0.40 for an old share two days before and 0.20 for a new
+    one after."""
+    days = fake.table.ts.dt.strftime("%Y-%m-%d")
+    before = (fake.table.ticker == "AAA") & (days < EX)
+    for name in PRICES:
+        fake.table.loc[before, name] *= 4
+    fake.table["volume"] = fake.table.volume.astype(float)
+    fake.actions = [
+        ("AAA", EX, 4.0, 0.0),
+        ("AAA", "2016-01-12", 1.0, 0.4),
+        ("AAA", "2016-01-20", 1.0, 0.2),
+    ]
+
+
+def adjusting(kind: str) -> dict[str, Any]:
+    return {"adjustment": "split"} if kind == "alpaca" else {}
+
+
+def test_a_store_that_grew_across_a_split_has_one_scale(
+    kind: str,
+    fake: Fake,
+    tmp_path: Path,
+) -> None:
+    splitting(fake)
+    fake.now = "2016-01-13"
+    early = feed_of(
+        kind, tmp_path / "grown", end="2016-01-12", today=dt.date(2016, 1, 13), **adjusting(kind)
+    )
+    early.prepare()
+    old = early.bars("AAA")
+    fake.now = "2016-01-29"
+    forget_answers()
+    asked = len(fake.requests)
+    grown = feed_of(kind, tmp_path / "grown", **adjusting(kind))
+    grown.prepare()
+    starts = [
+        item.get("start", "")[:10]
+        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        for item in fake.requests[asked:]
+    ]
+    assert min(starts) >= "2016-01-13"  # what was stored is not asked for again
+    at_once = feed_of(kind, tmp_path / "fresh", **adjusting(kind))
+    at_once.prepare()
+    for name in ("AAA", "BBB"):
+        for column in (*PRICES, "volume"):
+            mine, theirs = (getattr(feed.bars(name), column) for feed in (grown, at_once))
+            np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+    first = slice(len(old))
+    np.testing.assert_allclose(grown.bars("AAA").close[first], old.close / 4, rtol=1e-12)
+    np.testing.assert_allclose(grown.bars("AAA").volume[first], old.volume * 4, rtol=1e-12)
+    close = grown.bars("AAA").close
+    assert np.abs(np.diff(np.log(close))).max() < 0.1
+    assert grown.inputs != early.inputs
+    again = feed_of(kind, tmp_path / "grown", **adjusting(kind))
+    again.prepare()
+    assert again.inputs == grown.inputs
+
+
+def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path) -> None:
+    splitting(fake)
+    feed_of(kind, tmp_path).prepare()
+    asked = list(fake.asked_for_actions)
+    assert sorted(name for names in asked for name in names.split(",")) == ["AAA", "BBB"]
+    feed = feed_of(kind, tmp_path)
+    feed.prepare()
+    assert fake.asked_for_actions == asked
+    silent = feed_of(kind, tmp_path / "silent", actions=False)
+    silent.prepare()
+    assert fake.asked_for_actions == asked
+    assert silent.actions == ()
+    assert silent.inputs != feed.inputs
+
+
+def test_what_is_in_the_prices_reaches_no_account(
+    kind: str,
+    fake: Fake,
+    tmp_path: Path,
+) -> None:
+    splitting(fake)
+    adjusted = feed_of(kind, tmp_path, **adjusting(kind))
+    adjusted.prepare()
+    found = [(one.day.day, one.split, pytest.approx(one.dividend_usd)) for one in adjusted.actions]
+    assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
+
+
+def market_of(
+    settings: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> MarketTensors:
+    real = VendorFeed
+
+    def then(*args: Any, **values: Any) -> VendorFeed:
+        return real(*args, **values, today=TODAY, sleep=lambda _: None)
+
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    return MarketTensors.load(build_market(DataSettings.model_validate(settings), cache=cache))
+
+
+def test_raw_bars_come_with_their_splits_and_dividends(
+    fake_alpaca: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    splitting(fake_alpaca)
+    source = {
+        "kind": "alpaca",
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "endpoint": ENDPOINT,
+        "symbols": ["AAA"],
+    }
+    features = {"names": ["return_1"], "context": []}
+    base = {"source": source, "features": features}
+    market = market_of(base, tmp_path / "a", monkeypatch)
+    bar = 8 * 390
+    assert market.events.bar.tolist() == [6 * 390, bar, 11 * 390]
+    assert market.events.split.tolist() == [1.0, 4.0, 1.0]
+    assert market.events.dividend_usd.tolist() == [0.4, 0.0, 0.2]
+    assert float(market.close[bar - 1, 0] / market.close[bar, 0]) == pytest.approx(4, rel=0.05)
+    assert "actions" not in market.meta
+    mine = [
+        {"symbol": "AAA", "day": EX, "split": 4.0},
+        {"symbol": "AAA", "day": "2016-01-12", "dividend_usd": 0.5},
+    ]
+    again = market_of(base | {"adjust": {"actions": mine}}, tmp_path / "a", monkeypatch)
+    assert again.events.split.tolist() == [1.0, 4.0, 1.0]  # declared and announced is one split
+    assert again.events.dividend_usd.tolist() == [0.5, 0.0, 0.2]
+    line = "AAA 2016-01-12: dividend_usd 0.5 is declared, the source says 0.4"
+    assert again.meta["actions"] == [line]
+    assert line in caplog.text
+
+
+def test_prices_with_dividends_in_them_are_asked_for_again(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
+    splitting(fake_alpaca)
+    fake_alpaca.actions = [("AAA", EX, 1.0, 0.3)]
+    early = feed_of(
+        "alpaca", tmp_path, end="2016-01-12", today=dt.date(2016, 1, 13), adjustment="all"
+    )
+    early.prepare()
+    asked = len(fake_alpaca.requests)
+    feed_of("alpaca", tmp_path, adjustment="all").prepare()
+    new = [(item["symbols"], item["start"][:10]) for item in fake_alpaca.requests[asked:]]
+    assert ("AAA", "2016-01-04") in new
+    assert ("BBB", "2016-01-13") in new
+    assert not any("BBB" in names for names, start in new if start < "2016-01-13")
+
+
+def test_scales_and_payments_of_any_actions() -> None:
+    """Holding through the split-adjusted prices earns what holding through the raw ones does."""
+    actions = [
+        Action(symbol="AAA", day=dt.date(2016, 1, 5), dividend_usd=1.0),
+        Action(symbol="AAA", day=dt.date(2016, 1, 8), split=2.0, dividend_usd=0.6),
+        Action(symbol="AAA", day=dt.date(2016, 1, 12), dividend_usd=0.25),
+        Action(symbol="AAA", day=dt.date(2016, 1, 20), split=0.5),
+    ]
+    basis = dt.date(2016, 1, 25)
+    shares = cash = 0.0
+    for start in (dt.date(2016, 1, 4), dt.date(2016, 1, 6), dt.date(2016, 1, 9)):
+        shares, cash = 1.0, 0.0
+        for one in actions:
+            if one.day > start:
+                cash += shares * one.dividend_usd
+                shares *= one.split
+        assert scale(actions, start, basis) == shares
+        paid = sum(
+            one.dividend_usd for one in for_accounts(actions, "split", basis) if one.day > start
+        )
+        assert shares * paid == pytest.approx(cash)
+    assert for_accounts(actions, "raw", basis) == actions
+    assert for_accounts(actions, "all", basis) == []
+    assert [one.split for one in for_accounts(actions, "dividend", basis)] == [2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            "AAA,2016-01-07,split,4\nBBB,2016-01-07,split,4\nAAA,2016-01-07,split,4",
+            "line 4: a second split of AAA",
+        ),
+        (
+            "AAA,2016-01-07,dividend,1\nAAA,2016-01-07,dividend,1",
+            r"line 3: a second dividend of AAA on 2016-01-07 \(",
+        ),
+        ("AAA,2016-01-07,split,4\nZZZ,2016-01-07,split,4", "line 3: there are no bars of ZZZ"),
+    ],
+)
+def test_duplicates_and_unknown_symbols_are_errors(tmp_path: Path, rows: str, message: str) -> None:
+    path = tmp_path / "actions.csv"
+    path.write_text(f"ticker,ex_date,kind,value\n{rows}\n")
+    market = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"path": str(path)})
+    with pytest.raises(DataError, match=f"actions.csv, {message}"):
+        make_market(market)
+
+
+def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate() -> None:
+    day = dt.date(2016, 1, 7)
+    split, dividend = (
+        Action(symbol="AAA", day=day, split=2.0),
+        Action(symbol="AAA", day=day, dividend_usd=1.0),
+    )
+    assert len(load_actions(AdjustSettings(actions=(split, dividend)))) == 2
+    with pytest.raises(DataError, match=r"data.adjust.actions\[2\]: a second split of AAA"):
+        load_actions(AdjustSettings(actions=(split, dividend, split)))
+    both = Action(symbol="AAA", day=day, split=2.0, dividend_usd=1.0)
+    assert with_announced((split,), [both]) == ((split, dividend), [])
+
+
+def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path: Path) -> None:
+    actions = [{"symbol": "AAA", "day": "2016-01-07", "split": 4.0}]
+    wanted = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"actions": actions})
+    with pytest.raises(
+        BarError, match=r"split of AAA on 2016-01-07 \(no split, and 4 to 1 is declared\)"
+    ):
+        make_market(wanted)
+    _, report = make_market(wanted.model_copy(update={"waive": ("split:AAA",)}))
+    assert [fault["detail"] for fault in report["waived"]] == ["no split, and 4 to 1 is declared"]
+
+
+TABLE = minute_table(2, 6)
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    row=st.integers(0, 3 * 390 - 1),
+    factor=st.floats(0.5, 2.0),
+    split=st.sampled_from([0.1, 1.0, 4.0]),
+)
+def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(
+    tmp_path: Path, row: int, factor: float, split: float
+) -> None:
+    """The dividend's share of the last close before it goes into what comes after, and into nothing
+    else."""
+    other = TABLE.copy()
+    at = other.index[other.ticker == "AAA"][row]
+    other.loc[at, list(PRICES)] *= round(factor, 3)
+    found = []
+    for number, table in enumerate((TABLE, other)):
+        actions = [{"symbol": "AAA", "day": "2016-01-07", "split": split, "dividend_usd": 2.0}]
+        features = {
+            "names": ["return_1", "sma_5"],
+            "context": ["index_return_1"],
+            "standardise": False,
+        }
+        path = write_csv(tmp_path / str(number), table)
+        found.append(
+            make_market(
+                file_settings(path, adjust={"actions": actions}, features=features, waive=STOPPING)
+            )[0]
+        )
+    one, two = found
+    for name in ("open", "close", "features", "context", "benchmark", "adjusted_close"):
+        assert torch.equal(getattr(one, name)[:row], getattr(two, name)[:row]), name
+    assert [value.tolist() for value in one.events] == [value.tolist() for value in two.events]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.calendar import session_date, session_grid
+from fintrader.config import validate
+from fintrader.errors import BarError, DataError
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
+from tests.bars.tables import PLAIN, minute_table, write_csv
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "sessions", "minutes", "early"),
+    [
+        (dt.date(2016, 1, 1), dt.date(2020, 5, 25), 1105, 429_330, 9),
+        (dt.date(2020, 5, 26), dt.date(2021, 5, 26), 254, 98_700, 2),
+        (dt.date(2015, 10, 12), dt.date(2016, 4, 1), 119, 46_050, 2),
+    ],
+)
+def test_golden_counts(
+    start: dt.date, end: dt.date, sessions: int, minutes: int, early: int
+) -> None:
+    for calendar in ("XNAS", "XNYS"):
+        grid = session_grid(calendar, start, end)
+        assert (grid.num_sessions, grid.num_bars) == (sessions, minutes)
+        assert int((grid.session_minutes < 390).sum()) == early
+        assert int(grid.session_minutes[grid.session_minutes < 390].min()) == 210
+
+
+def test_daylight_saving_and_half_days_in_utc() -> None:
+    grid = session_grid("XNAS", dt.date(2015, 10, 26), dt.date(2015, 11, 27))
+    starts = {
+        str(day): str(grid.minutes[bar].astype("datetime64[ns]"))[11:16]
+        for day, bar in zip(grid.dates, grid.first_bar, strict=False)
+    }
+    assert starts["2015-10-30"] == "13:30"
+    assert starts["2015-11-02"] == "14:30"  # clocks went back on 1 November
+    assert "2015-11-26" not in starts  # Thanksgiving
+    assert (
+        str(grid.minutes[-1].astype("datetime64[ns]"))[:16] == "2015-11-27T17:59"
+    )  # closes at 13:00 in New York
+
+
+@pytest.mark.parametrize("bar_minutes", [1, 5, 7, 60, 390, 1440])
+def test_longer_bars_stay_inside_sessions(bar_minutes: int) -> None:
+    grid = session_grid("XNAS", dt.date(2015, 11, 23), dt.date(2015, 11, 30), bar_minutes)
+    expected = [-(-minutes // bar_minutes) for minutes in (390, 390, 390, 210, 390)]
+    assert np.diff(grid.first_bar).tolist() == expected
+    assert (grid.locate(grid.minutes) == np.arange(grid.num_bars)).all()
+    second = grid.exchange_minutes + 30_000_000_000
+    assert (grid.locate(second) == grid.bar_of_minute).all()
+    assert grid.locate(
+        np.array([grid.exchange_minutes[0] - 1, grid.exchange_minutes[-1] + 60_000_000_000])
+    ).tolist() == [-1, -1]
+    assert (
+        grid.session[grid.bar_of_minute] == np.repeat(np.arange(5), [390, 390, 390, 210, 390])
+    ).all()
+
+
+def test_a_lunch_break_has_no_minutes() -> None:
+    grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
+    assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00
+    assert int(np.diff(grid.minutes).max()) == 61 * 60_000_000_000
+
+
+def test_the_exchange_has_its_own_date() -> None:
+    late = np.datetime64("2016-01-05T01:00", "ns").astype(np.int64)  # still the 4th in New York
+    assert session_date("XNAS", int(late)) == dt.date(2016, 1, 4)
+
+
+def test_what_has_no_session_is_refused() -> None:
+    with pytest.raises(DataError, match="no session from 2016-01-16 to 2016-01-18"):
+        session_grid("XNAS", dt.date(2016, 1, 16), dt.date(2016, 1, 18))
+    with pytest.raises(DataError, match="no exchange calendar"):
+        session_grid("NASDAQ100", dt.date(2016, 1, 4), dt.date(2016, 1, 5))
+    with pytest.raises(DataError, match="swap"):
+        session_grid("XNAS", dt.date(2016, 1, 5), dt.date(2016, 1, 4))
+
+
+def build(
+    folder: Path, table: pd.DataFrame, *, waive: str | None = None, **source: object
+) -> dict[str, int]:
+    """What was repaired when the table was built as bars of their own length."""
+    values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
+    values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
+    _, report = make_market(validate(DataSettings, values, "t"))
+    return dict(report["repairs"])
+
+
+@pytest.mark.parametrize(
+    ("zone", "minutes"),
+    [
+        ("America/Chicago", 60),
+        ("America/Denver", 120),
+        ("America/Los_Angeles", 180),
+        ("America/Halifax", -60),
+    ],
+)
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_a_wrong_zone_is_refused(tmp_path: Path, zone: str, minutes: int, missing: float) -> None:
+    side = "after" if minutes > 0 else "before"
+    with pytest.raises(
+        BarError,
+        match=rf"AAA stand {abs(minutes)} minutes {side} the sessions of XNAS on . of 8 days",
+    ):
+        build(tmp_path, minute_table(3, 8, missing=missing), timezone=zone)
+
+
+@pytest.mark.parametrize("length", [1, 5, 30])
+def test_a_wrong_label_is_refused(tmp_path: Path, length: int) -> None:
+    table = minute_table(3, 8)
+    table = table[table.ts.dt.minute % length == 0]
+    source = {"bar_minutes": length}
+    assert build(tmp_path, table, **source)["outside_session"] == 0
+    with pytest.raises(
+        BarError, match=r"one bar too early on 8 of 8 days.*set data.source.label to start"
+    ):
+        build(tmp_path, table, label="end", **source)
+    table["ts"] += pd.Timedelta(minutes=length)
+    assert build(tmp_path, table, label="end", **source)["outside_session"] == 0
+    with pytest.raises(
+        BarError, match=r"one bar too late on 8 of 8 days.*set data.source.label to end"
+    ):
+        build(tmp_path, table, **source)
+
+
+def test_some_displaced_days_are_no_wrong_zone(tmp_path: Path) -> None:
+    table = minute_table(3, 8)
+    odd = (table.ticker == "BBB") & (table.ts.dt.day <= 6)
+    table.loc[odd, "ts"] += pd.Timedelta("1h")
+    with pytest.raises(BarError, match="shifted_day of BBB on 2016-01-04"):
+        build(tmp_path, table)
+    assert build(tmp_path, table, waive="shifted_day")["extended_hours"] == 3 * 60
+
+
+def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> None:
+    table = minute_table(2, 12)
+    clock = table.ts.dt.strftime("%H:%M")
+    random = np.random.default_rng(0)
+    thin = table[(table.ticker == "AAA") | (random.random(len(table)) < 0.01) | (clock == "15:59")]
+    assert build(tmp_path, thin)["outside_session"] == 0
+    auction = table[clock == "15:59"].assign(ts=lambda rows: rows.ts + pd.Timedelta("1min"))
+    assert build(tmp_path, pd.concat([thin, auction]))["extended_hours"] == 24
+    late_start = table[(clock >= "10:30") & (clock < "15:30")]
+    assert build(tmp_path, late_start)["outside_session"] == 0
+    evening = table[clock >= "12:30"].assign(ts=lambda rows: rows.ts + pd.Timedelta("210min"))
+    morning = table[clock < "12:30"].assign(ts=lambda rows: rows.ts - pd.Timedelta("180min"))
+    assert build(tmp_path, pd.concat([table, morning, evening]))["extended_hours"] == 2 * 12 * 390

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from fintrader.bars.detect import Detection, describe_detection, detect
+from fintrader.bars.sources.presets import PRESETS
+from fintrader.cli import main
+from fintrader.config import validate
+from fintrader.errors import BarError, ConfigError
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.starter import config_path, write_config, yaml_of
+from tests.bars.tables import assert_same_market, minute_table, write_csv
+
+FIELDS = ["open", "high", "low", "close", "volume"]
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    """Bars of two symbols over a change of clocks: from 2016-03-07 on."""
+    table = minute_table(2, 10)
+    table["ts"] += pd.Timedelta(days=63)
+    return table.round(2)
+
+
+def utc(table: pd.DataFrame) -> pd.Series:
+    return table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC")
+
+
+def around(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with some trading before the open and after the close."""
+    clock = table.ts.dt.strftime("%H:%M")
+    early = table[clock < "11:00"].assign(ts=lambda rows: rows.ts - pd.Timedelta("3h"), volume=3)
+    late = table[clock >= "15:00"].assign(ts=lambda rows: rows.ts + pd.Timedelta("1h"), volume=3)
+    whole = pd.concat([table, early, late]).sort_values(["ticker", "ts"])
+    return whole.drop_duplicates(["ticker", "ts"])
+
+
+def lean(folder: Path, table: pd.DataFrame) -> Path:
+    table = around(table)
+    for (ticker, day), rows in table.groupby(["ticker", table.ts.dt.strftime("%Y%m%d")]):
+        home = folder / "lean" / ticker.lower()
+        home.mkdir(parents=True, exist_ok=True)
+        milliseconds = (rows.ts - rows.ts.dt.normalize()) // pd.Timedelta("1ms")
+        prices = (rows[FIELDS[:4]] * 10_000).round().astype(int)
+        text = pd.concat([milliseconds, prices, rows.volume], axis=1).to_csv(
+            index=False, header=False
+        )
+        with zipfile.ZipFile(home / f"{day}_trade.zip", "w") as archive:
+            archive.writestr(f"{day}_{ticker.lower()}_minute_trade.csv", text)
+    return folder / "lean"
+
+
+def polygon(folder: Path, table: pd.DataFrame) -> Path:
+    table = around(table)
+    start = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64")
+    table = table.assign(window_start=start, transactions=5)
+    (folder / "polygon").mkdir()
+    columns = ["ticker", "volume", "open", "close", "high", "low", "window_start", "transactions"]
+    for day, rows in table.groupby(table.ts.dt.strftime("%Y-%m-%d")):
+        with gzip.open(folder / "polygon" / f"{day}.csv.gz", "wt") as file:
+            rows[columns].to_csv(file, index=False)
+    return folder / "polygon"
+
+
+def databento(folder: Path, table: pd.DataFrame) -> Path:
+    stamps = utc(table).dt.strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
+    table = table.assign(ts_event=stamps, rtype=33, publisher_id=2, instrument_id=7)
+    columns = ["ts_event", "rtype", "publisher_id", "instrument_id", *FIELDS, "symbol"]
+    return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "databento.csv")
+
+
+def firstrate(folder: Path, table: pd.DataFrame) -> Path:
+    (folder / "firstrate").mkdir()
+    for ticker, rows in around(table).groupby("ticker"):
+        path = folder / "firstrate" / f"{ticker}_full_1min_UNADJ.txt"
+        rows[["ts", *FIELDS]].to_csv(path, index=False, header=False)
+    return folder / "firstrate"
+
+
+def kibot(folder: Path, table: pd.DataFrame) -> Path:
+    (folder / "kibot").mkdir()
+    table = table.assign(day=table.ts.dt.strftime("%m/%d/%Y"), clock=table.ts.dt.strftime("%H:%M"))
+    for ticker, rows in table.groupby("ticker"):
+        rows[["day", "clock", *FIELDS]].to_csv(
+            folder / "kibot" / f"{ticker}.txt", index=False, header=False
+        )
+    return folder / "kibot"
+
+
+def alpaca(folder: Path, table: pd.DataFrame) -> Path:
+    table = table.assign(timestamp=utc(table), trade_count=3, vwap=table.close)
+    columns = ["symbol", "timestamp", *FIELDS, "trade_count", "vwap"]
+    return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "alpaca.csv")
+
+
+def yahoo(folder: Path, table: pd.DataFrame) -> Path:
+    table = table.assign(Datetime=table.ts.dt.tz_localize("America/New_York"))
+    for ticker, rows in table.rename(columns={name: name.title() for name in FIELDS}).groupby(
+        "ticker"
+    ):
+        write_csv(folder / "yahoo", rows[["Datetime", *map(str.title, FIELDS)]], f"{ticker}.csv")
+    return folder / "yahoo"
+
+
+def german(folder: Path, table: pd.DataFrame) -> Path:
+    words = dict(zip(FIELDS, ("Eröffnung", "Hoch", "Tief", "Schluss", "Volumen"), strict=True))
+    parts = [
+        rows.set_index("ts")[FIELDS].rename(columns=words).add_prefix(f"{ticker} ")
+        for ticker, rows in table.groupby("ticker")
+    ]
+    wide = pd.concat(parts, axis=1)
+    wide.insert(0, "Zeit", wide.index.strftime("%d.%m.%Y %H:%M"))
+    wide.to_csv(folder / "kurse.csv", sep=";", decimal=",", index=False)
+    return folder / "kurse.csv"
+
+
+def epoch(folder: Path, table: pd.DataFrame) -> Path:
+    seconds = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64") // 10**9
+    return write_csv(
+        folder, table.assign(ts=seconds).rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv"
+    )
+
+
+def many(folder: Path, table: pd.DataFrame) -> Path:
+    ends = table.assign(time=table.ts + pd.Timedelta("1min"))
+    for ticker, rows in ends.groupby("ticker"):
+        write_csv(folder / "many", rows[["time", *FIELDS]], f"{ticker}.csv")
+    return folder / "many"
+
+
+def chicago(folder: Path, table: pd.DataFrame) -> Path:
+    return write_csv(folder, table.assign(ts=table.ts - pd.Timedelta("1h")), "chicago.csv")
+
+
+LAYOUTS: dict[str, Callable[[Path, pd.DataFrame], Path]] = {
+    one.__name__: one
+    for one in (
+        lean,
+        polygon,
+        databento,
+        firstrate,
+        kibot,
+        alpaca,
+        yahoo,
+        german,
+        epoch,
+        many,
+        chicago,
+    )
+}
+
+
+def built(found: Detection, folder: Path) -> DataSettings:
+    return validate(DataSettings, yaml.safe_load(yaml_of(found, folder / "x.yaml"))["data"], "test")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_layout_becomes_the_market_of_its_bars(
+    name: str, bars: pd.DataFrame, tmp_path: Path
+) -> None:
+    found = detect(str(LAYOUTS[name](tmp_path, bars)))
+    market, _ = make_market(built(found, tmp_path))
+    plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
+    assert market.symbols == ("AAA", "BBB")
+    assert_same_market(market, plain)
+    assert found.extended == (name in ("lean", "polygon", "firstrate"))
+    assert "range" in describe_detection(found)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_preset_reads_its_vendors_files(
+    preset: str, bars: pd.DataFrame, tmp_path: Path
+) -> None:
+    path = str(LAYOUTS[preset](tmp_path, bars))
+    plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
+    told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
+    values = told.model_dump(mode="json") | {
+        "source": {"kind": "files", "preset": preset, "path": path}
+    }
+    assert_same_market(make_market(validate(DataSettings, values, "test"))[0], plain)
+    asked, _ = make_market(built(detect(path, preset=preset), tmp_path))  # type: ignore[arg-type]
+    assert_same_market(asked, plain)
+
+
+def test_what_was_found_is_told_with_how_sure_it_is(bars: pd.DataFrame, tmp_path: Path) -> None:
+    found = {one.setting: one for one in detect(str(many(tmp_path, bars))).findings}
+    assert (found["label"].value, found["label"].sure) == ("end", "sure")
+    assert (found["timezone"].value, found["timezone"].sure) == ("America/New_York", "sure")
+    winter = {
+        one.setting: one for one in detect(str(write_csv(tmp_path, minute_table(2, 10)))).findings
+    }
+    assert winter["timezone"].sure == "likely"  # no change of clocks in January
+    assert "Etc/GMT+5" in winter["timezone"].why
+    split = minute_table(1, 10)
+    split.loc[split.ts >= "2016-01-11", FIELDS[:4]] /= 4
+    told = {
+        one.setting: one for one in detect(str(write_csv(tmp_path, split, "split.csv"))).findings
+    }
+    assert "AAA 4 to 1 on 2016-01-11" in told["adjustment"].why
+
+
+def test_a_configuration_is_not_written_over(bars: pd.DataFrame, tmp_path: Path) -> None:
+    found, path = detect(str(write_csv(tmp_path, bars))), tmp_path / "my.yaml"
+    write_config(found, path)
+    with pytest.raises(ConfigError, match="--force"):
+        write_config(found, path)
+    write_config(found, path, force=True)
+    assert str(config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
+    with pytest.raises(BarError, match="reach over 2 sessions"):
+        yaml_of(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
+
+
+def test_a_table_that_lacks_a_column_is_told(bars: pd.DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(BarError, match=r"which column is the close\? It has ts, ticker, open"):
+        detect(str(write_csv(tmp_path, bars.drop(columns="close"))))
+
+
+@pytest.mark.parametrize(("offset", "told"), [("", "09:35:00"), ("-05:00", "14:35:00 UTC")])
+def test_the_time_of_a_bad_row_is_told_as_it_was_written(
+    offset: str, told: str, tmp_path: Path
+) -> None:
+    """Which zone it is in is not known yet, unless it says so itself."""
+    table = minute_table(1, 2)
+    table["ts"] = table.ts.dt.strftime("%Y-%m-%d %H:%M:%S") + offset
+    bad = table.index[table.ts.str.contains("09:35:00")][0]
+    table.loc[bad, "low"] = -1.0
+    told_row = rf"row {bad + 2} \(AAA at 2016-01-\d\dT{told}\), column 'low': -1\.0 is no price"
+    with pytest.raises(BarError, match=told_row):
+        detect(str(write_csv(tmp_path, table)))
+
+
+def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
+    path = write_csv(tmp_path, bars, "my.csv")
+    code = (
+        f"import sys; from fintrader.cli import main; main(['init', {str(path)!r}]); assert 'torch'"
+        " not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "my.yaml is written; `fintrader run my.yaml`" in done.stdout
+    assert (tmp_path / "my.yaml").is_file()
+
+
+def test_daily_bars_are_sessions(tmp_path: Path) -> None:
+    days = pd.bdate_range("2016-01-04", periods=60)
+    close = 50 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(days))))
+    table = pd.DataFrame(
+        {"Date": days.strftime("%Y-%m-%d"), "Open": close, "High": close, "Low": close}
+    )
+    path = write_csv(tmp_path, table.assign(Close=close, Volume=100).round(2), "AAA.csv")
+    found = detect(str(path))
+    market, _ = make_market(built(found, tmp_path))
+    assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
+
+
+def scaled(table: pd.DataFrame) -> pd.DataFrame:
+    """One day of one symbol in cents."""
+    day = (table.ticker == "AAA") & (table.ts.dt.normalize() == table.ts.dt.normalize().unique()[3])
+    prices = ["open", "high", "low", "close"]
+    table.loc[day, prices] *= 100
+    return table
+
+
+def repeated(table: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([table, table.iloc[[700]].assign(volume=1)], ignore_index=True)
+
+
+@pytest.mark.parametrize("change", [scaled, repeated])
+@pytest.mark.parametrize("label", ["start", "end"])
+def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
+    change: Callable[[pd.DataFrame], pd.DataFrame], label: str, tmp_path: Path
+) -> None:
+    table = change(minute_table(2, 10))
+    if label == "end":
+        table["ts"] += pd.Timedelta("1min")
+    found = detect(str(write_csv(tmp_path, table)))
+    text = yaml_of(found, tmp_path / "x.yaml")
+    with pytest.raises(BarError, match=r"data\.waive"):
+        make_market(built(found, tmp_path))
+    marked = [line for line in text.splitlines() if line.startswith(("  # waive", "  #   - "))]
+    assert len(marked) >= 2
+    for line in marked:
+        text = text.replace(line, line.replace("  # ", "  ", 1))
+    make_market(validate(DataSettings, yaml.safe_load(text)["data"], "test"))
+    assert "a build stops at" in describe_detection(found)
+
+
+def test_what_to_do_next_depends_on_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for change, first in (
+        (scaled, "correct the bars, or take the # from waive"),
+        (pd.DataFrame.copy, "`fintrader run"),
+    ):
+        path = write_csv(tmp_path, change(minute_table(2, 10)))
+        main(["init", str(path), "--out", str(tmp_path / "x.yaml"), "--force"])
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.partition(" is written; ")[2].startswith(first)
+
+
+def test_sound_bars_come_without_waivers(bars: pd.DataFrame, tmp_path: Path) -> None:
+    found = detect(str(write_csv(tmp_path, bars)))
+    assert found.waivers == []
+    assert "waive" not in yaml_of(found, tmp_path / "x.yaml")

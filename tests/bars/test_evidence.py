@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.bars import MINUTE_NS, Bars, concat
+from fintrader.bars.calendar import SessionGrid, session_date, session_grid
+from fintrader.bars.evidence import SessionEvidence, days_of, has_opening_prints
+from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import validate
+from fintrader.errors import BarError, DataError
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
+from tests.bars.tables import (
+    PLAIN,
+    REAL_2016,
+    REAL_2019,
+    REAL_FOLDER,
+    as_bars,
+    assert_same_market,
+    minute_table,
+    write_csv,
+)
+
+GRID = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
+
+
+def settings(path: Path | str, source: dict[str, Any] | None = None, **values: Any) -> DataSettings:
+    told = {"source": {"kind": "files", "path": str(path), **(source or {})}, **PLAIN, **values}
+    return validate(DataSettings, told, "test")
+
+
+def with_prints(table: pd.DataFrame) -> pd.DataFrame:
+    """END-labelled bars, and the opening's print stamped at the open."""
+    ends = table.assign(ts=table.ts + pd.Timedelta("1min"))
+    first = table[table.ts.dt.strftime("%H:%M") == "09:30"]
+    prints = first.assign(high=first.open, low=first.open, close=first.open, volume=1000)
+    return pd.concat([ends, prints]).sort_values(["ticker", "ts"], ignore_index=True)
+
+
+def as_standard_time(table: pd.DataFrame) -> pd.DataFrame:
+    utc = table.ts.dt.tz_localize("America/New_York")
+    return table.assign(ts=utc.dt.tz_convert("Etc/GMT+5").dt.tz_localize(None))
+
+
+def spring(table: pd.DataFrame) -> pd.DataFrame:
+    """The same bars on sessions from 7 March 2016 on: clocks go forward on the 13th."""
+    return table.assign(ts=table.ts + pd.Timedelta(days=63))
+
+
+def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path: Path) -> None:
+    table = minute_table(2, 8)
+    path = write_csv(tmp_path, with_prints(table))
+    with pytest.raises(
+        BarError,
+        match=r"AAA begin and end one bar too late on 8 of 8 days.*data.source.label to end",
+    ):
+        make_market(settings(path))
+    market, report = make_market(settings(path, {"label": "end"}))
+    assert report["repairs"]["opening_print"] == 16
+    plain, _ = make_market(settings(write_csv(tmp_path, table, "plain.csv")))
+    for name in ("open", "close", "features", "tradable"):
+        np.testing.assert_array_equal(
+            getattr(market, name).numpy(), getattr(plain, name).numpy(), err_msg=name
+        )
+    opening = [day * 390 for day in range(8)]
+    np.testing.assert_allclose((market.volume - plain.volume)[opening].numpy(), 1000)
+    _, left = make_market(settings(path, {"label": "end", "opening_print": "leave"}))
+    assert left["repairs"]["extended_hours"] == 16
+
+
+def test_starts_with_a_closing_print_are_no_ends(tmp_path: Path) -> None:
+    table = minute_table(2, 8)
+    last = table[table.ts.dt.strftime("%H:%M") == "15:59"]
+    prints = last.assign(
+        ts=last.ts + pd.Timedelta("1min"), open=last.close, high=last.close, low=last.close
+    )
+    path = write_csv(tmp_path, pd.concat([table, prints]))
+    _, report = make_market(settings(path))
+    assert report["repairs"]["extended_hours"] == 16
+    with pytest.raises(
+        BarError, match=r"one bar too early on 8 of 8 days.*data.source.label to start"
+    ):
+        make_market(settings(path, {"label": "end"}))
+
+
+def test_standard_time_all_year_is_no_new_york(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, as_standard_time(spring(minute_table(2, 9))))
+    with pytest.raises(
+        BarError, match=r"60 minutes before the sessions .* on 4 of 9 days.*one season.*Etc/GMT\+5"
+    ):
+        make_market(settings(path))
+    market, _ = make_market(settings(path, {"timezone": "Etc/GMT+5"}))
+    plain, _ = make_market(settings(write_csv(tmp_path, spring(minute_table(2, 9)), "plain.csv")))
+    assert_same_market(market, plain)
+
+
+def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path: Path) -> None:
+    table = minute_table(2, 8)
+    path = write_csv(tmp_path, table[table.ts.dt.minute % 5 == 0])
+    with pytest.raises(
+        BarError, match=r"5 minutes apart.*data.source.bar_minutes to 5 and data.bar_minutes to 5"
+    ):
+        make_market(settings(path))
+    with pytest.raises(
+        BarError, match=r"cannot be spread over bars of 1; set data.bar_minutes to 5"
+    ):
+        make_market(settings(path, {"bar_minutes": 5}))
+    with pytest.raises(
+        BarError, match=r"cannot be spread over bars of 7; set data.bar_minutes to 5"
+    ):
+        make_market(settings(path, {"bar_minutes": 5}, bar_minutes=7))
+    make_market(settings(path, {"bar_minutes": 5}, bar_minutes=30))
+    with pytest.raises(BarError, match=r"stand 1 minute apart, and data.source.bar_minutes says 5"):
+        make_market(
+            settings(write_csv(tmp_path, table, "one.csv"), {"bar_minutes": 5}, bar_minutes=5)
+        )
+
+
+def test_days_fill_no_grid_of_minutes(tmp_path: Path) -> None:
+    table = minute_table(2, 8)
+    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).first()
+    path = write_csv(tmp_path, days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")))
+    with pytest.raises(BarError, match=r"whole days.*set data.bar_minutes to 390"):
+        make_market(settings(path))
+    make_market(settings(path, bar_minutes=390, features={"names": ["return_1"]}))
+
+
+def test_naive_and_zoned_rows_are_not_mixed(tmp_path: Path) -> None:
+    table = minute_table(1, 5).astype({"ts": str})
+    table.loc[100:, "ts"] = table.ts[100:] + "-05:00"
+    with pytest.raises(
+        BarError, match=r"row 102.*carries a time zone, and the rows before it do not"
+    ):
+        make_market(settings(write_csv(tmp_path, table)))
+
+
+def test_extended_hours_are_counted_or_kept(tmp_path: Path) -> None:
+    table = minute_table(2, 8)
+    early = table[table.ts.dt.hour < 13].assign(
+        ts=lambda rows: rows.ts - pd.Timedelta("4h"), volume=1
+    )
+    whole = pd.concat([table, early[early.ts.dt.hour * 60 + early.ts.dt.minute < 570]])
+    path = write_csv(tmp_path, whole)
+    regular, report = make_market(settings(path))
+    assert report["repairs"]["extended_hours"] == len(whole) - len(table)
+    assert report["repairs"]["outside_session"] == 0
+    assert_same_market(regular, make_market(settings(write_csv(tmp_path, table, "plain.csv")))[0])
+    extended, report = make_market(settings(path, hours="extended"))
+    assert report["repairs"]["extended_hours"] == 0
+    assert extended.num_bars == 8 * 960
+    assert str(extended.timestamps()[0])[11:16] == "09:00"  # 04:00 in New York
+    assert int(extended.tradable.sum()) == len(whole)
+    np.testing.assert_array_equal(
+        extended.close[330 : 330 + 390].numpy(), regular.close[:390].numpy()
+    )
+    half = session_grid("XNAS", dt.date(2019, 7, 3), dt.date(2019, 7, 3), hours="extended")
+    assert half.num_bars == 13 * 60  # to 17:00
+    with pytest.raises(DataError, match="no extended hours are known of XHKG"):
+        session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2), hours="extended")
+
+
+@pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5])
+def test_thin_symbols_raise_no_alarm(share: float) -> None:
+    random = np.random.default_rng(1)
+    bars = as_bars(minute_table(6, 10))
+    evidence = SessionEvidence(GRID, "start", 1)
+    for one in each(bars):
+        evidence.look(one.take(random.random(len(one)) < share))
+    evidence.judge()
+
+
+def each(bars: Bars) -> list[Bars]:
+    bars = bars.sorted()
+    edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1)).tolist()
+    return [bars.take(np.arange(*edge)).without_unused() for edge in itertools.pairwise(edges)]
+
+
+def ends(bars: Bars, _: SessionGrid) -> Bars:
+    return replace(bars, ts=bars.ts + MINUTE_NS)
+
+
+def ends_with_prints(bars: Bars, grid: SessionGrid) -> Bars:
+    opening = bars.take(np.isin(bars.ts, grid.open))
+    prints = replace(
+        opening, ts=opening.ts - MINUTE_NS, high=opening.open, low=opening.open, close=opening.open
+    )
+    return ends(concat([bars, prints]).sorted(), grid)
+
+
+def standard_time(bars: Bars, _: SessionGrid) -> Bars:
+    wall = (
+        pd.DatetimeIndex(bars.ts.astype("datetime64[ns]"), tz="UTC")
+        .tz_convert("Etc/GMT+5")
+        .tz_localize(None)
+    )
+    utc = wall.tz_localize("America/New_York").tz_convert("UTC").tz_localize(None)
+    return replace(bars, ts=utc.to_numpy().astype("datetime64[ns]").astype(np.int64))
+
+
+def fives(bars: Bars, _: SessionGrid) -> Bars:
+    return bars.take(bars.ts // MINUTE_NS % 5 == 0)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
+def test_every_misread_real_symbol_is_refused_and_no_good_one(path: Path) -> None:
+    if not path.is_file():
+        pytest.skip("the real bars are not here")
+    bars = read_files(FilesSettings(path=str(path), decimals=4))
+    first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
+    grid = session_grid("XNAS", first, last)
+    misread: list[Callable[[Bars, SessionGrid], Bars]] = [
+        ends,
+        ends_with_prints,
+        standard_time,
+        fives,
+    ]
+    evidence = SessionEvidence(grid, "start", 1)
+    random = np.random.default_rng(0)
+    for number, one in enumerate(each(bars)):
+        evidence.look(one)
+        if number % 7:
+            continue
+        assert not has_opening_prints(days_of(one, grid))
+        for share in (0.003, 0.05):
+            SessionEvidence(grid, "start", 1).look(one.take(random.random(len(one)) < share))
+        for change in misread:
+            with pytest.raises(BarError):
+                SessionEvidence(grid, "start", 1).look(change(one, grid))
+    evidence.judge()
+
+
+@pytest.mark.real_data
+def test_raw_lean_bars_equal_those_filtered_outside() -> None:
+    folder = REAL_FOLDER / "lean_raw"
+    if not folder.is_dir():
+        pytest.skip("the raw Lean bars are not here")
+    source = {"preset": "lean"}
+    raw, report = make_market(settings(folder, source))
+    assert report["repairs"]["extended_hours"] > 20_000
+    bars = read_files(FilesSettings(preset="lean", path=str(folder)))
+    grid = session_grid("XNAS", dt.date(2019, 6, 3), dt.date(2019, 7, 31))
+    inside = bars.take(np.isin(bars.ts, grid.minutes))
+    stamps = pd.DatetimeIndex(inside.ts.astype("datetime64[ns]"), tz="UTC")
+    frame = pd.DataFrame(
+        {name: getattr(inside, name) for name in ("open", "high", "low", "close", "volume")}
+        | {"ts": stamps, "ticker": np.array(inside.symbols)[inside.symbol]}
+    )
+    from fintrader import load_market
+
+    filtered = load_market(frame, bar_minutes=1, **PLAIN)
+    same = {"source": None, "repairs": None}
+    raw, filtered = (replace(one, meta={**one.meta, **same}) for one in (raw, filtered))
+    assert raw.content_hash() == filtered.content_hash()
+    for wrong in (
+        {"label": "end"},
+        {"timezone": "UTC"},
+        {"timezone": "America/Chicago"},
+        {"timezone": "Etc/GMT+5"},
+    ):
+        with pytest.raises(BarError, match=r"data\.source\.(label|timezone)"):
+            make_market(settings(folder, source | wrong))

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.bars import Bars
+from fintrader.bars.clean import clean
+from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import validate
+from fintrader.errors import BarError, DataError
+from fintrader.market.build import build_market, make_market
+from fintrader.market.inspect import describe, dry_run
+from fintrader.market.settings import DataSettings
+from tests.bars.tables import SHORT_WINDOWS, minute_table, write_csv
+
+
+def read(path: Path, **values: Any) -> Bars:
+    return read_files(validate(FilesSettings, {"path": str(path), **values}, "test"))
+
+
+def spoil(folder: Path, row: int, column: str, value: object) -> Path:
+    table = minute_table(2, 3).astype({column: object})
+    table.loc[row, column] = value
+    return write_csv(folder, table)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("close", "n/a!", r"bars.csv, row 19, column 'close': 'n/a!' is no number"),
+        ("volume", "many", r"row 19, column 'volume': 'many' is no number"),
+        ("open", None, r"row 19, column 'open': the cell is empty"),
+        ("ts", "yesterday", r"row 19, column 'ts': 'yesterday' is no time"),
+        ("low", -3.0, r"row 19 \(AAA at 2016-01-04T14:47:00 UTC\), column 'low': -3.0 is no price"),
+        ("close", 0.0, r"row 19 .* column 'close': 0.0 is no price"),
+        ("high", "inf", r"column 'high': inf is no price"),
+        ("volume", -1, r"column 'volume': -1.0 is no volume"),
+        ("ts", "2199-01-04 09:47:00", r"row 19 .*lies in the future"),
+    ],
+)
+def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: object, message: str) -> None:
+    path = spoil(tmp_path, 17, column, value)  # line 19: a header, and lines count from 1
+    with pytest.raises(BarError, match=message):
+        build_market(validate(DataSettings, {"path": str(path)}, "test"), cache=tmp_path / "cache")
+    left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
+    assert left <= {"fingerprints.json", ".lock"}
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, minute_table(1, 1).drop(columns="close"))
+    with pytest.raises(
+        BarError, match=r"no column 'close'; it has ts, ticker, open, high, low, volume.*columns"
+    ):
+        read(path)
+
+
+def test_order_and_repetition_are_repaired_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = minute_table(2, 3)
+    straight, _ = clean(read(write_csv(tmp_path, table)))
+    mixed = pd.concat([table, table.iloc[[5, 100]]]).sample(frac=1, random_state=1)
+    repaired, counts = clean(read(write_csv(tmp_path, mixed)))
+    assert counts["exact_duplicates"] == 2
+    assert counts["shuffled_rows"] > 100
+    for name in ("ts", "symbol", "open", "high", "low", "close", "volume"):
+        np.testing.assert_array_equal(getattr(straight, name), getattr(repaired, name))
+    settings = validate(DataSettings, {"path": str(tmp_path / "bars.csv"), **SHORT_WINDOWS}, "test")
+    market, report = make_market(settings)
+    assert report["repairs"]["exact_duplicates"] == market.meta["repairs"]["exact_duplicates"] == 2
+    assert "2 rows that repeat another exactly were dropped" in caplog.text
+
+
+def test_conflicting_rows_are_refused(tmp_path: Path) -> None:
+    table = minute_table(1, 1)
+    other = table.iloc[[7]].assign(close=lambda rows: rows.close + 0.01)
+    with pytest.raises(
+        BarError, match=r"row 392 \(AAA at 2016-01-04T14:37:00 UTC\): a second, different row"
+    ):
+        clean(read(write_csv(tmp_path, pd.concat([table, other]))))
+
+
+def test_a_bar_wider_than_its_range_is_widened(tmp_path: Path) -> None:
+    table = minute_table(1, 1)
+    table.loc[3, "high"] = table.loc[3, ["open", "close"]].min() - 0.01
+    repaired, counts = clean(read(write_csv(tmp_path, table)))
+    assert counts["ohlc_widened"] == 1
+    assert repaired.high[3] == table.loc[3, ["open", "close"]].max()
+
+
+def test_zone_and_label_are_declared(tmp_path: Path) -> None:
+    table = minute_table(1, 2)
+    start = read(write_csv(tmp_path, table))
+    moved = table.assign(ts=table.ts + pd.Timedelta("1min"))
+    np.testing.assert_array_equal(read(write_csv(tmp_path, moved), label="end").ts, start.ts)
+    utc = table.assign(ts=table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC"))
+    np.testing.assert_array_equal(
+        read(write_csv(tmp_path, utc)).ts, start.ts
+    )  # an offset in the file wins
+    bare = utc.assign(ts=utc.ts.dt.tz_localize(None))
+    np.testing.assert_array_equal(read(write_csv(tmp_path, bare), timezone="UTC").ts, start.ts)
+
+
+def test_daylight_saving_moves_the_utc_hour(tmp_path: Path) -> None:
+    table = minute_table(1, 1)
+    summer = table.assign(ts=table.ts + pd.Timedelta(days=91))
+    hours = [
+        read(write_csv(tmp_path, rows)).ts[0] // 3_600_000_000_000 % 24 for rows in (table, summer)
+    ]
+    assert hours == [14, 13]
+
+
+@pytest.mark.parametrize("zoned", [True, False])
+def test_parquet_and_csv_agree(tmp_path: Path, zoned: bool) -> None:
+    table = minute_table(2, 1)
+    text = read(write_csv(tmp_path, table))
+    if zoned:
+        table["ts"] = table.ts.dt.tz_localize("America/New_York")
+    table.astype({"ticker": "category"}).to_parquet(tmp_path / "bars.parquet")
+    binary = read(tmp_path / "bars.parquet")
+    for name in ("ts", "symbol", "open", "close", "volume"):
+        np.testing.assert_array_equal(getattr(text, name), getattr(binary, name))
+
+
+def test_folders_and_patterns(tmp_path: Path) -> None:
+    table = minute_table(2, 1)
+    for name, rows in table.groupby("ticker"):
+        write_csv(tmp_path / "many", rows, f"{name}.csv")
+    write_csv(tmp_path, table)
+    whole = read(tmp_path / "bars.csv")
+    for path in (tmp_path / "many", tmp_path / "many" / "*.csv"):
+        both = read(path)
+        assert both.symbols == ("AAA", "BBB")
+        np.testing.assert_array_equal(both.close, whole.close)
+    assert read(tmp_path / "many" / "B*.csv").symbols == ("BBB",)
+
+
+def test_no_file_wrong_file_and_truncated_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no bar file there"):
+        read(tmp_path / "nothing.parquet")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(DataError, match="neither Parquet nor CSV"):
+        read(tmp_path / "notes.txt")
+    minute_table(2, 1).to_parquet(tmp_path / "bars.parquet")
+    whole = (tmp_path / "bars.parquet").read_bytes()
+    (tmp_path / "bars.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BarError, match="truncated"):
+        read(tmp_path / "bars.parquet")
+    (tmp_path / "empty.csv").write_text("ts,ticker,open,high,low,close,volume\n")
+    with pytest.raises(BarError, match="holds no row"):
+        read(tmp_path / "empty.csv")
+    numbers = minute_table(1, 1).assign(ts=lambda table: np.arange(len(table), dtype=float))
+    numbers.to_parquet(tmp_path / "numbers.parquet")
+    with pytest.raises(BarError, match="not a time"):
+        read(tmp_path / "numbers.parquet")
+
+
+def test_zip_gzip_and_one_file_per_symbol(tmp_path: Path) -> None:
+    table = minute_table(2, 2)
+    whole = read(write_csv(tmp_path, table))
+    with zipfile.ZipFile(tmp_path / "bars.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, rows in table.groupby("ticker"):
+            archive.writestr(f"2016/{name}.csv", rows.drop(columns="ticker").to_csv(index=False))
+        archive.writestr("readme.txt", "not bars")
+    (tmp_path / "folder").mkdir()
+    for name, rows in table.groupby("ticker"):
+        rows.drop(columns="ticker").to_csv(tmp_path / "folder" / f"{name}.csv.gz", index=False)
+    for path in (tmp_path / "bars.zip", tmp_path / "folder"):
+        bars = read(path, symbol_from="name")
+        assert bars.symbols == ("AAA", "BBB")
+        for column in ("ts", "symbol", "open", "close", "volume"):
+            np.testing.assert_array_equal(getattr(bars, column), getattr(whole, column))
+    with pytest.raises(BarError, match=r"bars.zip:2016/AAA.csv: no column 'ticker'"):
+        read(tmp_path / "bars.zip")
+    whole_zip = (tmp_path / "bars.zip").read_bytes()
+    (tmp_path / "bars.zip").write_bytes(whole_zip[: len(whole_zip) // 2])
+    with pytest.raises(BarError, match=r"bars.zip: cannot be read"):
+        read(tmp_path / "bars.zip", symbol_from="name")
+
+
+def test_a_dry_run_reads_no_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = minute_table(2, 3)
+    write_csv(tmp_path / "in", table, "a.csv")
+    table.to_parquet(tmp_path / "in" / "b.parquet", index=False)
+    settings = validate(DataSettings, {"path": str(tmp_path / "in"), **SHORT_WINDOWS}, "test")
+    report = dry_run(settings, cache=tmp_path / "cache")
+    assert [(file["name"], file["kind"], file["rows"]) for file in report["files"]] == [
+        ("a.csv", "csv", None),
+        ("b.parquet", "parquet", len(table)),
+    ]
+    assert report["files"][0]["columns"] == list(table.columns)
+    assert report["problems"] == []
+    assert not report["built"]
+    assert not list((tmp_path / "cache").rglob("*.parquet"))
+    path = build_market(settings, cache=tmp_path / "cache")
+    report = dry_run(settings, cache=tmp_path / "cache")
+    assert report["built"]
+    assert report["market"] == str(path)
+    assert f"b.parquet (parquet, {len(table):,} rows): columns ts, ticker" in describe(report)
+    write_csv(tmp_path / "in", table.drop(columns="close"), "c.csv")
+    (tmp_path / "in" / "d.parquet").write_bytes(b"PAR1 but not really")
+    problems = dry_run(settings, cache=tmp_path / "cache")["problems"]
+    assert problems[0].startswith("c.csv: no column 'close'")
+    assert problems[1].startswith("d.parquet: cannot be read")
+    synthetic = dry_run(DataSettings(), cache=tmp_path / "cache")
+    assert synthetic["source"] == "synthetic"
+    assert not synthetic["built"]

@@ -1,0 +1,203 @@
+"""What stops a build, what lets it pass, and that both are told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.checks import DOUBTFUL, STOPPING
+from fintrader.config import validate
+from fintrader.errors import BarError, ConfigError
+from fintrader.files import read_json
+from fintrader.market.build import build_market, make_market
+from fintrader.market.inspect import quality_report
+from fintrader.market.load import load_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
+from tests.bars.tables import REAL_2016, REAL_FOLDER, file_settings, minute_table, write_csv
+from tests.bars.test_faults import DAY, FAULTS, PRICES, moved
+
+DAILY = "daily_n100_20151001_20180215.parquet"
+PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING}
+
+
+@pytest.fixture(scope="module")
+def healthy() -> pd.DataFrame:
+    return minute_table(symbols=3, sessions=12)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_certain_fault_stops_the_build_until_it_is_waived(
+    name: str, tmp_path: Path, healthy: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, change, day = PLANTED[name]
+    path = write_csv(tmp_path, change(healthy.copy()))
+    cache = tmp_path / "cache"
+    with pytest.raises(BarError, match=r"data\.waive: \[" + kind) as caught:
+        build_market(file_settings(path), cache=cache)
+    assert "\n" not in str(caught.value)
+    assert not list(cache.rglob("market.safetensors"))
+    if kind != "conflicting_duplicate":  # that one is told with its row
+        assert f"{kind} of BBB on {day}" in str(caught.value)
+    for waiver in (kind, f"{kind}:BBB", f"{kind}:BBB:{day}"):
+        market, report = make_market(file_settings(path, waive=[waiver]))
+        assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in report["waived"]] == [
+            (kind, "BBB", day)
+        ]
+        assert market.meta["waived"] == report["waived"]
+    assert f"waived: {kind} of BBB on {day}" in caplog.text
+    for other in (
+        f"{kind}:AAA",
+        f"{kind}:BBB:2016-01-05",
+        next(one for one in STOPPING if one != kind),
+    ):
+        with pytest.raises(BarError):
+            make_market(file_settings(path, waive=[other]))
+
+
+def test_the_message_alone_is_enough_to_go_on(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    up, last = FAULTS["a day 6 % up"][1], FAULTS["last bar 8 % up"][1]
+    path = write_csv(tmp_path, last(up(healthy.copy())))
+    with pytest.raises(BarError) as caught:
+        make_market(file_settings(path))
+    waive = re.search(r"data\.waive: \[(.*)\]", str(caught.value))
+    assert waive is not None
+    make_market(file_settings(path, waive=waive[1].split(", ")))
+
+
+def test_the_first_of_contradicting_rows_is_kept(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    row = healthy[(healthy.ticker == "BBB") & (healthy.ts == f"{DAY} 12:00")]
+    path = write_csv(
+        tmp_path, pd.concat([healthy, row.assign(close=row.close * 0.9999), row], ignore_index=True)
+    )
+    market, report = make_market(file_settings(path, waive=["conflicting_duplicate"]))
+    whole, _ = make_market(file_settings(write_csv(tmp_path, healthy, "whole.csv")))
+    np.testing.assert_array_equal(market.close, whole.close)
+    assert report["repairs"]["exact_duplicates"] == 1
+
+
+def test_a_kind_is_spelt_right_or_said_to_be_wrong() -> None:
+    for text, said in (
+        ("excursion", "did you mean 'excursion_day'"),
+        ("gap", "known: "),
+        ("zero_price:AAA", "no kind"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            validate(DataSettings, {"waive": [text]}, "test")
+    kept = validate(DataSettings, {"waive": ["split:X:BTC", "split:X:BTC:2016-01-04"]}, "test")
+    assert kept.waive == ("split:X:BTC", "split:X:BTC:2016-01-04")
+
+
+def test_what_is_doubtful_is_told_and_kept(
+    tmp_path: Path, healthy: pd.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = build_market(
+        file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache"
+    )
+    assert f"doubtful: quiet_jump of BBB on {DAY} (-15.0%)" in caplog.text
+    doubtful = read_json(path.with_name("build.json"))["doubtful"]
+    assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in doubtful] == [
+        ("quiet_jump", "BBB", DAY)
+    ]
+    assert MarketTensors.load(path).meta["doubtful"] == doubtful
+
+
+def test_declared_actions_pass(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    path = write_csv(tmp_path, moved(healthy, 1 / 4))
+    adjust = {"actions": [{"symbol": "BBB", "day": DAY, "split": 4}]}
+    _, report = make_market(file_settings(path, adjust=adjust))
+    assert report["waived"] == report["doubtful"] == []
+    with pytest.raises(BarError, match=r"declare the action under data\.adjust"):
+        make_market(file_settings(path))
+
+
+def test_symbols_that_are_not_chosen_stop_nothing(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    path = write_csv(tmp_path, moved(healthy, 100.0))
+    make_market(file_settings(path, universe={"symbols": ["AAA", "CCC"]}))
+    make_market(file_settings(path, start=DAY))  # nor days that are not asked for
+    with pytest.raises(BarError, match="scale_jump of BBB"):
+        make_market(file_settings(path))
+
+
+def test_a_company_under_two_names_is_no_stranger(tmp_path: Path, healthy: pd.DataFrame) -> None:
+    twin = healthy[healthy.ticker == "BBB"].assign(ticker="OLD")
+    make_market(file_settings(write_csv(tmp_path, pd.concat([healthy, twin]))))
+
+
+def test_bars_in_pandas_pass_the_same_gate(healthy: pd.DataFrame) -> None:
+    _, change, day = FAULTS["a day 6 % up"]
+    chosen = {
+        "timezone": "America/New_York",
+        "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
+    }
+    with pytest.raises(BarError, match=f"excursion_day of BBB on {day}"):
+        load_market(change(healthy.copy()), **chosen)
+    assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).meta["waived"]
+
+
+def test_days_pass_the_gate_as_minutes_do(tmp_path: Path) -> None:
+    """Bars of whole days: a day's prices away, a split, volumes in lots."""
+    table = minute_table(symbols=6, sessions=40)
+    days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
+        {
+            "ts": "first",
+            "open": "first",
+            "high": "max",
+            "low": "min",
+            "close": "last",
+            "volume": "sum",
+        }
+    )
+    days = days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")).astype({"volume": float})
+    one = (days.ticker == "BBB") & (days.ts == "2016-02-02")
+    later = (days.ticker == "CCC") & (days.ts >= "2016-02-02")
+    lots = (days.ticker == "DDD") & (days.ts >= "2016-02-02")
+    days.loc[one, PRICES] *= 1.5
+    days.loc[later, PRICES] /= 2
+    days.loc[lots, "volume"] /= 100
+    features = {"names": ["return_1"], "context": []}
+    with pytest.raises(BarError) as caught:
+        make_market(file_settings(write_csv(tmp_path, days), bar_minutes=390, features=features))
+    for fault in ("excursion_day of BBB", "split of CCC", "volume_scale of DDD"):
+        assert f"{fault} on 2016-02-02" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
+def test_real_bars_pass() -> None:
+    names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
+    _, report = make_market(
+        DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]})
+    )
+    assert report["waived"] == []
+    assert [(fault["kind"], fault["symbol"]) for fault in report["doubtful"]] == [
+        ("small_split", "SYMC")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.skipif(
+    not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
+)
+def test_what_stops_a_build_of_real_days_is_wrong_there() -> None:
+    source = {"kind": "files", "columns": {"ts": "date"}, "path": str(REAL_FOLDER / DAILY)}
+    report = quality_report(validate(DataSettings, {"source": source}, "test"))
+    assert (report["bar_minutes"], report["rows"]) == (1440, 71_830)
+    found = {
+        (fault["kind"], fault["symbol"], fault["day"])
+        for fault in report["faults"]
+        if fault["kind"] in STOPPING
+    }
+    assert found == {
+        ("excursion_day", "LILA", "2018-01-03")
+    }  # 22 % down for a day without one trade more
+    doubtful = {fault["symbol"] for fault in report["faults"] if fault["kind"] in DOUBTFUL}
+    assert doubtful == {"CHTR", "LBTYA"}

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import requests
+
+from fintrader.bars.chunks import verify_store
+from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.bars.sources.vendor import Busy, VendorFeed, with_retries
+from fintrader.bars.sources.yahoo import Yahoo, YahooSettings
+from fintrader.config import validate
+from fintrader.errors import DataError
+from fintrader.market import settings as settings_module
+from fintrader.market.build import build_market, make_market
+from fintrader.market.inspect import describe, dry_run, quality_report
+from fintrader.market.settings import DataSettings
+from fintrader.market.tensors import MarketTensors
+from fintrader.storage.objects import Objects
+from tests.bars.tables import assert_same_market, minute_table, write_csv
+from tests.engines.servers import Fake, alpaca, serve, yahoo
+
+TODAY = dt.date(2016, 1, 29)
+KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"
+ENDPOINT = "https://alpaca.test"
+
+
+def forget_answers() -> None:
+    """yfinance remembers answers by URL for the whole process."""
+    pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_yfinance(tmp_path: Path) -> None:
+    yfinance = pytest.importorskip("yfinance")
+    yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
+    forget_answers()
+    logging.getLogger("yfinance").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture
+def bars() -> pd.DataFrame:
+    return minute_table(symbols=2, sessions=15)  # to 2016-01-25
+
+
+@pytest.fixture(params=["yahoo", "alpaca"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def fake(kind: str, request: pytest.FixtureRequest) -> Any:
+    """The server of each vendor."""
+    return request.getfixturevalue(f"fake_{kind}")
+
+
+@pytest.fixture
+def fake_yahoo(bars: pd.DataFrame) -> Iterator[Fake]:
+    with serve(Fake(bars), yahoo) as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    pytest.importorskip("alpaca")
+    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+    with serve(Fake(bars), alpaca) as fake:
+        yield fake
+
+
+def feed_of(
+    kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any
+) -> VendorFeed:
+    base: dict[str, Any] = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
+    how: dict[str, Any] = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
+    how["listed"] = values.pop("listed", True)
+    vendor: Any
+    if kind == "yahoo":
+        vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
+    else:
+        vendor = Alpaca(validate(AlpacaSettings, base | {"endpoint": ENDPOINT} | values, "test"))
+    return VendorFeed(vendor, vendor.settings, symbols, "XNAS", Objects(store), **how)
+
+
+def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
+    return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
+
+
+def test_bars_come_as_they_are_and_once(
+    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame
+) -> None:
+    feed = feed_of(kind, tmp_path / "store")
+    feed.prepare()
+    for symbol in ("AAA", "BBB"):
+        mine, got = expected(bars, symbol, "2016-01-22"), feed.bars(symbol).sorted()
+        for name in ("open", "high", "low", "close", "volume"):
+            np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
+        stamps = (
+            mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
+        )
+        np.testing.assert_array_equal(got.ts, stamps)
+    assert verify_store(Objects(tmp_path / "store")) == []
+    asked = len(fake.requests)
+    again = feed_of(kind, tmp_path / "store")
+    again.prepare()
+    assert len(fake.requests) == asked
+    assert again.inputs == feed.inputs
+    longer = feed_of(kind, tmp_path / "store", end="2016-01-25")
+    longer.prepare()
+    new = fake.requests[asked:]
+    assert new
+    first = [
+        item.get("start", "")[:10]
+        or str(pd.Timestamp(int(item["period1"]), unit="s", tz="America/New_York"))[:10]
+        for item in new
+    ]
+    assert all(day >= "2016-01-23" for day in first), first
+    assert len(longer.bars("AAA")) == len(expected(bars, "AAA", "2016-01-25"))
+    assert longer.inputs != feed.inputs
+    assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
+
+
+def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path) -> None:
+    feed_of("yahoo", tmp_path).prepare()
+    spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
+    assert max(spans) <= 7 * 86_400
+    assert len(spans) == 2 * 3  # two tickers, nineteen days
+
+
+def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)",
+    ):
+        feed_of("yahoo", tmp_path, start="2015-12-01").prepare()
+    assert fake_yahoo.requests == []
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_unknown_ticker_is_named(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{kind} has no bars of NOPE"):
+        feed_of(kind, tmp_path, symbols=("AAA", "NOPE")).prepare()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)]
+)
+def test_passing_faults_are_tried_again_and_lasting_ones_told(
+    kind: str, fault: int, fake: Fake, tmp_path: Path
+) -> None:
+    fake.faults = [fault, fault]
+    feed = feed_of(kind, tmp_path / "a")
+    feed.prepare()
+    assert len(feed.bars("AAA")) == 14 * 390
+    fake.faults = [fault] * 99
+    forget_answers()
+    with pytest.raises(DataError, match=rf"{kind} does not answer: .*continues from here"):
+        feed_of(kind, tmp_path / "b").prepare()
+
+
+def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: Path) -> None:
+    values = {"batch": 1, "retries": 0}
+    real = fake_alpaca.rows
+    calls = {"n": 0}
+
+    def once(*args: Any) -> pd.DataFrame:
+        calls["n"] += 1
+        if calls["n"] > 12:  # the first ticker's pages, then the line breaks
+            fake_alpaca.faults = [500]
+        return real(*args)
+
+    fake_alpaca.rows = once  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="does not answer"):
+        feed_of("alpaca", tmp_path, **values).prepare()
+    fake_alpaca.rows, fake_alpaca.faults = real, []  # type: ignore[method-assign]
+    asked = len(fake_alpaca.requests)
+    feed = feed_of("alpaca", tmp_path, **values)
+    feed.prepare()
+    assert {item["symbols"] for item in fake_alpaca.requests[asked:]} == {"BBB"}
+    assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
+
+
+def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataFrame:
+    """The table without what a server that fails would leave out; the ticker itself stays known."""
+    stop = pd.Timestamp(last, tz="America/New_York") + pd.Timedelta("1D")
+    gone = (
+        (table.ticker == symbol)
+        & (table.ts >= pd.Timestamp(first, tz="America/New_York"))
+        & (table.ts < stop)
+    )
+    return table[~gone]
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")],
+)
+def test_an_empty_answer_is_asked_for_again(
+    kind: str, fake: Fake, first: str, last: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that gives nothing for a while, at the start, the end or in between: the same call
+    mends it."""
+    whole = fake.table
+    fake.table = without(whole, "BBB", first, last)
+    with contextlib.suppress(DataError):  # raised when nothing at all came
+        feed_of(kind, tmp_path).prepare()
+    assert f"{kind} has no bars of BBB on" in caplog.text
+    fake.table = whole
+    forget_answers()
+    asked = len(fake.requests)
+    feed = feed_of(kind, tmp_path)
+    feed.prepare()
+    assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
+    assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
+    assert feed.bars("BBB").is_sorted()
+    assert verify_store(Objects(tmp_path)) == []
+    asked = len(fake.requests)
+    feed_of(kind, tmp_path).prepare()
+    assert len(fake.requests) == asked
+
+
+def test_silence_is_believed_when_another_day_confirms_it(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
+    fake_alpaca.table = without(fake_alpaca.table, "BBB", "2016-01-06", "2016-01-08")
+
+    def requests_on(day: int) -> int:
+        before = len(fake_alpaca.requests)
+        feed = feed_of("alpaca", tmp_path, retries=0, today=dt.date(2016, 1, day))
+        feed.prepare()
+        assert len(feed.bars("BBB")) == 11 * 390
+        return len(fake_alpaca.requests) - before
+
+    assert requests_on(25) > 0
+    assert requests_on(25) > 0
+    assert requests_on(26) > 0
+    assert requests_on(26) == 0
+    assert requests_on(27) == 0
+
+
+def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:
+    feed_of("alpaca", tmp_path, feed="iex", adjustment="split").prepare()
+    assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {
+        ("iex", "split")
+    }
+    assert len(fake_alpaca.requests) == -(-2 * 14 * 390 // 500)
+    assert (
+        len([item for item in fake_alpaca.requests if "page_token" in item])
+        == len(fake_alpaca.requests) - 1
+    )
+    assert set(fake_alpaca.keys) == {(KEY, SECRET)}
+
+
+def test_alpaca_hours_outside_the_session_are_left_out(
+    bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake
+) -> None:
+    early = bars[bars.ts.dt.strftime("%H") == "10"].assign(
+        ts=lambda rows: rows.ts - pd.Timedelta("3h")
+    )
+    fake_alpaca.table = Fake(pd.concat([bars, early]).sort_values(["ticker", "ts"])).table
+    feed = feed_of("alpaca", tmp_path)
+    feed.prepare()
+    assert len(feed.bars("AAA")) == 14 * 390
+
+
+def test_no_key_is_told_or_written_anywhere(
+    fake_alpaca: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages = []
+    for faults in ([401], [403], [422], [404], [500] * 9):
+        fake_alpaca.faults = list(faults)
+        with pytest.raises(DataError) as caught:
+            feed_of("alpaca", tmp_path / "store").prepare()
+        messages.append(str(caught.value))
+    assert "refuses the keys" in messages[0]
+    fake_alpaca.faults = []
+    feed_of("alpaca", tmp_path / "store").prepare()
+    texts = [*messages, caplog.text]
+    texts += [file.read_bytes().decode("latin1") for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(texts) > 7
+    for text in texts:
+        assert KEY not in text
+        assert SECRET not in text
+    monkeypatch.delenv("APCA_API_SECRET_KEY")
+    with pytest.raises(DataError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
+        feed_of("alpaca", tmp_path / "other").prepare()
+
+
+def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
+    days = pd.bdate_range("2016-01-04", "2016-01-15")
+    table = pd.DataFrame(
+        {
+            "ts": days,
+            "ticker": "AAA",
+            "open": 1.0,
+            "high": 2.0,
+            "low": 0.5,
+            "close": 1.5,
+            "volume": 9,
+        }
+    )
+    with serve(Fake(table), yahoo):
+        feed = feed_of("yahoo", tmp_path, symbols=("AAA",), interval="1d", end="2016-01-15")
+        feed.prepare()
+        stamps = feed.bars("AAA").ts.astype("datetime64[ns]")
+    assert [str(stamp)[:16] for stamp in stamps[[0, -1]]] == [
+        "2016-01-04T14:30",
+        "2016-01-15T14:30",
+    ]
+    assert len(stamps) == 10
+
+
+def test_a_vendors_market_is_the_files_market(
+    fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = settings_module.VendorFeed
+
+    def then(*args: Any, **values: Any) -> VendorFeed:
+        return real(*args, **values, today=TODAY, sleep=lambda _: None)
+
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT}
+    features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
+    settings = validate(
+        DataSettings,
+        {"source": source, "universe": {"symbols": ["AAA", "BBB"]}, "features": features},
+        "test",
+    )
+    path = build_market(settings, cache=tmp_path / "cache")
+    asked = len(fake_alpaca.requests)
+    assert build_market(settings, cache=tmp_path / "cache") == path
+    assert len(fake_alpaca.requests) == asked
+    built = MarketTensors.load(path, verify=True)
+    table = bars[bars.ts < pd.Timestamp("2016-01-23")]
+    report = quality_report(settings, cache=tmp_path / "cache")
+    assert report["faults"] == []
+    assert report["rows"] == 2 * 14 * 390
+    assert dry_run(settings, cache=tmp_path / "cache")["requests"] == []
+    planned = dry_run(settings, cache=tmp_path / "empty")
+    assert planned["requests"] == [
+        {"symbols": ["AAA", "BBB"], "first": "2016-01-04", "last": "2016-01-22"}
+    ]
+    assert "ask for AAA and 1 more, 2016-01-04 to 2016-01-22" in describe(planned)
+    assert len(fake_alpaca.requests) == asked
+    files, _ = make_market(
+        validate(
+            DataSettings, {"path": str(write_csv(tmp_path, table)), "features": features}, "test"
+        )
+    )
+    assert_same_market(files, built)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True
+)
+def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
+    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the members' bars lie under the tickers of the day, some under later ones, most are
+    not there at all."""
+    real = settings_module.VendorFeed
+
+    def then(*args: Any, **values: Any) -> VendorFeed:
+        return real(*args, **values, today=TODAY, sleep=lambda _: None)
+
+    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    names = {"AAA": "PCLN", "BBB": "META"}
+    split = fake.table.ticker.map(names)
+    other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
+    fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
+    source: dict[str, Any] = {
+        "kind": kind,
+        "start": "2016-01-04",
+        "end": "2016-01-22",
+        "retries": 0,
+    }
+    source |= {"endpoint": ENDPOINT} if kind == "alpaca" else {}
+    universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
+    features = {"names": ["return_1"], "context": []}
+    settings = validate(
+        DataSettings, {"source": source, "universe": universe, "features": features}, "test"
+    )
+    if kind == "yahoo":
+        monkeypatch.setattr(
+            settings_module, "Yahoo", lambda source: Yahoo(source, requests.Session())
+        )
+    market = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
+    assert market.symbols == ("AAPL", "META", "PCLN")
+    assert market.member.all()
+    np.testing.assert_allclose(
+        market.close[:, 1].numpy(),
+        expected(bars, "BBB", "2016-01-22").close.to_numpy(dtype=np.float32),
+    )
+    asked = {
+        name
+        for item in fake.requests
+        for name in (item.get("ticker") or item.get("symbols", "")).split(",")
+    }
+    if kind == "alpaca":  # of a ticker that Yahoo does not know, yfinance asks the zone and no bars
+        assert {
+            "FB",
+            "META",
+            "PCLN",
+            "BKNG",
+            "SYMC",
+            "GEN",
+            "YHOO",
+            "AABA",
+            "FOXA",
+            "TFCFA",
+        } <= asked
+    report = market.meta["left_out"]
+    assert report["FB"] == f"no bars from {kind}"
+    assert {"MSFT", "BKNG"} <= set(report)
+    assert "MSFT" in market.meta["survivorship"]["members_without_bars"]
+    assert not {"META", "BKNG"} & set(market.meta["survivorship"]["members_without_bars"])
+    assert market.meta["survivorship"]["member_days_without_bars"] == pytest.approx(
+        102 / 105, abs=0.001
+    )
+
+
+def test_a_ticker_that_is_refused_costs_the_others_nothing(
+    fake_alpaca: Fake, tmp_path: Path
+) -> None:
+    def refusing(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
+        if "BAD" in query["symbols"].split(","):
+            return 422, {"message": "invalid symbol: BAD"}
+        return alpaca(fake, path, query, headers)
+
+    with serve(Fake(minute_table(symbols=2, sessions=15)), refusing):
+        feed = feed_of("alpaca", tmp_path / "index", symbols=("AAA", "BAD", "BBB"), listed=False)
+        feed.prepare()
+        assert feed.symbols == ["AAA", "BBB"]
+        assert feed.missing == ["BAD"]
+        with pytest.raises(DataError, match="does not accept the request for AAA, BAD, BBB"):
+            feed_of("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB")).prepare()
+
+
+def test_retries_wait_twice_as_long_each_time() -> None:
+    waits: list[float] = []
+
+    def busy() -> None:
+        raise Busy("no luck")
+
+    with pytest.raises(DataError, match="somebody does not answer: no luck"):
+        with_retries(busy, "somebody", 3, 0.5, waits.append)
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def test_without_tickers_there_is_nothing_to_ask(tmp_path: Path) -> None:
+    settings = YahooSettings(start=dt.date(2016, 1, 4))
+    with pytest.raises(DataError, match="no tickers to ask for"):
+        VendorFeed(Yahoo(settings), settings, [], "XNAS", Objects(tmp_path), today=TODAY)

@@ -1,0 +1,107 @@
+"""`fintrader data gc`: what neither a configuration nor a run refers to, listed first and removed
+when asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fintrader.cli import main
+from fintrader.files import write_json
+from fintrader.market.build import build_market
+from fintrader.market.data_config import load_data_config
+from fintrader.market.inspect import verify
+from tests.bars.tables import minute_table, write_csv
+
+BODY = """
+cache: {home}/tensors
+runs_dir: {home}/runs
+data:
+  path: {path}
+  features: {{names: [return_1], context: []}}
+  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}
+"""
+
+
+def made(home: Path, name: str, seed: int) -> tuple[Path, Path]:
+    """A configuration with bars of its own, and its market."""
+    path = write_csv(home, minute_table(2, 5, seed=seed), f"{name}.csv")
+    config = home / f"{name}.yaml"
+    config.write_text(BODY.format(home=home, path=path))
+    return config, build_market(load_data_config(config).data, cache=home / "tensors")
+
+
+def kept(home: Path) -> set[str]:
+    found = [
+        file
+        for folder in ("tensors", "bars")
+        for file in (home / folder).rglob("*")
+        if file.is_file()
+    ]
+    return {str(file.relative_to(home)) for file in found if not file.name.startswith(".")}
+
+
+def gc(*words: object) -> None:
+    main(["data", "gc", *map(str, words)])
+
+
+def test_garbage_is_listed_and_then_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, _ = made(tmp_path, "one", 0)
+    alone = kept(tmp_path)
+    two, other = made(tmp_path, "two", 1)
+    both = kept(tmp_path)
+    gc(one, two)
+    assert "nothing to remove" in capsys.readouterr().out
+    gc(one)
+    said = capsys.readouterr().out
+    assert f"market {other.parent}" in said
+    assert "--yes" in said
+    assert kept(tmp_path) == both
+    gc(one, "--yes")
+    assert kept(tmp_path) == alone
+    assert verify(load_data_config(one).data, cache=tmp_path / "tensors") == []
+    gc(one)
+    assert "nothing to remove" in capsys.readouterr().out.splitlines()[-1]
+    assert build_market(load_data_config(two).data, cache=tmp_path / "tensors") == other
+
+
+def test_what_a_run_was_made_from_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, _ = made(tmp_path, "one", 0)
+    two, other = made(tmp_path, "two", 1)
+    both, run = kept(tmp_path), tmp_path / "runs" / "earlier"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(two.read_text())
+    write_json(run / "manifest.json", {"market": str(other)})
+    gc(one, "--yes")
+    assert kept(tmp_path) == both
+    (tmp_path / "two.csv").unlink()  # its bars are gone: chunks of them serve nobody
+    gc(one, "--yes")
+    assert "only its market is kept" in capsys.readouterr().out
+    assert other.is_file()
+    assert {name for name in both - kept(tmp_path) if name.startswith("tensors")} == set()
+    assert both - kept(tmp_path)
+
+
+def test_chunks_that_no_manifest_names_go(tmp_path: Path) -> None:
+    config, _ = made(tmp_path, "one", 0)
+    before = kept(tmp_path)
+    (manifest,) = (tmp_path / "bars").rglob("manifest-*.json")
+    (manifest.parent / "AAA" / "2016-01-000000000000.parquet").write_bytes(b"of a killed build")
+    gc(config, "--yes")
+    assert kept(tmp_path) == before
+
+
+def test_bars_that_cannot_be_found_stop_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = made(tmp_path, "one", 0)
+    before = kept(tmp_path)
+    (tmp_path / "one.csv").unlink()
+    with pytest.raises(SystemExit) as stopped:
+        gc(config, "--yes")
+    assert stopped.value.code == 2
+    assert "no bar file there" in capsys.readouterr().err
+    assert kept(tmp_path) == before

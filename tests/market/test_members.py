@@ -1,0 +1,255 @@
+"""The members of the NASDAQ-100 by date against three references: they differ by what the docs
+list."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import functools
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fintrader.bars.companies import NEVER, Company, index_companies, index_digest
+from fintrader.market.universe import index_membership, index_tickers
+from tests.bars.tables import REAL_FOLDER
+
+HERE = Path(__file__).resolve().parent
+DIFFERENCES = HERE.parents[1] / "docs" / "assets" / "members_differences.csv"
+LIST = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
+FIRST, LAST = dt.date(2007, 2, 1), dt.date(2026, 10, 9)
+DAY = dt.timedelta(days=1)
+Table = dict[str, set[dt.date]]
+
+
+def companies() -> tuple[Company, ...]:
+    return index_companies("nasdaq100")
+
+
+@functools.cache
+def bearers() -> dict[str, list[Company]]:
+    """Every ticker -> the companies that ever bore it."""
+    found: dict[str, list[Company]] = {}
+    for company in companies():
+        for ticker in {name.ticker for name in company.names}:
+            found.setdefault(ticker, []).append(company)
+    return found
+
+
+def weekdays(first: dt.date, stop: dt.date) -> Iterator[dt.date]:
+    day = first
+    while day < stop:
+        if day.weekday() < 5:
+            yield day
+        day += DAY
+
+
+def holder(ticker: str, day: dt.date) -> str:
+    """The company of a ticker on a day, or else the last that ever had it (references call many by
+    their last one)."""
+    ever = bearers().get(ticker, [])
+    then = [one for one in ever if one.holds(ticker, day)]
+    return (then or ever)[-1].key if ever else ticker
+
+
+def ours(first: dt.date, stop: dt.date) -> Table:
+    found: Table = {}
+    for company in companies():
+        days = {
+            day for a, b in company.member for day in weekdays(max(a, first), min(b or stop, stop))
+        }
+        if days:
+            found[company.key] = days
+    return found
+
+
+def by_constitution() -> tuple[Table, dt.date, dt.date]:
+    """The package index-constitution."""
+    package = pytest.importorskip("index_constitution")
+    if importlib.metadata.version("index-constitution") != "1.0.1":
+        pytest.skip("the differences are those of index-constitution 1.0.1")
+    found: Table = {}
+    history, stop = package.history("nasdaq100"), LAST + DAY
+    renamed = {"TCFCA": "TFCFA", "TCFCB": "TFCF", "NLTI": "NTLI"}
+    named = {"Monster Worldwide": "MWW", "Monster Beverage Corporation": "MNST"}
+    for symbol, name, first, last in zip(
+        *(history[key] for key in ("symbol", "name", "opt-in", "opt-out")), strict=True
+    ):
+        until = stop if last != last else min(last.date(), stop)
+        key = named.get(name) or holder(renamed.get(symbol, symbol), until - DAY)
+        found.setdefault(key, set()).update(weekdays(max(first.date(), FIRST), until))
+    return {key: days for key, days in found.items() if days}, FIRST, stop
+
+
+def by_changes() -> tuple[Table, dt.date, dt.date]:
+    """The changes that the repository jmccarrell/n100tickers lists; its files of 2024 end in
+    June."""
+    found: Table = {}
+    now: set[str] = set()
+    rows = list(csv.DictReader((HERE / "nasdaq100_changes.csv").open()))
+    stop = dt.date.fromisoformat(rows[-1]["day"]) + DAY
+    for row, later in zip(rows, [*rows[1:], {"day": str(stop)}], strict=True):
+        left = set(row["left"].split())
+        assert left <= now, row
+        now = (now - left) | set(row["joined"].split())
+        for day in weekdays(dt.date.fromisoformat(row["day"]), dt.date.fromisoformat(later["day"])):
+            for ticker in now if day >= FIRST else ():
+                # its Class A of before 2014-04-03 traded as GOOG
+                found.setdefault(holder(ticker, day), set()).add(day)
+    return found, FIRST, stop
+
+
+def by_list() -> tuple[Table, dt.date, dt.date]:
+    """The list beside the real bars."""
+    if not LIST.is_file():
+        pytest.skip("real bars are not here")
+    found: Table = {}
+    rows = list(csv.DictReader(LIST.open()))
+    first, last = dt.date(2015, 10, 12), dt.date(2021, 6, 1)
+    for row in rows:
+        for day in weekdays(
+            *(dt.date.fromisoformat(row[name]) for name in ("member_from", "member_to"))
+        ):
+            found.setdefault(holder(row["ticker"], day), set()).add(day)
+        day = dt.date.fromisoformat(row["member_to"])
+        if day.weekday() < 5:
+            found.setdefault(holder(row["ticker"], day), set()).add(day)
+    return found, first, last + DAY
+
+
+REFERENCES: dict[str, Callable[[], tuple[Table, dt.date, dt.date]]] = {
+    "index-constitution": by_constitution,
+    "n100tickers": by_changes,
+    "the list": by_list,
+}
+
+
+def ranges(days: set[dt.date]) -> str:
+    """`2016-02-16 … 2016-02-19, …`: runs of weekdays."""
+    runs: list[list[dt.date]] = []
+    for day in sorted(days):
+        before = day - DAY * (3 if day.weekday() == 0 else 1)
+        if runs and runs[-1][1] == before:
+            runs[-1][1] = day
+        else:
+            runs.append([day, day])
+    return ", ".join(f"{a} … {b}" if a != b else f"{a}" for a, b in runs)
+
+
+def differences(name: str) -> set[tuple[str, str, str]]:
+    """(company, days only here, days only there)."""
+    theirs, first, stop = REFERENCES[name]()
+    mine = ours(first, stop)
+    return {
+        (
+            key,
+            ranges(mine.get(key, set()) - theirs.get(key, set())),
+            ranges(theirs.get(key, set()) - mine.get(key, set())),
+        )
+        for key in {*mine, *theirs}
+        if mine.get(key, set()) != theirs.get(key, set())
+    }
+
+
+def told(name: str) -> set[tuple[str, str, str]]:
+    """What the documentation's file lists of a reference, without the reasons."""
+    rows = [row for row in csv.DictReader(DIFFERENCES.open()) if row["reference"] == name]
+    assert rows
+    assert all(row["why"] for row in rows)
+    return {(row["company"], row["only_here"], row["only_there"]) for row in rows}
+
+
+@pytest.mark.parametrize("name", list(REFERENCES))
+def test_every_difference_to_a_reference_is_listed_and_no_other(name: str) -> None:
+    assert differences(name) == told(name)
+
+
+def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners() -> None:
+    days = list(weekdays(FIRST, LAST + DAY))
+    count = dict.fromkeys(days, 0)
+    for key, found in ours(FIRST, LAST + DAY).items():
+        assert key
+        for day in found:
+            count[day] += 1
+    assert {count[day] for day in days if day < dt.date(2014, 4, 3)} == {100}
+    assert {count[day] for day in days} <= set(range(100, 109))
+    for company in companies():
+        assert all(
+            a.stop <= b.start for a, b in zip(company.names, company.names[1:], strict=False)
+        ), company
+        ends = [(first, stop or NEVER) for first, stop in company.member]
+        assert all(a < b for a, b in ends)
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(ends)), company
+    for ticker, owners in bearers().items():
+        spans = sorted(
+            (name.start, name.stop) for one in owners for name in one.names if name.ticker == ticker
+        )
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), ticker
+
+
+@pytest.mark.parametrize(
+    ("ticker", "spans"),
+    [  # as they traded: WTW and FI never, the others only under the letters of the day
+        ("FB", [("2012-12-12", "2022-06-09")]),
+        ("META", [("2022-06-09", None)]),
+        ("WLTW", [("2018-12-24", "2020-04-30")]),
+        ("HANS", [("2007-12-24", "2009-12-21"), ("2011-12-19", "2012-01-09")]),
+        ("KFT", [("2012-07-23", "2012-10-02")]),
+        ("FISV", [("2007-02-01", "2023-06-07")]),
+        ("GOOG", [("2007-02-01", "2014-04-03"), ("2014-04-03", None)]),
+        ("FOXA", [("2013-07-01", "2019-03-19"), ("2019-03-19", "2021-12-20")]),
+        (
+            "SNDK",
+            [("2007-02-01", "2008-12-22"), ("2009-12-21", "2016-03-16"), ("2026-04-20", None)],
+        ),
+        ("WTW", None),
+        ("FI", None),
+        ("GEN", None),
+    ],
+)
+def test_a_ticker_is_a_member_while_its_company_is(
+    ticker: str, spans: list[tuple[str, str | None]] | None
+) -> None:
+    found = index_membership("nasdaq100").get(ticker)
+    expected = spans and [
+        (dt.date.fromisoformat(a), b and dt.date.fromisoformat(b)) for a, b in spans
+    ]
+    assert found == expected
+
+
+def test_by_the_tickers_of_one_day_the_same_members_have_other_names() -> None:
+    now = index_membership("nasdaq100", dt.date(2023, 1, 3))
+    assert now["WTW"] == [(dt.date(2018, 12, 24), dt.date(2020, 4, 30))]
+    assert now["META"] == [(dt.date(2012, 12, 12), None)]
+    assert "FB" not in now
+    assert "FB" in index_membership("nasdaq100", dt.date(2021, 8, 2))
+    asked = index_tickers(
+        "nasdaq100", dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2)
+    )
+    assert {
+        "FB",
+        "META",
+        "PCLN",
+        "BKNG",
+        "SYMC",
+        "NLOK",
+        "GEN",
+        "WLTW",
+        "WTW",
+        "CTRP",
+        "TCOM",
+    } <= set(asked)
+    assert not {"BRCM", "KFT", "HANS"} & set(asked)
+
+
+def test_other_indices_come_with_what_is_known_of_their_tickers() -> None:
+    pytest.importorskip("index_constitution")
+    members = {one.key: one for one in index_companies("sp500")}
+    assert members["META"].ticker(dt.date(2020, 1, 2)) == "FB"
+    assert [name.ticker for name in members["CPRI"].names] == ["KORS", "CPRI"]
+    assert index_membership("sp500")["WLTW"] == [(dt.date(2016, 1, 5), dt.date(2022, 1, 10))]
+    assert "WTW" in index_membership("sp500")
+    assert len({index_digest(name) for name in ("nasdaq100", "sp500", "dow30")}) == 3

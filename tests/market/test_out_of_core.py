@@ -1,0 +1,202 @@
+"""A build holds one symbol and one block in memory, and imports no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fintrader.bars.clean import SymbolBars
+from fintrader.market import scaling
+from fintrader.market.build import build_market, make_market
+from fintrader.market.columns import Columns, Sheet
+from fintrader.market.tensors import MarketTensors
+from tests.bars.tables import file_settings, minute_table, write_csv
+
+NO_TORCH = """
+import sys
+from fintrader.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as done:
+    assert not done.code, done.code
+print(sorted({"torch", "fintrader.market.tensors"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = write_csv(tmp_path, minute_table(2, 5))
+    text = (
+        f"data:\n  path: {path}\n  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}\n"
+    )
+    (tmp_path / "own.yaml").write_text(
+        text + f"cache: {tmp_path / 'cache'}\nenv: {{num_envs: 3}}\n"
+    )
+    return tmp_path / "own.yaml"
+
+
+SLOW = [
+    pytest.param(command, marks=pytest.mark.slow)
+    for command in ("build", "dry-run", "compare", "quality --help")
+]
+
+
+@pytest.mark.parametrize("command", ["quality", "gc", "--help", *SLOW])
+def test_commands_that_look_at_bars_import_no_torch(
+    config: Path, tmp_path: Path, command: str
+) -> None:
+    words = command.split()
+    given = [str(config)] * (2 if command == "compare" else 1)
+    argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or given)]
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *argv],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
+def test_statistics_of_blocks_are_those_of_the_whole() -> None:
+    """To the bit what numpy makes of whole blocks, for any width."""
+    random = np.random.default_rng(0)
+    for width in (1, 2, 5):
+        table = random.normal(3, 50, (5_000, 3, width)).astype(np.float32)
+        table[random.random(table.shape) < 0.1] = np.nan
+        expected = whole_statistics(table.astype(np.float64), (100, 4_900))
+        sheet = Sheet(table.shape, lambda start, stop, table=table: table[start:stop], 37)
+        for values in (table, sheet):
+            got = scaling.scale(values, (100, 4_900), np.ones(width, dtype=bool))
+            np.testing.assert_array_equal(got, expected)
+
+
+def whole_statistics(table: np.ndarray, train: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    blocks = [
+        table[start : min(start + 4096, train[1])] for start in range(train[0], train[1], 4096)
+    ]
+    count = sum(np.isfinite(block).sum(axis=(0, 1)) for block in blocks)
+    mean = (
+        sum(np.where(np.isfinite(block), block, 0.0).sum(axis=(0, 1)) for block in blocks) / count
+    )
+    square = sum(
+        (np.where(np.isfinite(block), block - mean, 0.0) ** 2).sum(axis=(0, 1)) for block in blocks
+    )
+    return mean, np.sqrt(square / count)
+
+
+def test_a_file_holds_what_memory_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events, members, market-wide features, ranks: written in blocks of sixteen bars, and as one
+    array each."""
+    table = minute_table(4, 6, missing=0.05)
+    (tmp_path / "members.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-01,\nBBB,2015-01-01,2016-01-06\nCCC,2016-01-06,\nDDD,2015-01-01,\n"
+    )
+    (tmp_path / "actions.csv").write_text(
+        "symbol,day,split,dividend_usd\nAAA,2016-01-06,2,\nDDD,2016-01-08,3,0.7\n"
+    )
+    values = {
+        "adjust": {"path": str(tmp_path / "actions.csv")},
+        "waive": ["split"],  # the prices show none
+        "universe": {"membership": str(tmp_path / "members.csv")},
+        "features": {
+            "names": ["return_1", "beta_30", "gap"],
+            "context": ["turbulence"],
+            "turbulence_days": 5,
+        },
+    }
+    path = write_csv(tmp_path, table)
+    for across in ("none", "rank"):
+        values["features"]["cross_sectional"] = across  # type: ignore[index]
+        wanted = file_settings(path, **values)
+        market, _ = make_market(wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr("fintrader.market.columns.BLOCK_BYTES", 1)
+            built = build_market(wanted, cache=tmp_path / "cache")
+        assert MarketTensors.load(built, verify=True).content_hash() == market.content_hash()
+        assert market.save(tmp_path / "saved.safetensors") == market.content_hash()
+        assert (tmp_path / "saved.safetensors").read_bytes() == built.read_bytes()
+
+
+def test_a_column_may_be_written_again(tmp_path: Path) -> None:
+    def one(first: int, stop: int, level: float) -> SymbolBars:
+        prices = np.full(stop - first, level)
+        flags = np.ones(stop - first, dtype=bool)
+        return SymbolBars(
+            "A", first, True, prices, prices, prices, prices, prices, flags, flags, {}
+        )
+
+    with Columns(tmp_path, 10, 2) as columns:
+        columns.fill(0, one(0, 9, 5.0), np.ones((9, 2)))
+        columns.fill(0, one(2, 6, 7.0), np.full((4, 2), 3.0), [(4, 2.0, 0.0)])
+        columns.fill(1, one(0, 10, 1.0), np.zeros((10, 2)))
+        columns.slots = [1, 0]
+        close = columns.rows("close", 0, 10)
+        np.testing.assert_array_equal(
+            close[:, 1], [np.nan, np.nan, 7, 7, 7, 7, np.nan, np.nan, np.nan, np.nan]
+        )
+        np.testing.assert_array_equal(columns.adjusted_close(0)[2:6], [7, 7, 14, 14])
+        np.testing.assert_array_equal(columns.adjusted("close")[3:5], [[1, 7], [1, 14]])
+        assert (
+            columns.rows("tradable", 0, 10)[:, 1].tolist() == [False] * 2 + [True] * 4 + [False] * 4
+        )
+        columns.put_feature(0, 1, np.arange(10.0))
+        assert columns.table()[4:5].tolist() == [[[0.0, 0.0], [3.0, 4.0]]]
+        assert list(tmp_path.iterdir()) == []  # the scratch file has no name
+
+
+MEMORY = """
+import json, sys
+import numpy as np
+from fintrader.bars.bars import Bars
+from fintrader.market.build import build_market
+from fintrader.market import build
+from fintrader.bars.calendar import session_grid
+from fintrader.market.settings import read_settings
+from fintrader.bars.sources.base import Feed
+import datetime as dt
+from pathlib import Path
+def peak():  # not ru_maxrss: that of whoever started this process counts in it
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 6, 30))
+
+class Made(Feed):
+    symbols = [f"S{number:03d}" for number in range(int(sys.argv[2]))]
+    inputs = {"kind": "files", "symbols": symbols}
+    def span(self): return int(grid.minutes[0]), int(grid.minutes[-1])
+    def bars(self, symbol):
+        price = 50 + np.sin(np.arange(grid.num_bars) / (7 + int(symbol[1:])))
+        zero = np.zeros(grid.num_bars, dtype=np.int32)
+        return Bars(grid.minutes, zero, (symbol,), price, price, price, price, price)
+
+build.open_feed = lambda settings, cache: Made()
+names = [f"return_{1 + number}" for number in range(10)]
+settings = read_settings({"source": {"kind": "files"}, "features": {"names": names, "context": []}})
+path = build_market(settings, cache=Path(sys.argv[1]))
+print(json.dumps({"peak_mib": peak(), "file_mib": path.stat().st_size / 2**20}))
+"""
+
+
+@pytest.mark.slow
+def test_more_symbols_take_no_more_memory(tmp_path: Path) -> None:
+    """Ten and a hundred: the second market is larger than what building it takes beyond building
+    the first."""
+    peaks = []
+    for symbols in (10, 100):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(tmp_path / str(symbols)), str(symbols)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(json.loads(done.stdout.splitlines()[-1]))
+    few, many = peaks
+    assert many["file_mib"] > few["file_mib"] + 200
+    assert many["peak_mib"] < few["peak_mib"] + 64, peaks
+    assert many["peak_mib"] < 1024

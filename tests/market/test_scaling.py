@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import rankdata
+
+from fintrader.agents import PPO, load_policy, make_agent, save_policy
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.errors import CheckpointError, DataError
+from fintrader.market.build import build_market, make_market
+from fintrader.market.scaling import cross_section, read_statistics, statistics_hash
+from fintrader.market.tensors import MarketTensors
+from tests.bars.tables import file_settings, minute_table, write_csv
+
+
+def table(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Values `[T, N, 2]` with holes and ties, and who is a member."""
+    random = np.random.default_rng(seed)
+    values = random.normal(3, 2, (40, 6, 2)).astype(np.float32)
+    values[:, :, 0] = np.round(values[:, :, 0])
+    values[random.random(values.shape) < 0.2] = np.nan
+    return values, random.random((40, 6)) < 0.8
+
+
+@pytest.mark.parametrize("how", ["zscore", "rank"])
+def test_a_cross_section_is_that_of_the_members_with_a_value(how: str) -> None:
+    values, member = table()
+    got = values.copy()
+    cross_section(got, member, [0], how, 10.0)
+    np.testing.assert_array_equal(got[:, :, 1], values[:, :, 1])  # no other column is touched
+    sizes = set()
+    for t in range(len(values)):
+        known = member[t] & np.isfinite(values[t, :, 0])
+        sizes.add(min(int(known.sum()), 3))
+        x = values[t, known, 0].astype(float)
+        expected = np.zeros(6)
+        if len(x) >= 3 and x.std() > 0:
+            ranks = (rankdata(x) - (len(x) + 1) / 2) / np.std(np.arange(len(x)))
+            expected[known] = (x - x.mean()) / x.std() if how == "zscore" else ranks
+        np.testing.assert_allclose(got[t, :, 0], expected, rtol=1e-5, atol=1e-6)
+    assert {2, 3} <= sizes
+
+
+def test_ranks_have_unit_scale_and_outliers_are_cut_off() -> None:
+    values = np.zeros((2, 200, 1), dtype=np.float32)
+    values[0, :, 0] = np.random.default_rng(0).standard_cauchy(200)
+    member = np.ones((2, 200), dtype=bool)
+    ranks, scores = values.copy(), values.copy()
+    cross_section(ranks, member, [0], "rank", 10.0)
+    cross_section(scores, member, [0], "zscore", 2.0)
+    assert ranks[0].mean() == pytest.approx(0, abs=1e-6)
+    assert ranks[0].std() == pytest.approx(1, abs=1e-6)
+    assert np.abs(scores).max() == 2.0
+    assert not ranks[1].any()  # all equal
+    assert not scores[1].any()
+
+
+@pytest.fixture(scope="module")
+def two_markets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """An earlier market's file, that of the same bars and more, and the bars."""
+    home = tmp_path_factory.mktemp("markets")
+    bars = write_csv(home, minute_table(symbols=2, sessions=12))
+    early = build_market(file_settings(bars, end="2016-01-11"), cache=home / "cache")
+    return early, build_market(file_settings(bars), cache=home / "cache"), bars
+
+
+def test_later_bars_are_scaled_by_an_earlier_markets_statistics(
+    two_markets: tuple[Path, Path, Path],
+) -> None:
+    early, late, bars = two_markets
+    own, first = MarketTensors.load(late), MarketTensors.load(early)
+    assert own.meta["normalisation_hash"] != first.meta["normalisation_hash"]
+    assert not torch.equal(own.features[: first.num_bars], first.features)
+    plain = early.with_name("statistics.json")
+    plain.write_text(json.dumps(first.meta["normalisation"]))
+    built = set()
+    for stored in (early, early.with_name("build.json"), plain):
+        path = build_market(file_settings(bars), cache=late.parents[1], normalisation=stored)
+        market = MarketTensors.load(path, verify=True)
+        built.add(path)
+        assert market.meta["normalisation_hash"] == first.meta["normalisation_hash"]
+        assert torch.equal(market.features[: first.num_bars], first.features)
+        assert torch.equal(market.context[: first.num_bars], first.context)
+    assert len(built) == 1  # what the statistics are decides, not where they lie
+    assert late not in built
+
+
+def test_a_policy_refuses_rows_scaled_by_other_statistics(
+    two_markets: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    early, late, bars = two_markets
+    first = MarketTensors.load(early)
+    env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
+    save_policy(tmp_path / "policy", make_agent(PPO(), env.layout, seed=0), market=first)
+    here, there = (
+        statistics_hash(MarketTensors.load(late).meta["normalisation"]),
+        first.meta["normalisation_hash"],
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=rf"\({there} there, {here} here\).*data.features.normalisation set to",
+    ):
+        load_policy(tmp_path / "policy", market=MarketTensors.load(late))
+    path = build_market(file_settings(bars), cache=tmp_path / "cache", normalisation=early)
+    policy = load_policy(tmp_path / "policy", market=MarketTensors.load(path))
+    assert policy.meta["market"]["normalisation_hash"] == there
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"names": ["return_5"]}, "say nothing of return_5"),
+        ({"context": ["time_to_close"]}, r"say nothing of time_to_close \(context\)"),
+        ({"clip": 5.0}, "are for clip 10.0, not 5.0"),
+        ({"cross_sectional": "rank"}, "are for cross_sectional none, not rank"),
+        ({"standardise": False}, "return_1 was standardised"),
+    ],
+)
+def test_statistics_of_other_columns_are_refused(
+    change: dict[str, Any], said: str, two_markets: tuple[Path, Path, Path]
+) -> None:
+    early, _, bars = two_markets
+    features = {
+        "names": ["return_1"],
+        "context": ["time_of_day"],
+        **change,
+        "normalisation": str(early),
+    }
+    with pytest.raises(DataError, match=said):
+        make_market(file_settings(bars, features=features))
+
+
+def test_what_says_nothing_of_a_scale_is_refused(
+    tmp_path: Path, two_markets: tuple[Path, Path, Path]
+) -> None:
+    stored = read_statistics(str(two_markets[0]))
+    file = tmp_path / "statistics.json"
+    spread = {**stored, "features": {"return_1": {"mean": 0.0, "std": 0.0}}}
+    for text in (
+        "no JSON",
+        "[]",
+        "{}",
+        json.dumps(spread),
+        json.dumps({**stored, "context": None}),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=r"statistics\.json"):
+            read_statistics(str(file))
+    sealed = two_markets[0].with_name("build.json").read_bytes()
+    file.write_bytes(sealed.replace(b'"std": ', b'"std": 1'))
+    with pytest.raises(DataError, match="damaged"):
+        read_statistics(str(file))
+    with pytest.raises(DataError, match="no such file"):
+        read_statistics(str(tmp_path / "nothing.json"))

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fintrader.errors import MarketError
+from fintrader.market.tensors import MarketTensors, Windows
+from tests.bars.tables import assert_same_market
+from tests.factories import make_market
+
+
+def test_saved_markets_come_back_equal(tmp_path: Path):
+    market = make_market(60, 4)
+    content = market.save(tmp_path / "m.safetensors")
+    again = MarketTensors.load(tmp_path / "m.safetensors", verify=True)
+    assert again.content_hash() == content == market.content_hash()
+    assert_same_market(market, again)
+    assert (again.symbols, again.windows, again.meta) == (
+        market.symbols,
+        market.windows,
+        market.meta,
+    )
+    shares = replace(market, shares_outstanding=market.volume + 1)
+    assert shares.save(tmp_path / "s.safetensors") != content
+    assert_same_market(shares, MarketTensors.load(tmp_path / "s.safetensors", verify=True))
+
+
+def test_the_hash_sees_every_array_and_name():
+    market = make_market(60, 4)
+    changed = [replace(market, symbols=("A", "B", "C", "D")), replace(market, meta={"x": 1})]
+    for name, tensor in market.arrays():
+        other = tensor.clone()
+        other[-1] = ~other[-1] if other.dtype == torch.bool else other[-1] + 1
+        if name == "tradable":  # a symbol without a price cannot be tradable
+            other[-1, 2] = False
+        changed.append(replace(market, **{name: other}))
+    assert len({candidate.content_hash() for candidate in [market, *changed]}) == len(changed) + 1
+
+
+def test_windows_are_views_without_a_copy():
+    market = make_market(60, 3)
+    part = market.window(10, 30)
+    assert part.num_bars == 20
+    assert part.close.data_ptr() == market.close[10].data_ptr()
+    train, validation, test = market.split()
+    assert (train.num_bars, validation.num_bars, test.num_bars) == (20, 19, 19)
+    for start, stop in ((5, 5), (10, 5), (-1, 5), (0, 61)):
+        with pytest.raises(MarketError, match="window"):
+            market.window(start, stop)
+    with pytest.raises(MarketError, match="no train/validation/test"):
+        part.split()
+
+
+def test_last_bar_is_where_a_symbol_ends():
+    market = make_market(60, 4)
+    assert market.last_bar.tolist() == [59, 59, 47, 59]
+    assert market.window(0, 40).last_bar.tolist() == [39, 39, 39, 39]
+
+
+DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
+    "truncated": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "flipped": lambda path, data: path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
+    "text": lambda path, data: path.write_text("hello"),
+    "missing": lambda path, data: path.unlink(),
+    "foreign": lambda path, data: save_file({"x": torch.zeros(2)}, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
+    path = tmp_path / "m.safetensors"
+    make_market(60, 4).save(path)
+    DAMAGES[damage](path, path.read_bytes())
+    with pytest.raises(MarketError):
+        MarketTensors.load(path, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"close": torch.zeros(60, 4)}, "prices must be positive"),
+        ({"close": torch.ones(60, 3)}, "shape"),
+        ({"open": torch.ones(60, 4, dtype=torch.float64)}, "float64"),
+        ({"features": torch.full((60, 4, 2), float("nan"))}, "features must be finite"),
+        ({"minutes": torch.zeros(60, dtype=torch.int64)}, "increase strictly"),
+        ({"session": torch.arange(60, 0, -1)}, "must not decrease"),
+        ({"benchmark": torch.zeros(60, dtype=torch.float64)}, "benchmark"),
+        ({"tradable": torch.ones(60, 4, dtype=torch.bool)}, "tradable cell"),
+        ({"shares_outstanding": torch.zeros(60, 4)}, "shares outstanding must be"),
+        ({"symbols": ("A", "A", "B", "C")}, "distinct symbols"),
+        ({"windows": Windows((0, 30), (20, 40), (40, 60))}, "in order"),
+    ],
+)
+def test_inconsistent_markets_are_refused(change: dict[str, object], message: str):
+    with pytest.raises(MarketError, match=message):
+        replace(make_market(60, 4), **change)  # type: ignore[arg-type]
+
+
+def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path: Path):
+    path = tmp_path / "m.safetensors"
+    replace(make_market(60, 4), meta={"ended": ["é", "B"], "share": 0.25}).save(path)
+    data = path.read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    for position in range(length):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(MarketError):
+            MarketTensors.load(path, verify=True)
+        with contextlib.suppress(
+            MarketError
+        ):  # without a look at every byte: the market, or a typed error
+            MarketTensors.load(path)
+    path.write_bytes(data.replace(b'"benchmark"', b'"cenchmark"', 1))
+    with pytest.raises(MarketError, match="damaged"):
+        MarketTensors.load(path)

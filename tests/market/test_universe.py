@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fintrader.config import validate
+from fintrader.errors import DataError
+from fintrader.market.build import make_market
+from fintrader.market.settings import DataSettings
+from fintrader.market.universe import (
+    describe,
+    index_membership,
+    member_days,
+    missing_members,
+    read_membership,
+    survivorship,
+)
+from tests.bars.tables import PLAIN, minute_table, write_csv
+
+
+def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(
+        "ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2016-01-07,\nDDD,2016-01-04,\nAAA,2016-01-08,2016-01-08\n"
+    )
+    values = {
+        "path": str(write_csv(tmp_path, minute_table(3, 6))),
+        "universe": {"membership": str(tmp_path / "list.csv")},
+        **PLAIN,
+    }
+    market, report = make_market(validate(DataSettings, values, "test"))
+    assert market.symbols == ("AAA", "BBB")
+    assert report["left_out"] == {"CCC": "never a member in the range"}
+    days = market.member.reshape(6, 390, 2)
+    assert (days == days[:, :1]).all()
+    assert days[:, 0].tolist() == [[True, False]] * 3 + [[False, True], [True, True], [False, True]]
+    assert market.tradable.all()
+    assert not torch.isnan(market.close).any()
+    values["universe"] = {"membership": str(tmp_path / "list.csv"), "aliases": {"CCC": "DDD"}}
+    market, _ = make_market(validate(DataSettings, values, "test"))
+    assert market.symbols == ("AAA", "BBB", "CCC")
+    assert market.member[:, 2].all()
+
+
+def test_a_bad_list_is_named(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
+    with pytest.raises(DataError, match=r"list.csv, line 2"):
+        read_membership(tmp_path / "list.csv")
+    with pytest.raises(DataError, match=r"no such file; see data.universe.membership"):
+        read_membership(tmp_path / "nothing.csv")
+
+
+def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
+    members = index_membership("nasdaq100")
+    dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
+    table = member_days(
+        ["BRCM", "TSLA", "MRNA", "FB", "META", "BKNG", "PCLN", "FOXA"], members, dates, {}
+    )
+    assert table[:, 0].tolist() == [True, False, False]  # bought by AVGO
+    assert table[:, 1].all()
+    assert not table[:, 2].any()  # joined in July 2020
+    assert table[:, [3, 6]].tolist() == [
+        [True, True],
+        [True, True],
+        [True, False],
+    ]  # PCLN became BKNG in 2018
+    assert not table[:, 4].any()  # FB became META in 2022
+    assert table[:, 5].tolist() == [False, False, True]
+    assert table[:, 7].all()
+    assert member_days(sorted(members), members, dates, {}).sum(axis=1).tolist() == [108, 105, 103]
+
+
+def growth(close: np.ndarray, held: np.ndarray) -> float:
+    """Yearly log growth of equal weights, the slow way."""
+    steps = []
+    for day in range(1, len(close)):
+        ratios = [close[day, n] / close[day - 1, n] for n in range(close.shape[1]) if held[day, n]]
+        ratios = [ratio for ratio in ratios if np.isfinite(ratio)]
+        steps += [np.log(np.mean(ratios))] if ratios else []
+    return 252 * float(np.mean(steps))
+
+
+def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
+    random = np.random.default_rng(0)
+    steps = random.normal(0, 0.01, (252, 40))
+    steps[:, 20:] -= 0.004  # these fall, and half of them are delisted half-way
+    close = 50 * np.exp(np.cumsum(steps, axis=0))
+    index = close.mean(axis=1)
+    close[126:, 30:] = np.nan
+    member = np.ones(close.shape, dtype=bool)
+    ended = [f"S{n}" for n in range(30, 40)]
+    whole = survivorship(ended, close, member)
+    assert not whole["survivors_only"]
+    assert describe(whole) == ""
+    lasting = member & (np.arange(40) < 30)
+    assert whole["bias_per_year"] == pytest.approx(
+        growth(close, lasting) - growth(close, member), rel=1e-9
+    )
+    assert whole["bias_per_year"] > 0.02
+    survivors = survivorship([], close[:, :30], member[:, :30])
+    assert survivors["survivors_only"]
+    assert (
+        survivors["bias_per_year"] is None
+    )  # what is not there cannot be measured, and is not nothing
+    assert "unknown" in describe(survivors)
+    beside = survivorship([], close[:, :30], member[:, :30], index=index, index_name="TIX")
+    expected = growth(close, lasting) - 252 * np.log(index[-1] / index[0]) / 251
+    assert beside["bias_per_year"] == pytest.approx(expected, rel=1e-9)
+    assert f"{expected:+.1%} a year against TIX" in describe(beside)
+    assert not survivorship([], close[:40, :30], member[:40, :30])[
+        "survivors_only"
+    ]  # too short to tell
+
+
+def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
+    close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, (252, 30)), axis=0))
+    member = np.ones(close.shape, dtype=bool)
+    member[:100, 3] = False  # a list of today's members, with the days on which they came in
+    entries = survivorship([], close, member)
+    assert entries["survivors_only"]
+    assert entries["bias_per_year"] is None
+    member[150:, 4] = False
+    exits = survivorship([], close, member)
+    assert not exits["survivors_only"]
+    lasting = np.ones(close.shape, dtype=bool)
+    lasting[:, 4] = False
+    assert exits["bias_per_year"] == pytest.approx(
+        growth(close, lasting) - growth(close, member), rel=1e-9
+    )
+    lacking = survivorship([], close, member, missing={"GONE": 0.04, "LOST": 0.03})
+    assert lacking["survivors_only"]
+    assert lacking["bias_per_year"] is None
+    assert "2 members lack bars (7.00% of the member-days: GONE, LOST)" in describe(lacking)
+    few = survivorship(
+        [], close[:40, :7], member[:40, :7], missing={f"M{n}": 0.01 for n in range(93)}
+    )
+    assert few[
+        "survivors_only"
+    ]  # few names over a short time say as much when nearly all are missing
+    assert "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)" in describe(
+        few
+    )
+    some = survivorship([], close[:40, :7], member[:40, :7], missing={"GONE": 0.004})
+    assert not some["survivors_only"]
+    assert describe(some) == "1 members lack bars (0.40% of the member-days: GONE)"
+    assert "nobody leaves in 252 sessions; 1 members lack bars" in describe(
+        survivorship([], close, np.ones(close.shape, dtype=bool), missing={"GONE": 0.004})
+    )
+
+
+def test_members_without_bars_are_counted_by_company() -> None:
+    dates = np.arange("2016-01-04", "2016-01-14", dtype="datetime64[D]")
+    always = [(dt.date(2015, 1, 1), None)]
+    membership = {
+        "AAA": always,
+        "NEW": always,
+        "LATE": always,
+        "GONE": [(dt.date(2015, 1, 1), dt.date(2016, 1, 9))],
+        "BEFORE": [(dt.date(2014, 1, 1), dt.date(2015, 1, 1))],
+        "BBB": always,
+    }
+    since = np.arange(10) >= 3
+    listed = {"AAA": np.ones(10, dtype=bool), "LATE": since}
+    found = missing_members(
+        ["AAA", "NEW", "LATE", "ZZZ"], membership, dates, {"ZZZ": "BBB"}, listed
+    )
+    assert found == {"GONE": pytest.approx(5 / 45), "LATE": pytest.approx(3 / 45)}
+    assert missing_members(["AAA"], None, dates, {}) == {}
+
+
+def test_survivors_are_reported_with_the_market(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {
+        "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},
+        "bar_minutes": 30,
+    }
+    market, report = make_market(validate(DataSettings, values, "test"))
+    assert report["survivorship"]["survivors_only"]
+    assert report["survivorship"]["bias_against"] == "synthetic index"
+    assert market.meta["survivorship"] == report["survivorship"]
+    assert "a list of survivors?" in caplog.text
