@@ -312,7 +312,8 @@ def _classic(environment: str) -> Callable[[Named], str]:
 
 
 def _to_return(record: Named) -> str:
-    found, figures = record["times"], record["figures"]
+    found = record["times"]
+    figures = record["figures"]
 
     def line(who: str) -> str:
         levels = [found[who][level] for level in ("10%", "25%", "50%")]
@@ -483,7 +484,8 @@ def _search(found: Named) -> str:
     gains = [one["efficiency_16_to_80"] for one in found["targets"].values()]
     middle = [one["median"] for one in gains]
     seeds = len({run["seed"] for run in found["runs"]})
-    least, most = min(one["least"] for one in gains), max(one["most"] for one in gains)
+    least = min(one["least"] for one in gains)
+    most = max(one["most"] for one in gains)
     return (
         f"{percent(min(middle), 0)} to {percent(max(middle), 0)} by target (medians of {seeds}"
         f" seeds; single seeds {percent(least, 0)} to {percent(most, 0)})"
@@ -530,7 +532,8 @@ def _browser(found: Named) -> str:
 
 
 def _deploy(found: Named) -> str:
-    quick, many = found["quickstart"], found["hundred"]
+    quick = found["quickstart"]
+    many = found["hundred"]
     same = "" if quick["equal_to_the_backtest"] and many["equal_to_the_backtest"] else "**not** "
     return (
         f"{quick['decisions_a_minute']:,.0f}; {many['p99_seconds']:.1f} s (median"

@@ -78,7 +78,8 @@ def stepping(env: TradingEnv) -> Callable[[int], int]:
 
 def deciding(env: TradingEnv) -> Callable[[int], int]:
     """A 128-128 tanh network in bfloat16 decides, on flat bfloat16 observations."""
-    width, assets = env.layout.width, env.layout.num_assets
+    width = env.layout.width
+    assets = env.layout.num_assets
     policy = torch.nn.Sequential(
         torch.nn.Linear(width, 128),
         torch.nn.Tanh(),
@@ -182,7 +183,8 @@ def measure(market: MarketTensors, device: torch.device, largest: int = LARGEST)
         "copy_gb_per_second": copy_bytes_per_second(device) / 1e9,
     }
     market = market.to(device)
-    assets, row = market.num_assets, market.num_assets * (market.num_features + 1)
+    assets = market.num_assets
+    row = market.num_assets * (market.num_features + 1)
     for name, changes in KINDS.items():
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -25,7 +25,10 @@ from torch import Tensor, nn
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, factored
 from fintrader.market.tensors import MarketTensors
 
-ACCOUNTS, STEPS, SAMPLES, STORED = 4096, 16, 4096, 16384
+ACCOUNTS = 4096
+STEPS = 16
+SAMPLES = 4096
+STORED = 16384
 RATIOS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 """Different rows per sample of a minibatch."""
 
@@ -76,7 +79,8 @@ def learning(
     generator = torch.Generator().manual_seed(1)
 
     def run(steps: int) -> int:
-        usual, factored.WORTH_SORTING = factored.WORTH_SORTING, worth
+        usual = factored.WORTH_SORTING
+        factored.WORTH_SORTING = worth
         try:
             for _ in range(steps):
                 # Bars follow each other in turn, so that any SAMPLES neighbours hold all that are
@@ -108,7 +112,8 @@ def measure(market: MarketTensors, best: Best) -> dict[str, Any]:
     }
     flat_obs, obs = (env.reset(seed=0)[0] for env in envs.values())
     flat, policy = policies(envs["factored"])
-    ready, ready_parts = flat_obs.clone(), {name: part.clone() for name, part in obs.items()}
+    ready = flat_obs.clone()
+    ready_parts = {name: part.clone() for name, part in obs.items()}
     rate = best(
         {
             "flat": rolling(flat, ready, None),

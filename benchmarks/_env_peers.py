@@ -138,7 +138,8 @@ def finrl_env(module: ModuleType, market: MarketTensors) -> Run:
 
 def elegantrl_env(module: ModuleType, market: MarketTensors, accounts: int) -> Run:
     """ElegantRL's vector environment (elegantrl/envs/StockTradingEnv.py) on CPU."""
-    close, tech = market.close.numpy(), market.features.flatten(1).numpy()
+    close = market.close.numpy()
+    tech = market.features.flatten(1).numpy()
 
     class Env(module.StockTradingVecEnv):  # type: ignore[name-defined, misc]
         def load_data_from_disk(self, tech_id_list: object = None) -> tuple[Any, Any]:

@@ -43,7 +43,8 @@ Observation = dict[str, Tensor]
 
 def bars_of(market: MarketTensors) -> Tensor:
     """`[T, N, 4]` float32: close, high and low, and 1 where the asset is listed."""
-    high, low = torch.maximum(market.open, market.close), torch.minimum(market.open, market.close)
+    high = torch.maximum(market.open, market.close)
+    low = torch.minimum(market.open, market.close)
     return torch.stack((market.close, high, low, torch.ones_like(high)), 2)
 
 
@@ -75,14 +76,14 @@ class PortfolioEnv:
         random_start: bool = True,
     ) -> None:
         """`episode` bars end an account's episode, none: the market's end."""
-        self._close, self._last = market.close.double(), market.num_bars - 1
-        self._tradable, self._bars = market.tradable, bars_of(market)
-        self._accounts, self._fee, self._episode, self._random_start = (
-            accounts,
-            fee,
-            episode,
-            random_start,
-        )
+        self._close = market.close.double()
+        self._last = market.num_bars - 1
+        self._tradable = market.tradable
+        self._bars = bars_of(market)
+        self._accounts = accounts
+        self._fee = fee
+        self._episode = episode
+        self._random_start = random_start
         self._rounds = (
             0 if fee == 0 else min(MOST_ROUNDS, math.ceil(math.log(1e-15) / math.log(fee)))
         )
@@ -106,13 +107,15 @@ class PortfolioEnv:
         """
         if not bool(action.isfinite().all()):
             raise ValueError("the action contains NaN or infinity")
-        before, bar = self.value, self._bar
+        before = self.value
+        bar = self._bar
         self._rebalance(action.double().clamp_(min=0.0))
         self._bar = bar + 1
         terminated = (self.value < 0.1 * self._first) | (self.value <= 0)
         truncated = self._bar >= self._end
         reward = (self.value / before).log().float()
-        seen, last = self._observe(), {}
+        seen = self._observe()
+        last = {}
         done = (terminated | truncated).nonzero().squeeze(1)
         if len(done):
             last = {name: part[done] for name, part in seen.items()}
@@ -138,7 +141,8 @@ class PortfolioEnv:
 
     def _rebalance(self, wish: Tensor) -> None:
         """Trade at the close of the bar, mark at the next one's."""
-        bar, held = self._bar, self.weights[:, 1:]
+        bar = self._bar
+        held = self.weights[:, 1:]
         total = wish.sum(1, keepdim=True)
         wish = wish / torch.where(total > 0, total, 1.0)
         trades = self._tradable[bar]
@@ -164,7 +168,8 @@ class PortfolioEnv:
         return cut(self._bars, bar)
 
     def _observe(self) -> Observation:
-        tradable, window = self._tradable[self._bar].float(), self._windows(self._bar)
+        tradable = self._tradable[self._bar].float()
+        window = self._windows(self._bar)
         return {
             "weights": self.weights.float(),
             "tradable": tradable,
@@ -184,13 +189,15 @@ class TunedPortfolioEnv(PortfolioEnv):
         super().__init__(market, accounts, **options)
         move = self._close[1:] / self._close[:-1]
         self._move = torch.cat((move, torch.ones_like(move[:1])))
-        self._open, self._shown = market.tradable.double(), market.tradable.float()
+        self._open = market.tradable.double()
+        self._shown = market.tradable.float()
         self._table = cut(self._bars, torch.arange(market.num_bars))
         shapes = (accounts, market.num_assets), (accounts, *self._table.shape[1:])
         self._buffers = [tuple(torch.empty(shape) for shape in shapes) for _ in range(2)]
 
     def _rebalance(self, wish: Tensor) -> None:
-        bar, held = self._bar, self.weights[:, 1:]
+        bar = self._bar
+        held = self.weights[:, 1:]
         wish /= wish.sum(1, keepdim=True).clamp_(min=1e-300)
         trades = self._open.index_select(0, bar)
         cash = 1.0 - wish[:, 1:].sum(1)
@@ -250,7 +257,8 @@ def equity_difference(market: MarketTensors, accounts: int = 8, decisions: int =
     theirs = PortfolioEnv(market, accounts, fee=0.0, episode=None, random_start=False)
     ours.reset(seed=0)
     theirs.reset()
-    generator, worst = torch.Generator().manual_seed(0), 0.0
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
     for _ in range(decisions):
         action = torch.rand(accounts, market.num_assets, generator=generator) * 2 - 1
         ours.step(action)

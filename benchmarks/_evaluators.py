@@ -55,7 +55,8 @@ class Evaluators:
                 os._exit(0)
         theirs.close()
         self._lock = threading.Lock()
-        self._socket, self._lines = ours, ours.makefile()
+        self._socket = ours
+        self._lines = ours.makefile()
 
     def evaluate(self, **task: Any) -> dict[str, Any]:
         """Its exit status (minus the signal), and the reason and detail of a failure."""

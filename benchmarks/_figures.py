@@ -94,12 +94,14 @@ WHO = {
 def real(records: Records) -> str:
     """Active figures of every set that was walked forward, over its seeds, and what they say in a
     sentence."""
-    walked, by_set = _walked(records), _by_set(records)
+    walked = _walked(records)
+    by_set = _by_set(records)
     rows = []
     for bars, seeds in by_set:
         for key, title in WHO.items():
             if known := [found[key] for found in seeds if found.get(key)]:
-                equal, sessions = seeds[0]["equal_weight"], seeds[0]["ensemble"]["sessions"]
+                equal = seeds[0]["equal_weight"]
+                sessions = seeds[0]["ensemble"]["sessions"]
                 rows.append([bars, title, *_active(known, equal, sessions)])
     many = max(len(seeds) for _, seeds in by_set)
     told = "(95 %)" if many == 1 else f", median of {many} seeds (95 %, the outermost of them)"
@@ -134,7 +136,8 @@ def luck(records: Records) -> str:
             one[1]["ensemble"]["sharpe"],
         ),
     )
-    ours, equal = found["ensemble"], found["equal_weight"]
+    ours = found["ensemble"]
+    equal = found["equal_weight"]
     words, _, rest = found["verdict"].partition(": ")
     said = (
         f"**{bars}: Sharpe ratio {ours['sharpe']:.2f}, {percent(ours['cumulative_return'], 1, '+')}"
@@ -197,7 +200,8 @@ def _active(seeds: Sequence[Named], equal_weight: Named, sessions: int) -> list[
     if max(made) - min(made) > 1e-9:
         text += f", seeds {100 * min(made):+.1f} to {100 * max(made):+.1f}"
     if bands := [found["interval"] for found in seeds if found.get("interval")]:
-        low, high = min(band[0] for band in bands), max(band[1] for band in bands)
+        low = min(band[0] for band in bands)
+        high = max(band[1] for band in bands)
         text += f" ({100 * scale * low:+.1f} to {100 * scale * high:+.1f})"
     text += f" in {sessions} sessions" if short else ""
     ratio = _median(found["information_ratio"] for found in seeds)
@@ -226,7 +230,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
     """Beside ridge where a signal was planted, and what the search found where there is none;
     medians over seeds."""
-    beside, free = [], []
+    beside = []
+    free = []
     for bars, seeds in by_set:
         if "planted" in bars and seeds[0].get("ridge"):
             ours, theirs = (

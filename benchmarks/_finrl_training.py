@@ -50,11 +50,13 @@ class FinrlPolicy:
     does."""
 
     def __init__(self, act: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.act, self.idle = act, np.zeros(ASSETS)
+        self.act = act
+        self.idle = np.zeros(ASSETS)
 
     def __call__(self, account: BacktestAccount) -> Tensor:
         """Action `[1, N]`."""
-        price, held = account.market.close[account.bar].numpy(), account.held
+        price = account.market.close[account.bar].numpy()
+        held = account.held
         cash = account.equity - float((held * price).sum())
         technical = account.market.features[account.bar].flatten().numpy() * 2**-7
         state = np.hstack(

@@ -21,8 +21,14 @@ from fintrader.backtesting.simulate import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 
-ASSETS, SESSION, TRAIN, VALIDATION = 10, 390, 30, 5
-DRIFT, VOLATILITY, REGIME, NOISE_FEATURES = 2e-4, 8e-4, 200, 2
+ASSETS = 10
+SESSION = 390
+TRAIN = 30
+VALIDATION = 5
+DRIFT = 2e-4
+VOLATILITY = 8e-4
+REGIME = 200
+NOISE_FEATURES = 2
 MINUTE_NS = 60_000_000_000
 SHARES_OF_RULE = (0.10, 0.25, 0.50, 0.75)
 MARKS = [round(0.02 * 1.3**k, 3) for k in range(38)]
@@ -41,7 +47,8 @@ def planted_market(seed: int, assets: int = ASSETS) -> MarketTensors:
     sign = rng.choice([-1.0, 1.0], size=assets) * np.where(
         np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0
     )
-    own, common = rng.normal(0, 0.8, (bars, assets)), rng.normal(0, 0.6, (bars, 1))
+    own = rng.normal(0, 0.8, (bars, assets))
+    common = rng.normal(0, 0.6, (bars, 1))
     close = 100 * np.exp(np.cumsum(DRIFT * sign[:-1] + VOLATILITY * (own + common), axis=0))
     features = np.concatenate(
         [sign[1:, :, None], rng.normal(size=(bars, assets, NOISE_FEATURES))], axis=2
@@ -68,7 +75,8 @@ def planted_market(seed: int, assets: int = ASSETS) -> MarketTensors:
 
 def windows(seed: int, assets: int = ASSETS) -> tuple[MarketTensors, MarketTensors]:
     """Training and validation."""
-    market, cut = planted_market(seed, assets), SESSION * TRAIN
+    market = planted_market(seed, assets)
+    cut = SESSION * TRAIN
     return market.window(0, cut), market.window(cut, market.num_bars)
 
 
@@ -104,7 +112,9 @@ class Referee:
         stop_at: float = SHARES_OF_RULE[-1],
     ) -> None:
         """`stop_at`: share of the rule's log return at which a training may end."""
-        self.market, self.settings, self.clock = market, settings, clock
+        self.market = market
+        self.settings = settings
+        self.clock = clock
         self.marks = [mark for mark in (MARKS if marks is None else marks) if mark < seconds] + [
             seconds
         ]

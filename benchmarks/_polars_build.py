@@ -33,13 +33,14 @@ NAMES = [
 
 
 def columns() -> list[pl.Expr]:
-    close, high, low = pl.col("close"), pl.col("high"), pl.col("low")
-    change, rise, fall = (
-        close.diff().fill_null(0.0),
-        high.diff().fill_null(0.0),
-        -low.diff().fill_null(0.0),
-    )
-    mean, deviation = close.rolling_mean(20), close.rolling_std(20)
+    close = pl.col("close")
+    high = pl.col("high")
+    low = pl.col("low")
+    change = close.diff().fill_null(0.0)
+    rise = high.diff().fill_null(0.0)
+    fall = -low.diff().fill_null(0.0)
+    mean = close.rolling_mean(20)
+    deviation = close.rolling_std(20)
     up, down = (pl.when(sign * change > 0).then(sign * change).otherwise(0.0) for sign in (1, -1))
     up, down = (one.ewm_mean(alpha=1 / 30) for one in (up, down))
     plus = pl.when((rise > fall) & (rise > 0)).then(rise).otherwise(0.0).ewm_mean(alpha=1 / 30)
@@ -113,10 +114,8 @@ def main() -> None:
             features[rows, column] = known.select(NAMES).to_numpy()
             column += 1
     window = features[: int(train)]
-    mean, spread = (
-        np.nanmean(window, axis=(0, 1), dtype=np.float64),
-        np.nanstd(window, axis=(0, 1), dtype=np.float64),
-    )
+    mean = np.nanmean(window, axis=(0, 1), dtype=np.float64)
+    spread = np.nanstd(window, axis=(0, 1), dtype=np.float64)
     for first in range(0, len(features), 4096):
         block = features[first : first + 4096]
         block[...] = np.nan_to_num(np.clip((block - mean) / spread, -10, 10))

@@ -31,9 +31,12 @@ from fintrader.tournament.evaluator import evaluate
 from fintrader.tournament.run import run_tournament
 from fintrader.tournament.settings import TournamentSettings
 
-BARS, MEMBERS = "daily_n100_20151001_20180215.parquet", "n100_membership_20151012_20210601.csv"
+BARS = "daily_n100_20151001_20180215.parquet"
+MEMBERS = "n100_membership_20151012_20210601.csv"
 HORIZON = 20
-WHOLE, COUNT, LOOKS = 40_960, 6, 10
+WHOLE = 40_960
+COUNT = 6
+LOOKS = 10
 """Env-steps of a whole training, how many of them an arm may spend, and looks at each."""
 TOTAL = WHOLE * COUNT
 METRIC = "active_utility"
@@ -104,7 +107,8 @@ class Market:
     def figures(self, policy: Path) -> dict[str, float]:
         """A year's, of the days beyond the benchmark's: on the test window, and on the one it was
         chosen on."""
-        split, env = MarketTensors.load(self.path).split(), self.config.trading
+        split = MarketTensors.load(self.path).split()
+        env = self.config.trading
         found = dict[str, float]()
         for name, window in (("", split.test), ("validation_", split.validation)):
             seen = evaluate([(load_policy(policy), window)], env, metric=METRIC)
@@ -171,7 +175,8 @@ class Trial:
     """One training of the market's agent with these hyper-parameters, a tenth at a time."""
 
     def __init__(self, market: Market, values: dict[str, Any], seed: int) -> None:
-        self.market, self.split = market, MarketTensors.load(market.path).split()
+        self.market = market
+        self.split = MarketTensors.load(market.path).split()
         self.env = TradingEnv(self.split.train, market.config.trading, seed=derive(seed, "env"))
         self.agent = make_agent(
             market.config.agent.model_copy(update=values), self.env.layout, seed=seed
@@ -211,16 +216,22 @@ def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float
     pruner: Any = optuna.pruners.MedianPruner(n_warmup_steps=2) if name == "tpe" else halving
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     policy = market.home / f"{name}-{market.config.seed}.safetensors"
-    left, best, tenth, began = TOTAL, -np.inf, WHOLE // LOOKS, cpu_seconds()
+    left = TOTAL
+    best = -np.inf
+    tenth = WHOLE // LOOKS
+    began = cpu_seconds()
     while left >= tenth:
         asked = study.ask()
         values = {
             key: asked.suggest_float(key, space["low"], space["high"], log=space.get("log", False))
             for key, space in SEARCH.items()
         }
-        trial, found, reached = Trial(market, values, derive(seed, name, asked.number)), -np.inf, 0
+        trial = Trial(market, values, derive(seed, name, asked.number))
+        found = -np.inf
+        reached = 0
         while reached < LOOKS and left >= tenth:
-            reached, left = reached + 1, left - tenth
+            reached = reached + 1
+            left = left - tenth
             score = trial.advance(reached)
             asked.report(score, reached)
             found = max(found, score)
@@ -283,7 +294,8 @@ def ray_job(job: dict[str, Any]) -> None:
     market = Market(
         Path(job["home"]), Path(job["path"]), job["ic"], RunConfig.model_validate(job["config"])
     )
-    rounds, clock = LOOKS - 2, Path(job["told"]).with_suffix(".seconds")
+    rounds = LOOKS - 2
+    clock = Path(job["told"]).with_suffix(".seconds")
     clock.write_text("")
 
     class Pod(tune.Trainable):  # type: ignore[misc]
@@ -296,9 +308,11 @@ def ray_job(job: dict[str, Any]) -> None:
             return True
 
         def step(self) -> dict[str, Any]:
-            began, trial = cpu_seconds(), self.trial
+            began = cpu_seconds()
+            trial = self.trial
             train(trial.agent, trial.env, Budget(env_steps=WHOLE // rounds))
-            window, env = trial.split.validation, market.config.trading
+            window = trial.split.validation
+            env = market.config.trading
             score = evaluate([(trial.agent.policy, window)], env, metric=METRIC).score
             with clock.open("a") as file:  # actors are used again, what they count is not
                 file.write(f"{cpu_seconds() - began}\n")
@@ -320,7 +334,8 @@ def ray_job(job: dict[str, Any]) -> None:
             self.trial.agent.inherit(load_file(str(Path(folder) / "state.safetensors")))
 
     def space(key: str) -> Any:
-        low, high = SEARCH[key]["low"], SEARCH[key]["high"]
+        low = SEARCH[key]["low"]
+        high = SEARCH[key]["high"]
         return tune.loguniform(low, high) if SEARCH[key].get("log") else tune.uniform(low, high)
 
     init("local", num_cpus=1, include_dashboard=False, logging_level="error")

@@ -85,7 +85,9 @@ class Normaliser:
     """Standardises columns by running statistics, which move once a rollout."""
 
     def __init__(self, width: int) -> None:
-        self.count, self.mean, self.var = 0, torch.zeros(width), torch.ones(width)
+        self.count = 0
+        self.mean = torch.zeros(width)
+        self.var = torch.ones(width)
 
     def update(self, rows: Tensor) -> None:
         """Merge `[R, D]` (Chan, Golub and LeVeque)."""
@@ -122,17 +124,18 @@ class CleanPPO:
 
     def __init__(self, env: TradingEnv, recipe: Recipe, seed: int) -> None:
         torch.manual_seed(seed)
-        self.env, self.recipe = env, recipe
-        steps, accounts, width, latents = (
-            recipe.num_steps,
-            env.num_envs,
-            env.layout.width,
-            env.layout.num_assets + 1,
-        )
-        sizes, kind = [width, *recipe.hidden], recipe.activation
+        self.env = env
+        self.recipe = recipe
+        steps = recipe.num_steps
+        accounts = env.num_envs
+        width = env.layout.width
+        latents = env.layout.num_assets + 1
+        sizes = [width, *recipe.hidden]
+        kind = recipe.activation
         self.torso = mlp(sizes, kind, None) if recipe.shared else nn.Identity()
         inner = sizes[-1:] if recipe.shared else sizes
-        self.actor, self.critic = mlp([*inner, latents], kind, 0.01), mlp([*inner, 1], kind, 1.0)
+        self.actor = mlp([*inner, latents], kind, 0.01)
+        self.critic = mlp([*inner, 1], kind, 1.0)
         self.log_std = nn.Parameter(
             torch.full((latents,), math.log(recipe.noise)), recipe.learn_noise
         )
@@ -141,10 +144,8 @@ class CleanPPO:
         self.adam = torch.optim.Adam(
             self.parameters, lr=recipe.learning_rate, eps=recipe.adam_eps, fused=True
         )
-        self.obs, self.latent = (
-            torch.empty(steps, accounts, width),
-            torch.empty(steps, accounts, latents),
-        )
+        self.obs = torch.empty(steps, accounts, width)
+        self.latent = torch.empty(steps, accounts, latents)
         self.log_prob, self.value, self.reward, self.ended = (
             torch.empty(steps, accounts) for _ in range(4)
         )
@@ -182,10 +183,13 @@ class CleanPPO:
     @torch.no_grad()
     def collect(self) -> None:
         """One rollout."""
-        recipe, std, keep = self.recipe, self.log_std.exp(), self.recipe.persistence
+        recipe = self.recipe
+        std = self.log_std.exp()
+        keep = self.recipe.persistence
         for t in range(recipe.num_steps):
             inner = self.torso(self.seen(self.next_obs, self.obs[t]))
-            mean, self.value[t] = self.actor(inner), self.critic(inner).squeeze(1)
+            mean = self.actor(inner)
+            self.value[t] = self.critic(inner).squeeze(1)
             self.noise = (
                 torch.randn_like(mean).mul_((1 - keep**2) ** 0.5).add_(self.noise, alpha=keep)
             )
@@ -204,12 +208,11 @@ class CleanPPO:
     @torch.no_grad()
     def advantages(self) -> tuple[Tensor, Tensor]:
         """Of the rollout, and the values' targets: each `[T * B]`."""
-        gamma, decay = self.recipe.gamma, self.recipe.gamma * self.recipe.gae_lambda
-        advantage, after, tail = (
-            torch.empty_like(self.reward),
-            self.values(self.seen(self.next_obs)),
-            torch.zeros(()),
-        )
+        gamma = self.recipe.gamma
+        decay = self.recipe.gamma * self.recipe.gae_lambda
+        advantage = torch.empty_like(self.reward)
+        after = self.values(self.seen(self.next_obs))
+        tail = torch.zeros(())
         for t in reversed(range(len(self.reward))):
             goes_on = 1 - self.ended[t]
             tail = self.reward[t] + gamma * goes_on * after - self.value[t] + decay * goes_on * tail
@@ -220,11 +223,9 @@ class CleanPPO:
         """A rollout and its passes; steps taken."""
         recipe = self.recipe
         self.collect()
-        obs, latent, old = (
-            self.obs.flatten(0, 1),
-            self.latent.flatten(0, 1),
-            self.log_prob.flatten(),
-        )
+        obs = self.obs.flatten(0, 1)
+        latent = self.latent.flatten(0, 1)
+        old = self.log_prob.flatten()
         for epoch in range(recipe.update_epochs):
             if epoch and recipe.advantages_each_epoch:
                 with torch.no_grad():

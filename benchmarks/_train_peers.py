@@ -153,7 +153,9 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any
         ) -> None:
             row = self.pos
-            self.observations[row], self.actions[row], self.rewards[row] = obs, action, reward
+            self.observations[row] = obs
+            self.actions[row] = action
+            self.rewards[row] = reward
             self.episode_starts[row] = episode_start
             self.values[row], self.log_probs[row] = value.numpy().ravel(), log_prob.numpy()
             self.pos += 1

@@ -39,7 +39,8 @@ from benchmarks.common import finish
 from benchmarks.resume import Records
 
 PEER = "stable-baselines3", "2.9.2"
-POINTS, EPISODES = 20, 10
+POINTS = 20
+EPISODES = 10
 Act = Callable[[np.ndarray], np.ndarray]
 """Raw observations `[B, D]` to actions within the environment's bounds, deterministic."""
 
@@ -157,17 +158,20 @@ class Referee:
         self.env = SyncVectorEnv([one] * EPISODES, autoreset_mode=AutoresetMode.SAME_STEP)
         self.marks = [budget * (k + 1) // POINTS for k in range(POINTS)]
         self.curve: list[dict[str, float]] = []
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        self.wall = time.perf_counter()
+        self.cpu = time.process_time()
 
     def start(self) -> None:
         """Set the clocks to zero."""
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        self.wall = time.perf_counter()
+        self.cpu = time.process_time()
 
     def look(self, env_steps: int, act: Act) -> None:
         """Evaluate if a point of the budget is reached."""
         if not self.marks or env_steps < self.marks[0]:
             return
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         while self.marks and env_steps >= self.marks[0]:
             self.marks.pop(0)
         point = {
@@ -182,7 +186,8 @@ class Referee:
     def mean_return(self, act: Act) -> float:
         """Of the first episode of each copy, always the same starts."""
         obs, _ = self.env.reset(seed=90_000)
-        total, alive = np.zeros(EPISODES), np.ones(EPISODES, dtype=bool)
+        total = np.zeros(EPISODES)
+        alive = np.ones(EPISODES, dtype=bool)
         while alive.any():
             obs, reward, terminated, truncated, _ = self.env.step(act(np.asarray(obs)))
             total += np.where(alive, reward, 0.0)
@@ -326,10 +331,8 @@ def compare(
     ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]
 ) -> dict[str, Any]:
     """The figures of one algorithm in one environment; lists run over the seeds."""
-    mine, others = (
-        [final_return(curve) for curve in ours],
-        [final_return(curve) for curve in theirs],
-    )
+    mine = [final_return(curve) for curve in ours]
+    others = [final_return(curve) for curve in theirs]
     first = float(np.mean([curve[0]["return"] for curve in theirs]))
     level = first + 0.95 * (float(np.mean(others)) - first)
     figures: dict[str, Any] = {

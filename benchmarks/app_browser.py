@@ -44,7 +44,9 @@ import pandas as pd, streamlit as st
 st.title("One table")
 st.dataframe(pd.DataFrame({"a": range(1000), "b": ["x"] * 1000}))
 """
-ROWS, LIST, CHART = ".ft-runs td", '[data-testid="stDataFrame"] canvas', ".js-plotly-plot .main-svg"
+ROWS = ".ft-runs td"
+LIST = '[data-testid="stDataFrame"] canvas'
+CHART = ".js-plotly-plot .main-svg"
 RERUN = """() => new Promise((done, failed) => {
   const app = document.querySelector('[data-testid="stApp"]')
   const start = performance.now()
@@ -143,7 +145,8 @@ def waited(chromium: Browser, address: str, *marks: str) -> list[float]:
     nothing."""
     page = chromium.new_context().new_page()
     page.goto("about:blank")
-    start, found = time.perf_counter(), []
+    start = time.perf_counter()
+    found = []
     page.goto(address)
     for mark in marks:
         page.wait_for_selector(mark)

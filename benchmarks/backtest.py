@@ -72,12 +72,17 @@ def compare(
     """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest
     difference between an action and the networks' own. Exits when an equity differs in its last
     bit."""
-    fast, slow = BacktestAccount(market, settings), EnvAccount(market, settings)
-    decide, over, count, gap = ask(ensemble, fast, "bound"), False, 0, 0.0
+    fast = BacktestAccount(market, settings)
+    slow = EnvAccount(market, settings)
+    decide = ask(ensemble, fast, "bound")
+    over = False
+    count = 0
+    gap = 0.0
     while not over:
         given = np.array(decide(fast))
         gap = max(gap, float(np.abs(given - ensemble(slow.observe())[0].numpy()).max()))
-        count, over = count + 1, fast.act(given)
+        count = count + 1
+        over = fast.act(given)
         slow.act(given)
         if fast.equity != slow.equity:
             raise SystemExit(f"the two ledgers differ at bar {fast.bar}")
@@ -86,7 +91,8 @@ def compare(
 
 def timed(what: Callable[[], Any]) -> tuple[float, float, Any]:
     """Wall seconds, processor seconds (what the work takes when nobody else computes), result."""
-    start, used = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    used = time.process_time()
     result = what()
     return time.perf_counter() - start, time.process_time() - used, result
 

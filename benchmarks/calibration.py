@@ -33,7 +33,10 @@ from benchmarks.common import finish
 from fintrader.verdict import alpha as ev
 
 Array = NDArray[np.float64]
-STOCKS, TILT, OWN, COMMON = 20, 0.02, 0.015, 0.01
+STOCKS = 20
+TILT = 0.02
+OWN = 0.015
+COMMON = 0.01
 LAST = 0.8
 """Part of a tilt that is left a day later."""
 DEPENDENCE = 0.1
@@ -56,7 +59,8 @@ class Case(NamedTuple):
 
 def volatility(shocks: Array) -> Array:
     """Shocks whose variance follows GARCH(1, 1), of mean 1."""
-    scaled, variance = np.empty_like(shocks), np.ones(shocks.shape[1:])
+    scaled = np.empty_like(shocks)
+    variance = np.ones(shocks.shape[1:])
     for t, shock in enumerate(shocks):
         scaled[t] = shock * np.sqrt(variance)
         variance = 0.05 + 0.10 * scaled[t] ** 2 + 0.85 * variance

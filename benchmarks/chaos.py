@@ -173,7 +173,8 @@ def pod_process(home: Path, pods: int, expected: Any) -> Tally:
     """SIGKILL of a spawned pod at each of its operations; the orchestrator lives on and tries
     again."""
     tally = Tally()
-    at, missed = 1, 0
+    at = 1
+    missed = 0
     while missed < 3:
         mark = home / f"pod-{at}.mark"
         os.environ["CHAOS_POD"] = json.dumps({"mode": "kill", "at": at, "mark": str(mark)})
@@ -200,7 +201,8 @@ def evaluator(home: Path, pods: int, expected: Any, modes: Sequence[str]) -> Tal
     disk is full."""
     tally = Tally()
     for mode in modes:
-        at, missed = 1, 0
+        at = 1
+        missed = 0
         while missed < 3:
             plan = evaluators.Plan(mode, home / f"evaluator-{mode}-{at}.mark", at=at)
             tally.strike_and_recover(
@@ -307,7 +309,9 @@ def real_full_disk(home: Path, pods: int, expected: Any) -> dict[str, Any]:
     if mounted.returncode != 0:
         return {"tried": False}
     try:
-        sizes, refused, run = [64, 96, 128, 160, 224, 512, 4096], 0, RunFolder(disk / "run")
+        sizes = [64, 96, 128, 160, 224, 512, 4096]
+        refused = 0
+        run = RunFolder(disk / "run")
         for size in sizes:
             subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
             outcome = forked(run, pods)

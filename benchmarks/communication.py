@@ -166,27 +166,31 @@ def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
 
 def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     """Train together in one of the five ways; this rank's figures."""
-    rank, device = dist.get_rank(), torch.device(job["device"])
+    rank = dist.get_rank()
+    device = torch.device(job["device"])
     values = {"algo": "ppo", **ENGINE_PPO, **job["agent"]}
     settings = TypeAdapter(AgentSettings).validate_python(values)
     env = QuadraticMarket(job["num_envs"], seed=derive(seed, "rank", rank))
     agent: Any = make_agent(settings, env.layout, seed=derive(seed, "rank", rank))
     first: Any = make_agent(settings, env.layout, seed=seed)
     BaseAgent.inherit(agent, first.inheritable_state())
-    meter, exchange = Meter(), Exchange(device)
+    meter = Meter()
+    exchange = Exchange(device)
     learner: Any = agent
     if name == "every_update":
         learner = FusedAfterEveryUpdate(agent)
     elif name == "gradients":
         GradientAllReduce(agent)
     dist.barrier()
-    begun, cpu = time.perf_counter(), time.process_time()
+    begun = time.perf_counter()
+    cpu = time.process_time()
     with meter.running():
         for epoch in range(EPOCHS):
             train(learner, env, Budget(env_steps=job["env_steps"] // EPOCHS))
             if name == "fusions_8" or (name == "fusions_1" and epoch == EPOCHS - 1):
                 fuse_states(agent, exchange)
-    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    seconds = time.perf_counter() - begun
+    cpu = time.process_time() - cpu
     if (
         name == "gradients"
     ):  # the networks are one, the statistics of observations were each rank's own
@@ -217,7 +221,8 @@ def work(rank: int, job: dict[str, Any]) -> None:
     backend = "gloo"
     if job["device"] == "cuda":
         torch.cuda.set_device(rank)
-        backend, job = "nccl", {**job, "device": f"cuda:{rank}"}
+        backend = "nccl"
+        job = {**job, "device": f"cuda:{rank}"}
     store = dist.FileStore(job["store"], job["ranks"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=job["ranks"])
     rows = []

@@ -48,7 +48,8 @@ def compare(
     """Both tables of one market. Exits where an engine that follows the same convention is a cent
     apart."""
     results = {fill: backtest(market, fill) for fill in ("next_open", "next_close", "close")}
-    agreement, versions = [], {}
+    agreement = []
+    versions = {}
     for engine, fills in FILLS.items():
         for fill in fills:
             result, settings = results[fill]

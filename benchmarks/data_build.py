@@ -353,7 +353,8 @@ def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> d
     stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
     tables = [one_symbol(stamp, number, 1) for number in range(symbols)]
     last = pa.scalar(int(grid.minutes[grid.first_bar[sessions]]), pa.timestamp("ns", tz="UTC"))
-    bars, store = home / "bars", Objects(home / "store")
+    bars = home / "bars"
+    store = Objects(home / "store")
     bars.mkdir(parents=True)
     found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
     for name in ("first", "appended"):
@@ -370,7 +371,8 @@ def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> d
             )
             pa_csv.write_csv(text, bars / f"{part['ticker'][0]}.csv")
         before = set((home / "store").rglob("*.parquet"))
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu = time.process_time()
         feed = FilesFeed(FilesSettings(path=str(bars), timezone="UTC"), store, "XNAS")
         feed.prepare()
         found[f"{name}_seconds"] = time.perf_counter() - start
@@ -391,7 +393,8 @@ def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
         parts.append(symbol_bars(to_grid(clean(part)[0], grid)[0], grid))
     frame(parts, grid).to_parquet(home / "subset.parquet")
     python = peer_python()
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     for _ in range(rounds):
         start = time.perf_counter()
         for part in parts:

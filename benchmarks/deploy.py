@@ -106,7 +106,8 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
             about={"run": "bench", "companies": {}, "versions": {}, "verdict": None},
             onnx=False,
         )
-        clock, feed = ReplayClock(int(market.minutes[0])), ReplayFeed(bundle.data, bundle.symbols)
+        clock = ReplayClock(int(market.minutes[0]))
+        feed = ReplayFeed(bundle.data, bundle.symbols)
         with Journal(home / JOURNAL, durable=durable) as journal:
             runner = Timed(
                 home,
@@ -119,9 +120,11 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
                 window=(int(market.minutes[0]), int(market.minutes[-1])),
                 level=feed.level,
             )
-            began, cpu = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            cpu = time.process_time()
             runner.run()
-            wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+            wall = time.perf_counter() - began
+            cpu = time.process_time() - cpu
             decided = {
                 int(e.body["bar"]): float(e.body["equity"]) for e in journal.entries("decision")
             }

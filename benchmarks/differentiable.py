@@ -32,8 +32,10 @@ from fintrader.agents import APG, Budget, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
-ASSETS, HORIZON = 80, 16
-SIZES, INTERVALS = (64, 1024), (1, 30)
+ASSETS = 80
+HORIZON = 16
+SIZES = (64, 1024)
+INTERVALS = (1, 30)
 COSTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "costs": {"impact_bps": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
@@ -51,7 +53,8 @@ def horizons(market: MarketTensors, accounts: int, settings: dict[str, Any], eng
 
     def run(steps: int) -> int:
         for _ in range(steps):
-            rewards, seen = [], []
+            rewards = []
+            seen = []
             for action in actions:
                 obs, reward, *_ = env.step(action)
                 rewards.append(reward)
@@ -88,7 +91,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     clock = Clock(2, 0.3) if options.quick else Clock(5, 2.0)
-    market, figures = make_market(0, ASSETS), Figures(assets=ASSETS, horizon=HORIZON)
+    market = make_market(0, ASSETS)
+    figures = Figures(assets=ASSETS, horizon=HORIZON)
     for accounts in SIZES:
         for interval in INTERVALS:
             for costs, settings in COSTS.items():
@@ -97,10 +101,8 @@ def main() -> None:
                     name: horizons(market, accounts, settings, engine)
                     for name, engine in ENGINES.items()
                 }
-                rates, place = (
-                    clock.alternate(runs),
-                    f"{accounts}_accounts_interval_{interval}_{costs}",
-                )
+                rates = clock.alternate(runs)
+                place = f"{accounts}_accounts_interval_{interval}_{costs}"
                 figures.rates(
                     rates, **{name: f"{name}_{place}_decisions_per_second" for name in runs}
                 )

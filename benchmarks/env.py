@@ -58,9 +58,14 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.trading import engine_for
 from fintrader.market.tensors import MarketTensors
 
-BARS, ASSETS, FEATURES, ACCOUNTS = 4096, 100, 8, 4096
-SMALL_ASSETS, SMALL_ACCOUNTS = 80, 64
-SIZES, INTERVALS = (1, 64, 1024, 4096, 16384), (1, 5, 30)
+BARS = 4096
+ASSETS = 100
+FEATURES = 8
+ACCOUNTS = 4096
+SMALL_ASSETS = 80
+SMALL_ACCOUNTS = 64
+SIZES = (1, 64, 1024, 4096, 16384)
+INTERVALS = (1, 5, 30)
 FEE = 2e-3
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -119,7 +124,8 @@ class Clock:
     """How long and how often each side of a comparison runs."""
 
     def __init__(self, rounds: int, seconds: float) -> None:
-        self.rounds, self.seconds = rounds, seconds
+        self.rounds = rounds
+        self.seconds = seconds
 
     def alternate(
         self, runs: dict[str, Run], clock: Callable[[], float] = time.process_time
@@ -254,7 +260,8 @@ def torchtrade_env(market: MarketTensors, accounts: int, *, tuned: bool) -> Run:
 
 def copying(width: int, threads: int = 1) -> Run:
     """Copy a block of observations; one 'account step' is one row."""
-    source, target = torch.rand(ACCOUNTS, width), torch.rand(ACCOUNTS, width)
+    source = torch.rand(ACCOUNTS, width)
+    target = torch.rand(ACCOUNTS, width)
 
     def run(steps: int) -> int:
         torch.set_num_threads(threads)
@@ -272,7 +279,8 @@ def traffic_bytes() -> tuple[int, int]:
     It reads the market's row, four rows of prices and volume, shares (float64) and action, and
     writes the observation and the shares.
     """
-    row, observation = 4 * ASSETS * (FEATURES + 1), 4 * (4 + ASSETS + ASSETS * (FEATURES + 1))
+    row = 4 * ASSETS * (FEATURES + 1)
+    observation = 4 * (4 + ASSETS + ASSETS * (FEATURES + 1))
     return row + 4 * 4 * ASSETS + (8 + 4 + 8) * ASSETS + observation, 2 * observation
 
 
@@ -291,7 +299,8 @@ def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
         "single": our_single(market),
         **peer_runs(market, ACCOUNTS),
     }
-    rates, figures = clock.alternate(runs), Figures()
+    rates = clock.alternate(runs)
+    figures = Figures()
     figures.rates(rates)
     moved, copied = traffic_bytes()
     figures["observation_width"] = width
@@ -315,7 +324,8 @@ def measure_peers(market: MarketTensors, clock: Clock) -> Figures:
 
 def measure_torchtrade(market: MarketTensors, clock: Clock) -> Figures:
     """Fractions of shares, like for like, 64 and 4,096 accounts."""
-    figures, windowed = Figures(), _env_torchtrade.windowed(market)
+    figures = Figures()
+    windowed = _env_torchtrade.windowed(market)
     figures["torchtrade_equity_difference"] = _env_torchtrade.equity_difference(windowed)
     for accounts in (SMALL_ACCOUNTS, ACCOUNTS):
         settings = _env_torchtrade.settings_like_torchtrade(FEE, episode_bars=1000)
@@ -376,7 +386,9 @@ def measure_threads(market: MarketTensors, clock: Clock) -> Figures:
     width = 4 + ASSETS + ASSETS * (FEATURES + 1)
     pair = {"one": our_env(market, ACCOUNTS), "two": two_threads}
     pair |= {f"copy_{name}": copying(width, threads) for name, threads in (("one", 1), ("two", 2))}
-    wall, cpu, figures = clock.alternate(pair, time.perf_counter), clock.alternate(pair), Figures()
+    wall = clock.alternate(pair, time.perf_counter)
+    cpu = clock.alternate(pair)
+    figures = Figures()
     figures.times("two_threads_times_one_wall", wall["two"], wall["one"])
     figures.times(
         "two_threads_copy_times_one_wall", wall["copy_two"], wall["copy_one"]
@@ -454,7 +466,8 @@ def main() -> None:
         figures["training_steps_per_second"] = our_training(market)
     figures["table"] = table(figures)
     for name, found in figures["table"].items():
-        least, shown = TARGETS[name], "no peer" if found is None else f"{found:,.2f}"
+        least = TARGETS[name]
+        shown = "no peer" if found is None else f"{found:,.2f}"
         print(f"{name:56} {shown:>12}" + ("" if least is None else f"   at least {least:,}"))
     finish("env", figures, seed=arguments.seed, save=arguments.save)
 

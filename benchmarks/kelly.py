@@ -186,7 +186,9 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, A
     env = KellyMarket(num_envs, seed=seed)
     settings = TypeAdapter(AgentSettings).validate_python({"algo": algo, **SETTINGS[algo]})
     agent = make_agent(settings, env.layout, seed=seed)
-    begun, outside, left = time.process_time(), 0.0, [seconds / 2, seconds]
+    begun = time.process_time()
+    outside = 0.0
+    left = [seconds / 2, seconds]
     record: dict[str, Any] = {"algo": algo, "seed": seed}
 
     def on_progress(progress: TrainProgress) -> None:

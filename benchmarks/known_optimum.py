@@ -40,7 +40,11 @@ from benchmarks.resume import Records
 from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
 from fintrader.envs.observation import ObservationLayout
 
-REVERSION, SIGMA, RISK_AVERSION, COST, STRENGTH = 0.02, 0.001, 5.0, 50.0, 0.1
+REVERSION = 0.02
+SIGMA = 0.001
+RISK_AVERSION = 5.0
+COST = 50.0
+STRENGTH = 0.1
 A = ((RISK_AVERSION**2 + 4 * RISK_AVERSION * COST) ** 0.5 - RISK_AVERSION) / 2
 TRUE_RATE = A / COST
 UNIT = STRENGTH / (RISK_AVERSION * SIGMA)
@@ -65,7 +69,9 @@ class QuadraticMarket:
     ) -> None:
         """`episode_steps`: accounts are cut off and drawn anew after so many steps on average;
         None: they never are."""
-        self.num_envs, self.num_assets, self.realised = num_envs, num_assets, realised
+        self.num_envs = num_envs
+        self.num_assets = num_assets
+        self.realised = realised
         self.episode_steps = episode_steps
         self.layout = ObservationLayout(num_assets, 1, 0, account_width=0)
         self.generator = torch.Generator().manual_seed(seed)
@@ -132,7 +138,8 @@ class QuadraticMarket:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """For the training loop."""
-        self.factor, self.position = state["factor"], state["position"]
+        self.factor = state["factor"]
+        self.position = state["position"]
         self.generator.set_state(state["generator"])
 
 
@@ -155,7 +162,9 @@ def evaluate(
     factor paths."""
     env = QuadraticMarket(num_envs, realised=False, seed=seed)
     obs, _ = env.reset(seed=seed)
-    total, cross, square = 0.0, 0.0, 0.0
+    total = 0.0
+    cross = 0.0
+    square = 0.0
     for t in range(steps):
         held, factor, _ = obs.chunk(3, dim=1)
         gap = optimal_aim(factor) - held * UNIT

@@ -34,7 +34,9 @@ from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, t
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
-ASSETS, VOLATILITY, COST = 10, 1e-3, 2e-4
+ASSETS = 10
+VOLATILITY = 1e-3
+COST = 2e-4
 MINUTE_NS = 60_000_000_000
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
@@ -123,10 +125,8 @@ def share(
         fractional=True,
         reward="log_return",
     )
-    market, unseen = (
-        leaked_market(20_000, late=late, seed=seed),
-        leaked_market(800, late=late, seed=1000 + seed),
-    )
+    market = leaked_market(20_000, late=late, seed=seed)
+    unseen = leaked_market(800, late=late, seed=1000 + seed)
     env = TradingEnv(market, settings, seed=seed)
     test = TradingEnv.evaluation(unseen, settings, record=False)
     truth = TradingEnv.evaluation(leaked_market(800, seed=1000 + seed), settings, record=False)

@@ -80,7 +80,8 @@ def against_daily(path: Path, how: str, daily: pd.DataFrame) -> dict[str, Any]:
         .tz_convert("America/New_York")
         .normalize()
     )
-    days, names = days.tz_localize(None), list(market.symbols)
+    days = days.tz_localize(None)
+    names = list(market.symbols)
     theirs = {
         name: daily.pivot_table(index="date", columns="ticker", values=name).reindex(
             index=days, columns=names

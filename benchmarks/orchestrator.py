@@ -87,7 +87,8 @@ class FarmLauncher:
 
 def farm(root: str, seconds: float) -> None:
     """One farm: a thread a pod, results as JSON lines."""
-    run, out = RunFolder(Path(root)), queue.SimpleQueue[str]()
+    run = RunFolder(Path(root))
+    out = queue.SimpleQueue[str]()
 
     def body(spec: PodSpec, context: PodContext) -> PodResult:
         time.sleep(seconds * (0.75 + 0.5 * (spec.seed % 1000) / 1000))
@@ -173,9 +174,11 @@ def scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]
         nonlocal most
         most = max(most, len(orchestrator.running))
 
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     race(run, launcher, pods, watch)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall = time.perf_counter() - wall
+    cpu = time.process_time() - cpu
     ordered = sorted(turns)
     return {
         "pods": pods,
@@ -221,7 +224,9 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
         )
         for s in specs
     ]
-    log, index, board = EventLog(run.events), LeaderboardIndex(run.leaderboard), Leaderboard(64)
+    log = EventLog(run.events)
+    index = LeaderboardIndex(run.leaderboard)
+    board = Leaderboard(64)
     index.rebuild(64, specs, [])
     begun = time.perf_counter()
     for start in range(0, count, burst):
@@ -249,7 +254,8 @@ def elasticity(home: Path) -> dict[str, Any]:
     honoured: dict[int, int] = {}
 
     def watch(orchestrator: Any) -> None:
-        turn, at_work = orchestrator.reconciles, len(orchestrator.running)
+        turn = orchestrator.reconciles
+        at_work = len(orchestrator.running)
         for pods in asked:
             reached = at_work >= pods if pods == 64 else orchestrator.launcher.capacity() == pods
             if pods not in honoured and reached and turn > asked[pods]:

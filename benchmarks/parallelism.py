@@ -48,8 +48,11 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
 from fintrader.market.tensors import MarketTensors
 
-ASSETS, FEATURES, BARS = 20, 6, 2000
-LEARNERS, MEMBERS = 4, 5
+ASSETS = 20
+FEATURES = 6
+BARS = 2000
+LEARNERS = 4
+MEMBERS = 5
 Rate = Callable[[], float]
 
 
@@ -80,7 +83,9 @@ def rate(step: Callable[[], int], seconds: float, device: str) -> float:
     up."""
     step()
     wait(device)
-    done, calls, started = 0, 0, time.perf_counter()
+    done = 0
+    calls = 0
+    started = time.perf_counter()
     while calls < 2 or time.perf_counter() - started < seconds:
         done += step()
         calls += 1
@@ -96,7 +101,8 @@ def wait(device: str) -> None:
 def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
     """Both by turns, the first of a round changing; `gain` is the median of on / off within a
     round."""
-    ons, offs = [], []
+    ons = []
+    offs = []
     for number in range(rounds):
         for kind in (on, off) if number % 2 else (off, on):
             (ons if kind is on else offs).append(kind())
@@ -209,7 +215,8 @@ def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) 
         team = make_agent(settings, env.layout, device=options.device, seed=options.seed)
 
     def measure() -> float:
-        spent, before = [0.0], team.update
+        spent = [0.0]
+        before = team.update
 
         def update() -> Any:
             wait(options.device)

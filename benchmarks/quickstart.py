@@ -60,7 +60,8 @@ def figures(folder: Path) -> dict[str, Any]:
     """What a finished run came to."""
     opened = Run(folder)
     stored = opened.backtest("test")
-    honesty, planted = stored.honesty, stored.context["planted"]
+    honesty = stored.honesty
+    planted = stored.context["planted"]
     return {
         "seed": opened.config["seed"],
         "trials": opened.manifest["trials"],
@@ -101,7 +102,8 @@ def main() -> None:
         home = options.runs or Path(scratch)
         rows = []
         for seed in options.seeds:
-            load, began = os.getloadavg()[0], time.monotonic()
+            load = os.getloadavg()[0]
+            began = time.monotonic()
             fresh = not (home / f"quickstart-{seed}" / "backtest" / "metrics.json").is_file()
             folder = run(seed, home) if fresh else home / f"quickstart-{seed}"
             row = figures(folder) | {

@@ -52,7 +52,8 @@ class Round:
 
     def __init__(self, home: Path, number: int, pods: int, seconds: float, seed: int) -> None:
         self.run = RunFolder(home / f"round-{number}")
-        self.pods, self.chance = pods, random.Random(seed * 1000 + number)
+        self.pods = pods
+        self.chance = random.Random(seed * 1000 + number)
         self.kills: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()  # the pod had its result already
         self.seen: set[str] = set()
@@ -71,7 +72,8 @@ class Round:
         if kind in ("node", "raylet", "drain"):
             self.cluster.add(1)  # in whose place the work goes on
         pod, node, pid = self.until(self.young, f"a pod that has just begun before {kind}")
-        stored, begun = set(chaos.acknowledged(self.run)), time.monotonic()
+        stored = set(chaos.acknowledged(self.run))
+        begun = time.monotonic()
         match kind:
             case "process":
                 psutil.Process(pid).kill()

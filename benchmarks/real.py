@@ -42,13 +42,12 @@ from fintrader.pipeline.run import walk_forward
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 
 Array = NDArray[np.float64]
-DAILY, US14, N100 = (
-    "daily_n100_20151001_20180215",
-    "minute_us14_20190102_20201231",
-    "minute_n100_20151012_20160401",
-)
+DAILY = "daily_n100_20151001_20180215"
+US14 = "minute_us14_20190102_20201231"
+N100 = "minute_n100_20151012_20160401"
 MEMBERS = "n100_membership_20151012_20210601.csv"
-BLOCK, DRAWS = 10, 4000
+BLOCK = 10
+DRAWS = 4000
 """Sessions of a bootstrap block, and samples."""
 NOT_A_FAULT = ["excursion_day:LILA:2018-01-03"]
 """One day of the daily bars, 22 % down and back, that a build would stop at; left as it is."""
@@ -174,7 +173,8 @@ def main() -> None:
             }
             free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
             if free:
-                active_free, ratio = free["active_return"], free["information_ratio"]
+                active_free = free["active_return"]
+                ratio = free["information_ratio"]
                 print(
                     f"{name}/{seed} without information: active {active_free:+.2%}/y, IR {ratio}",
                     flush=True,

@@ -54,7 +54,8 @@ def results() -> dict[str, str]:
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:12]
 
-    market, found = make_market(0, 10).window(0, 1000), {}
+    market = make_market(0, 10).window(0, 1000)
+    found = {}
     for name, agent in (("ppo", PPO(num_steps=32)), ("sac", SAC(learning_starts=500))):
         trained = train(agent, TradingEnv(market, num_envs=32, seed=1), env_steps=4096, seed=2)
         weights = trained.policy.state_dict()
@@ -72,11 +73,13 @@ def rates(seconds: float) -> dict[str, float]:
     from fintrader import TradingEnv, train
     from fintrader.agents import PPO, SAC
 
-    market, found = make_market(0), {}
+    market = make_market(0)
+    found = {}
 
     def per_second(step: Callable[[], int]) -> float:
         step()  # compiles, and finds its memory
-        start, done = time.process_time(), 0
+        start = time.process_time()
+        done = 0
         while time.process_time() - start < seconds:
             done += step()
         return done / (time.process_time() - start)

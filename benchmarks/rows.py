@@ -60,9 +60,13 @@ def settings_of(pods: int, size: int, keep: str) -> TournamentSettings:
 
 def fill(run: RunFolder, settings: TournamentSettings, market: Path) -> dict[str, float]:
     """A tournament that has ended after `settings.pods` pods; what the last proposals took."""
-    store, log, board = RunStore(run), EventLog(run.events), Leaderboard(settings.leaderboard_size)
+    store = RunStore(run)
+    log = EventLog(run.events)
+    board = Leaderboard(settings.leaderboard_size)
     generator = Generator(settings, (stubs.StubAgent(),), {}, 0, market_hash(market))
-    random, proposals, events = np.random.default_rng(0), list[float](), list[dict[str, Any]]()
+    random = np.random.default_rng(0)
+    proposals = list[float]()
+    events = list[dict[str, Any]]()
     store.claim(
         {
             "settings": settings.model_dump(mode="json", exclude=set(_changeable())),
@@ -178,7 +182,8 @@ def disk_mb(folder: Path) -> float:
 
 def measure(home: Path, rows: int, size: int, more: int, repeats: int) -> dict[str, Any]:
     """One run of `rows` pods with a leaderboard of `size` rows."""
-    run, market = RunFolder(home / f"{rows}-{size}"), stubs.market(home)
+    run = RunFolder(home / f"{rows}-{size}")
+    market = stubs.market(home)
     settings = settings_of(rows, size, "all")
     figures: dict[str, Any] = {
         "rows": rows,

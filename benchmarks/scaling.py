@@ -30,7 +30,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.cluster import constants, prediction
 from benchmarks.common import ROOT, finish
 
-SHORT_POD, LONG_POD = 60.0, 600.0
+SHORT_POD = 60.0
+LONG_POD = 600.0
 
 
 def main() -> None:

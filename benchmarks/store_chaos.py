@@ -107,14 +107,17 @@ def at_operations(home: Path, mode: str, stride: int, expected: Any) -> dict[str
     counted, url = emptied.place(home, f"{mode}-count")
     attach(counted.root, url)
     points = forked(counted, PODS, faults=Faults("count", 0, home / f"{mode}.count")).points
-    struck, problems, scenarios = 0, [], 0
+    struck = 0
+    problems = []
+    scenarios = 0
     for at in range(1, points, stride):
         run, url = emptied.place(home, f"{mode}-{at}")
         faults = Faults(mode, at, home / f"{mode}-{at}.mark")
         hit, found = emptied.strike_and_empty(
             run, url, PODS, expected, lambda run, faults=faults: forked(run, PODS, faults=faults)
         )
-        scenarios, struck = scenarios + 1, struck + hit
+        scenarios = scenarios + 1
+        struck = struck + hit
         problems += [f"{mode} {at}: {problem}" for problem in found]
         for folder in (run.root, Path(url.removeprefix("file://"))):
             shutil.rmtree(folder, ignore_errors=True)
@@ -130,9 +133,12 @@ def at_random_moments(home: Path, moments: int, expected: Any) -> dict[str, Any]
     first = RunFolder(home / "first")
     assert start(first, "s3://bucket/first").wait() == 0
     span = time.perf_counter() - began
-    struck, problems, resumes = 0, [], []
+    struck = 0
+    problems = []
+    resumes = []
     for number in range(moments):
-        run, url = RunFolder(home / "machine" / f"s3-{number}"), f"s3://bucket/run-{number}"
+        run = RunFolder(home / "machine" / f"s3-{number}")
+        url = f"s3://bucket/run-{number}"
         process = start(run, url)
         try:
             process.wait(timeout=draw.uniform(0.25, 1.0) * span)
@@ -165,7 +171,10 @@ def failovers(home: Path, times: int, expected: Any) -> dict[str, Any]:
     """Another machine takes a run over from a head that is killed while its pods are at work, with
     default settings."""
     os.environ["STUB_SECONDS"] = "4"
-    seconds, ends, problems, refused = [], [], [], 0
+    seconds = []
+    ends = []
+    problems = []
+    refused = 0
     for number in range(times):
         url = f"file://{home}/store/failover-{number}"
         one, two = (RunFolder(home / machine / f"failover-{number}") for machine in ("one", "two"))
@@ -235,7 +244,8 @@ def transfers(url: str, home: Path) -> list[dict[str, float]]:
     figures = []
     for size in (10_000, 100_000, 1_000_000, 10_000_000):
         data = random.Random(size).randbytes(size)
-        puts, gets = [], []
+        puts = []
+        gets = []
         side = Mirror(home, store)
         for _ in range(7):
             began = time.perf_counter()
@@ -259,7 +269,8 @@ def per_pod(home: Path) -> dict[str, float]:
     out."""
     counts = []
     for pods in (6, 26):
-        url, run = f"s3://bucket/count-{pods}", RunFolder(home / f"count-{pods}")
+        url = f"s3://bucket/count-{pods}"
+        run = RunFolder(home / f"count-{pods}")
         attach(run.root, url)
         with counted() as total:
             chaos.race(run, pods, processes=False)

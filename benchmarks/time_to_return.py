@@ -95,7 +95,10 @@ SHIPPED: dict[str, Callable[[int, float], list[dict[str, float]]]] = {
     "rllib": train_rllib,
 }
 SIDES = (*AGENTS, *LEARNERS, *SHIPPED)
-THIRTY, THIRTY_SECONDS, THIRTY_SEEDS, SHIPPED_SEEDS = 30, 14.0, 3, 3
+THIRTY = 30
+THIRTY_SECONDS = 14.0
+THIRTY_SEEDS = 3
+SHIPPED_SEEDS = 3
 TARGETS = {"fair_sb3_times_ppo_to_50%": 15.0, "thirty_assets_share_of_rule": 0.8}
 """The least that each figure of `table` should be."""
 Curve = list[dict[str, float]]
@@ -289,7 +292,8 @@ def main() -> None:
         print(json.dumps(one_training(options.one[0], int(options.one[1]), float(options.one[2]))))
         return
     if options.quick:
-        options.seeds, options.seconds = 1, 0.3
+        options.seeds = 1
+        options.seconds = 0.3
         options.side = [side for side in options.side if side not in SHIPPED]
     options.side = available(options)
     records = Records(
@@ -331,10 +335,8 @@ def main() -> None:
                 continue
             curve = run(side, seed, options.seconds)
             curves[side].append(curve)
-            best, found = (
-                max(point["log_return"] for point in curve),
-                [seconds_to(p * goal, curve) for p in SHARES_OF_RULE],
-            )
+            best = max(point["log_return"] for point in curve)
+            found = [seconds_to(p * goal, curve) for p in SHARES_OF_RULE]
             print(
                 f"{side:16} seed {seed}: best {best / goal:6.1%} of the rule, thresholds at"
                 f" {found} s",

@@ -83,7 +83,8 @@ def one_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -> di
 
 def corrected(ps: dict[str, float]) -> dict[str, float]:
     """Holm's correction."""
-    adjusted, least = dict[str, float](), 0.0
+    adjusted = dict[str, float]()
+    least = 0.0
     for place, (name, p) in enumerate(sorted(ps.items(), key=lambda one: one[1])):
         least = max(least, min(1.0, (len(ps) - place) * p))
         adjusted[name] = round(least, 4)
@@ -141,7 +142,8 @@ def main() -> None:
     options = arguments.parse_args()
     home = (options.home or Path(tempfile.mkdtemp(prefix="tournament-"))).resolve()
     home.mkdir(parents=True, exist_ok=True)
-    numbers, arms = range(options.first, options.first + options.markets), tuple(options.arms)
+    numbers = range(options.first, options.first + options.markets)
+    arms = tuple(options.arms)
     try:
         with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
             waiting = [

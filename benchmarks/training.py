@@ -46,7 +46,8 @@ from fintrader.agents.layers import AssetTrunk
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
-ACCOUNTS, MLP_ACCOUNTS = (64, 256, 1024, 4096), 256
+ACCOUNTS = (64, 256, 1024, 4096)
+MLP_ACCOUNTS = 256
 SETTINGS = EnvSettings(episode_bars=1000)
 SAME = Recipe(accounts=MLP_ACCOUNTS, hidden=(128, 128), activation="tanh", reward_scale=1.0)
 """What every side of `mlp` has."""
@@ -144,7 +145,9 @@ def alternate(runs: dict[str, Update], rounds: int, seconds: float) -> dict[str,
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            begun, steps, used = time.process_time(), 0, 0.0
+            begun = time.process_time()
+            steps = 0
+            used = 0.0
             while used < seconds:
                 steps += run()
                 used = time.process_time() - begun
@@ -157,7 +160,8 @@ def measure_default(
 ) -> Figures:
     """The default PPO by accounts."""
     sides = {f"{count}": Ours(market, PPO(), count, seed) for count in accounts}
-    rates, figures = alternate(dict(sides), rounds, seconds), Figures()
+    rates = alternate(dict(sides), rounds, seconds)
+    figures = Figures()
     figures.rates(rates, **{name: f"default_{name}_steps_per_second" for name in rates})
     for count in accounts[1:]:
         figures.times(
@@ -170,7 +174,8 @@ def measure_default(
 def measure_mlp(market: MarketTensors, rounds: int, seconds: float, seed: int) -> Figures:
     """Same everything, ours beside the peers."""
     ours = Ours(market, our_mlp(), MLP_ACCOUNTS, seed)
-    rates, figures = alternate({"ours": ours, **theirs(market, seed)}, rounds, seconds), Figures()
+    rates = alternate({"ours": ours, **theirs(market, seed)}, rounds, seconds)
+    figures = Figures()
     figures.rates(rates, **{name: f"mlp_{name}_steps_per_second" for name in rates})
     for name in ("sb3", "clean"):
         figures.setdefault(f"mlp_{name}_steps_per_second", None)
@@ -207,7 +212,8 @@ def measure_micro(market: MarketTensors, rounds: int, seconds: float, seed: int)
         "mlp": Ours(market, our_mlp(), MLP_ACCOUNTS, seed),
         "default": Ours(market, PPO(), MLP_ACCOUNTS, seed),
     }
-    by_torch, mkldnn = AssetTrunk.by_torch, torch.backends.mkldnn
+    by_torch = AssetTrunk.by_torch
+    mkldnn = torch.backends.mkldnn
     compiled = torch.compile(by_torch, dynamic=True)
     changes: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
         "mlp_without_onednn": ("mlp", lambda: put(mkldnn, "enabled", False)),

@@ -63,7 +63,8 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            name, problem = type(self).__name__, first_problem(type(self), error)
+            name = type(self).__name__
+            problem = first_problem(type(self), error)
             raise ConfigError(
                 problem if problem.startswith(f"{name}: ") else f"{name}: {problem}"
             ) from None
@@ -99,7 +100,8 @@ def first_problem(
         path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer)
     )
     path = next(wanted, next(iter(problems)))
-    first, field = problems[path], path or model.__name__
+    first = problems[path]
+    field = path or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         names = [
@@ -336,7 +338,8 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (before, now) of everything in which nested plain values differ, in order;
     None where missing."""
-    old, new = flat(before), flat(now)
+    old = flat(before)
+    new = flat(now)
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})

@@ -90,7 +90,9 @@ def written(form: str | None = None) -> Iterator[None]:
         yield
         return
     root = logging.getLogger()
-    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
+    handlers = root.handlers[:]
+    level = root.level
+    hook = sys.excepthook
     handler = _Stderr()
     handler.setFormatter(JsonFormatter())
     root.handlers[:] = [handler]

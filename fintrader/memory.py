@@ -16,7 +16,8 @@ import torch
 
 from fintrader.errors import ConfigError, FintraderError
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 HOST = torch.device("cpu")
 
 
@@ -70,7 +71,8 @@ def keep_freed_memory() -> None:
         library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 
 def _of_machine() -> Iterator[int]:
@@ -95,9 +97,14 @@ def _of_groups() -> Iterator[int]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
-            top, limit, used, cache = CGROUPS, "memory.max", "memory.current", "inactive_file"
+            top = CGROUPS
+            limit = "memory.max"
+            used = "memory.current"
+            cache = "inactive_file"
         elif "memory" in controllers.split(","):
-            top, limit, used = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top = CGROUPS / "memory"
+            limit = "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
             cache = "total_inactive_file"
         else:
             continue

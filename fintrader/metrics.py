@@ -83,7 +83,8 @@ def returns_of(equity: ArrayLike, start: Any = None) -> Array:
         values = np.concatenate(
             [np.broadcast_to(np.asarray(start, dtype=np.float64), values[:1].shape), values]
         )
-    before, after = values[:-1], values[1:]
+    before = values[:-1]
+    after = values[1:]
     alive = before != 0
     return np.where(alive, after / np.where(alive, before, 1.0) - 1, 0.0)
 
@@ -182,7 +183,8 @@ def profit_factor(returns: ArrayLike) -> float | None:
 def payoff_ratio(returns: ArrayLike) -> float | None:
     """Mean gain over mean loss."""
     values = known(returns)
-    gains, losses = values[values > 0], values[values < 0]
+    gains = values[values > 0]
+    losses = values[values < 0]
     return ratio(float(gains.mean()), float(-losses.mean())) if gains.size and losses.size else None
 
 
@@ -266,7 +268,8 @@ def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
 
 def calmar(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`annual_return / |max_drawdown|`; None without a drawdown."""
-    growth, depth = annual_return(returns, periods), max_drawdown(returns)
+    growth = annual_return(returns, periods)
+    depth = max_drawdown(returns)
     return None if growth is None or depth is None else ratio(growth, -depth)
 
 
@@ -330,7 +333,8 @@ def longest_recovery(returns: ArrayLike) -> float | None:
     recovered)."""
     if not known(returns).size:
         return None
-    depth, last = drawdowns(returns), np.size(returns) - 1
+    depth = drawdowns(returns)
+    last = np.size(returns) - 1
     waits = [
         min(stop, last) - start - int(np.argmin(depth[start:stop]))
         for start, stop in episodes(depth)
@@ -352,13 +356,15 @@ def ulcer_index(returns: ArrayLike) -> float | None:
 
 def martin_ratio(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """Annual return over the Ulcer index."""
-    growth, ulcer = annual_return(returns, periods), ulcer_index(returns)
+    growth = annual_return(returns, periods)
+    ulcer = ulcer_index(returns)
     return None if growth is None or ulcer is None else ratio(growth, ulcer)
 
 
 def paired(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
     """Both series on the days that both have. Raises ValueError when their lengths differ."""
-    ours, theirs = np.asarray(returns, dtype=np.float64), np.asarray(benchmark, dtype=np.float64)
+    ours = np.asarray(returns, dtype=np.float64)
+    theirs = np.asarray(benchmark, dtype=np.float64)
     if ours.shape != theirs.shape:
         raise ValueError(f"{ours.shape[0]} returns beside {theirs.shape[0]} of the benchmark")
     both = ~np.isnan(ours) & ~np.isnan(theirs)
@@ -438,7 +444,8 @@ def down_capture(
 
 
 def _capture(ours: Array, theirs: Array, days: NDArray[np.bool_], periods: float) -> float | None:
-    growth, reference = annual_return(ours[days], periods), annual_return(theirs[days], periods)
+    growth = annual_return(ours[days], periods)
+    reference = annual_return(theirs[days], periods)
     return None if growth is None or reference is None else ratio(growth, reference)
 
 
@@ -452,5 +459,6 @@ def treynor_ratio(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
 ) -> float | None:
     """Annual return over beta."""
-    slope, growth = beta(returns, benchmark), annual_return(paired(returns, benchmark)[0], periods)
+    slope = beta(returns, benchmark)
+    growth = annual_return(paired(returns, benchmark)[0], periods)
     return None if slope is None or growth is None else ratio(growth, slope)

@@ -57,11 +57,15 @@ class Task:
     threads."""
 
     def __init__(self, owner: Progress, name: str, total: float | None, unit: str) -> None:
-        self.name, self.total, self.unit, self.note = name, total, unit, ""
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.note = ""
         self.done = self.first = 0.0
         self.started = self.reported = owner.clock()
         self.finished = False
-        self._owner, self._told = owner, _told.get()
+        self._owner = owner
+        self._told = _told.get()
         self._tell()
 
     def _tell(self) -> None:
@@ -100,7 +104,8 @@ class Task:
     @property
     def rate(self) -> float | None:
         """Units a second since the start, None before the first."""
-        elapsed, done = self._owner.clock() - self.started, self.done - self.first
+        elapsed = self._owner.clock() - self.started
+        done = self.done - self.first
         return done / elapsed if elapsed > 0 and done > 0 else None
 
     @property

@@ -235,7 +235,8 @@ class Manifest:
         """One line that says which stage begins and what it is for."""
         plan = self.values.get("plan") or []
         if name in plan:
-            title, number = stages.TITLES.get(name, name), plan.index(name) + 1
+            title = stages.TITLES.get(name, name)
+            number = plan.index(name) + 1
             text = f"stage {number} of {len(plan)}, {title}: {stages.ABOUT.get(name, '')}"
             reporter().event(
                 {"event": "stage", "stage": name, "number": number, "of": len(plan)}, text

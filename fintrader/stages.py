@@ -120,7 +120,8 @@ def stages_of(manifest: Mapping[str, Any], live: Mapping[str, Any], *, alive: bo
 
     `progress.json` of a run that nobody works on says how far it was when it ended.
     """
-    known, failure = _mapping(manifest.get("stages")), _mapping(manifest.get("failure"))
+    known = _mapping(manifest.get("stages"))
+    failure = _mapping(manifest.get("failure"))
     plan = manifest.get("plan")
     planned = [str(name) for name in plan if name != ""] if isinstance(plan, list) else []
     names = planned or _guessed(manifest, known)
@@ -215,7 +216,10 @@ class _Teller:
         name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._values, self._name, self._clock = folder / LIVE, values, name, clock
+        self._path = folder / LIVE
+        self._values = values
+        self._name = name
+        self._clock = clock
         self._began = clock()
         self._written = self._began - SECONDS
         self._task: Task | None = None

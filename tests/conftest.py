@@ -42,8 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).parents[1] / "fintrader"
 # numba compiles again what was edited, but not what calls it from another file.
 newest = max(
-    path.stat().st_mtime
-    for path in (*ROOT.glob("envs/fast/*.py"), *ROOT.glob("agents/fast/*.py"))
+    path.stat().st_mtime for path in (*ROOT.glob("envs/fast/*.py"), *ROOT.glob("agents/fast/*.py"))
 )
 for compiled in ROOT.rglob("*.nb[ic]"):
     with suppress(FileNotFoundError):

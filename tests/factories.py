@@ -59,7 +59,8 @@ def make_market(
             close[t, missing[t]] = close[t - 1, missing[t]]
             open_[t, missing[t]] = close[t - 1, missing[t]]
         if num_assets >= 4:
-            late, ended = num_bars // 5, num_bars - num_bars // 5
+            late = num_bars // 5
+            ended = num_bars - num_bars // 5
             close[:late, 1] = open_[:late, 1] = np.nan
             close[ended:, 2] = open_[ended:, 2] = np.nan
             tradable[:late, 1] = tradable[ended:, 2] = False
@@ -95,10 +96,8 @@ def _events(num_bars: int, num_assets: int, seed: int) -> list[tuple[int, int, f
     rng = np.random.default_rng(seed + 2)
     bars = rng.choice(np.arange(1, num_bars), 8)
     which = {(int(bar), int(rng.integers(num_assets))) for bar in bars}
-    splits, dividends = (
-        rng.choice([1.0, 2.0, 1.5, 0.1, 1 / 3], len(which)),
-        rng.choice([0.0, 0.37], len(which)),
-    )
+    splits = rng.choice([1.0, 2.0, 1.5, 0.1, 1 / 3], len(which))
+    dividends = rng.choice([0.0, 0.37], len(which))
     return [
         (*place, float(s), float(d))
         for place, s, d in zip(sorted(which), splits, dividends, strict=True)

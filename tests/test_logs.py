@@ -55,7 +55,8 @@ def test_warnings_and_prints_of_pods_become_records(
 
 
 def test_plain_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    handlers = logging.getLogger().handlers[:]
+    level = logging.getLogger().level
     with logs.written("plain"):
         assert not logs.structured()
         assert not isinstance(reporter(), LogProgress)
@@ -126,7 +127,8 @@ class Clock:
 
 
 def test_lines_are_sparse_and_give_rate_and_time_left() -> None:
-    clock, stream = Clock(), io.StringIO()
+    clock = Clock()
+    stream = io.StringIO()
     progress = LineProgress(stream, seconds=10, clock=clock)
     task = progress.task("train", total=1000, unit="steps")
     for _ in range(4):

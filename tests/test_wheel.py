@@ -22,7 +22,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip(
         "setuptools", minversion="77", reason="an older setuptools cannot build the package"
     )
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("wheel")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("fintrader", "app", "configs"):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignore)

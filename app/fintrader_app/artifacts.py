@@ -175,7 +175,8 @@ def events(folder: Folder) -> list[dict[str, Any]]:
         if (
             earlier[0] != state[0] or state[1] <= earlier[1]
         ):  # another file, or one that was written anew
-            offset, records = max(0, state[1] - MAX_EVENT_BYTES), []
+            offset = max(0, state[1] - MAX_EVENT_BYTES)
+            records = []
         with folder.open("events.jsonl") as file:
             file.seek(offset)
             added = file.read(state[1] - offset)

@@ -24,7 +24,8 @@ CONFIG = {
 }
 DRESS_BYTES = 4_000
 """Room for what dressing adds."""
-GAIN, LOSS = "#2a9d8f", "#b42318"
+GAIN = "#2a9d8f"
+LOSS = "#b42318"
 _BARE = ("paper_bgcolor", "plot_bgcolor", "template", "title")
 
 

@@ -105,7 +105,9 @@ def _index(options: list[Any], value: Any) -> int:
 def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
     """One field. A value that the widget cannot read is kept as text, for the models to refuse."""
     field, may_be_none = optional(field)
-    kind, text, title = field.get("type"), field.get("description"), human(name)
+    kind = field.get("type")
+    text = field.get("description")
+    title = human(name)
     value = draft.get(name, field.get("default", {} if kind == "object" else None))
     if kind == "boolean" and not may_be_none:
         draft[name] = st.toggle(title, value=bool(value), help=text, key=key)

@@ -32,7 +32,9 @@ from fintrader.storage.lease import born
 
 PLACE = ".launched"
 NICENESS = 5
-_BEGUN, _COMPLAINT, _STOPPED = "--- started ", "fintrader: ", "interrupted; "
+_BEGUN = "--- started "
+_COMPLAINT = "fintrader: "
+_STOPPED = "interrupted; "
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 

@@ -23,7 +23,8 @@ from fintrader_app.tables import table
 
 ENDINGS = (".csv", ".txt", ".gz", ".parquet", ".pq", ".zip")
 MOST_ENTRIES = 2_000
-UP, HERE = "..", "this whole folder"
+UP = ".."
+HERE = "this whole folder"
 SURE = {"sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
 
@@ -82,7 +83,8 @@ def render() -> None:
 
 def browse() -> str:
     """The path: typed, or found by opening folders."""
-    state, home = st.session_state, Path.cwd().resolve()
+    state = st.session_state
+    home = Path.cwd().resolve()
     inside: tuple[str, ...] = state.get("own_inside", ())
     folder = Folder(Folder(home).path(*inside)) if inside else Folder(home)
     here = "/".join(inside)
@@ -169,7 +171,8 @@ def findings(found: Detection) -> None:
 def unused(path: Path) -> Path:
     """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
     over."""
-    number, tried = 2, path
+    number = 2
+    tried = path
     while tried.exists():
         tried = path.with_name(f"{path.stem}-{number}{path.suffix}")
         number += 1

@@ -73,7 +73,8 @@ class Profit(NamedTuple):
 def profit_of(version: Hashable, main: str, timezone: str, _stored: StoredBacktest) -> Profit:
     """`version`: of the files of `_stored`, whose times are in `timezone`."""
     trades = _stored.trades[_stored.trades["strategy"] == main]
-    made, closed = symbol_pnl(_stored, main), round_trips(trades)
+    made = symbol_pnl(_stored, main)
+    closed = round_trips(trades)
     months = pnl_by_month(made, timezone)
     return Profit(
         made,
@@ -96,7 +97,8 @@ def profit(stored: StoredBacktest, version: Hashable, main: str) -> None:
 
 
 def by_symbol(found: Profit) -> None:
-    made, listed = found.made, found.symbols
+    made = found.made
+    listed = found.symbols
     st.subheader("Profit so far by symbol, net of costs", anchor=False)
     charts.show(figures.pnl_figure(made), "profit_so_far", height=380)
     left, right = st.columns(2)

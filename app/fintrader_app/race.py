@@ -221,7 +221,9 @@ def at_work(events: list[dict[str, Any]]) -> dict[str, float]:
     """Pods that were launched and have not come back, and when they were launched."""
     since: dict[str, float] = {}
     for event in events:
-        kind, pod, moment = event.get("event"), event.get("pod"), number(event.get("time"))
+        kind = event.get("event")
+        pod = event.get("pod")
+        moment = number(event.get("time"))
         if not isinstance(pod, str):
             if kind in {"resumed", "started"}:
                 since.clear()
@@ -268,7 +270,8 @@ def attempts(
 
 
 def _of(row: Any, started: float, finished: float) -> Attempt:
-    score, device = number(row.score), row.device
+    score = number(row.score)
+    device = row.device
     hover = (f"<br>score {score:.3f}" if score is not None else "") + (
         f"<br>on {label(device)}" if device else ""
     )
@@ -281,7 +284,8 @@ def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
     since: dict[str, float] = {}
     found = []
     for event in events:
-        pod, moment = event.get("pod"), number(event.get("time"))
+        pod = event.get("pod")
+        moment = number(event.get("time"))
         if not isinstance(pod, str) or moment is None:
             continue
         if event.get("event") == "launched":

@@ -84,7 +84,8 @@ def varied(pods: pd.DataFrame) -> list[str]:
 def judged(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
     """Importance, and the settings to draw, the most important ones first; once for each `version`
     of the pods."""
-    found, names = importance(_pods), varied(scored(_pods))
+    found = importance(_pods)
+    names = varied(scored(_pods))
     first = [one.setting for one in found.shares if one.setting in names]
     return found, [*first, *(name for name in names if name not in first)]
 
@@ -229,7 +230,8 @@ def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) 
 def _dimension(name: str, axis: Axis) -> dict[str, Any]:
     title = label(name_of(name), 24)
     if axis.labels:
-        ticks, texts = list(range(len(axis.labels))), [label(one, 16) for one in axis.labels]
+        ticks = list(range(len(axis.labels)))
+        texts = [label(one, 16) for one in axis.labels]
         range_of = [-0.2, len(ticks) - 0.8]
         return {
             "label": title,
@@ -240,7 +242,8 @@ def _dimension(name: str, axis: Axis) -> dict[str, Any]:
         }
     if not axis.log:
         return {"label": title, "values": axis.places}
-    low, high = float(np.log10(axis.places.min())), float(np.log10(axis.places.max()))
+    low = float(np.log10(axis.places.min()))
+    high = float(np.log10(axis.places.max()))
     steps = (1, 2, 5) if high - low < 2.5 else (1,)
     whole = range(math.floor(low), math.ceil(high) + 1)
     ticks = [

@@ -253,7 +253,9 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
     Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with
     a message.
     """
-    widget, kept, state = f"widget_{key}", f"kept_{key}", st.session_state
+    widget = f"widget_{key}"
+    kept = f"kept_{key}"
+    state = st.session_state
     asked = _asked(key)
     if asked in options:
         state[widget] = state[kept] = asked
@@ -270,7 +272,8 @@ def linked(key: str, options: Sequence[str], default: str | None = None) -> str:
 
 def _asked(key: str) -> str | None:
     """What the URL asks for, once: None where it has been seen, or says nothing."""
-    asked, seen = st.query_params.get(key), f"url_{key}"
+    asked = st.query_params.get(key)
+    seen = f"url_{key}"
     if asked is None or asked == st.session_state.get(seen):
         return None
     st.session_state[seen] = asked
@@ -298,7 +301,8 @@ def choose(
 
 def linked_several(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
     """As `linked`, for a choice of several: in the address with commas between them."""
-    widget, state = f"widget_{key}", st.session_state
+    widget = f"widget_{key}"
+    state = st.session_state
     asked = _asked(key)
     given = asked if asked is not None or widget in state else state.get(f"kept_{key}")
     if given is not None:

@@ -94,11 +94,10 @@ def cards(stored: StoredBacktest, name: str) -> None:
     short = missing("annual_return", metrics)
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
-            mine, other = number(metrics.get(key)), number(index.get(key))
-            about, difference = (
-                f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}.",
-                None,
-            )
+            mine = number(metrics.get(key))
+            other = number(index.get(key))
+            about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
+            difference = None
             if mine is not None and other is not None and name != "benchmark" and key != "sessions":
                 difference = statistic(key, mine - other, signed=True)
                 about += " Below it: the difference from the index."

@@ -213,7 +213,8 @@ def snapshots_s3(data: bytes, count: int) -> dict[str, Samples] | None:
         fs = s3fs.S3FileSystem(key="local", secret="local", endpoint_url=f"http://{host}:{port}")
         fs.call_s3("create_bucket", Bucket="snapshots")
         names = [f"snapshots/{number}" for number in range(count)]
-        putting, getting = iter(names), iter(names)
+        putting = iter(names)
+        getting = iter(names)
         return {
             "put": timed(lambda: fs.pipe_file(next(putting), data), count),
             "get": timed(lambda: fs.cat_file(next(getting)), count),
@@ -230,12 +231,10 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")
-    store, log, index, board = (
-        RunStore(run),
-        EventLog(run.events),
-        LeaderboardIndex(run.leaderboard),
-        Leaderboard(64),
-    )
+    store = RunStore(run)
+    log = EventLog(run.events)
+    index = LeaderboardIndex(run.leaderboard)
+    board = Leaderboard(64)
     specs = [
         PodSpec(
             pod=f"p{k:04d}",
@@ -249,7 +248,8 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     ]
     results = [result.model_copy(update={"pod": spec.pod}) for spec in specs]
     index.rebuild(64, specs, [])
-    files, places = iter(results), iter(range(count))
+    files = iter(results)
+    places = iter(range(count))
 
     def submission() -> None:
         place = next(places)

@@ -143,7 +143,8 @@ def stress(home: Path, *, pods: int, gpus: int, quick: bool) -> dict[str, Any]:
 
 def figures(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
     """What the orchestrator cost, and what its pods waited for."""
-    cluster, clock = outcome.cluster, outcome.clock
+    cluster = outcome.cluster
+    clock = outcome.clock
     waits = sorted(
         outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod])
         for pod in outcome.applied

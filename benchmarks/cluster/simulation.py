@@ -126,7 +126,9 @@ class SimulatedCluster:
     """A launcher whose pods are events. Notes everything that the checks afterwards need."""
 
     def __init__(self, run: RunFolder, clock: SimulatedClock, world: World, score: Score) -> None:
-        self.clock, self.world, self.score = clock, world, score
+        self.clock = clock
+        self.world = world
+        self.score = score
         self.store = RunStore(run)
         self.random = np.random.default_rng(world.seed)
         self.free = set(range(world.gpus))
@@ -169,7 +171,8 @@ class SimulatedCluster:
             spec.pod
         ]:  # later attempts may find a cluster that has run out of work
             self.idle.append(self.clock.time - self.vacant_since[place])
-        world, random = self.world, self.random
+        world = self.world
+        random = self.random
         training = self.left.get(spec.pod) or float(random.uniform(*world.pod))
         if self.store.has_result(
             spec.pod
@@ -378,13 +381,15 @@ def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
 def check(outcome: Simulated, settings: TournamentSettings) -> None:
     """Nothing lost, nothing doubled, capacity honoured, and the board is what its pods' results
     say."""
-    cluster, run = outcome.cluster, outcome.run
+    cluster = outcome.cluster
+    run = outcome.run
     assert not cluster.problems, cluster.problems[:5]
     names = [f"p{index:04d}" for index in range(settings.pods)]
     events = [str(event["pod"]) for event in events_of(run, "applied")]
     assert sorted(events) == sorted(names), "every pod is applied once"
     store = RunStore(run)
-    specs, results = store.specs(), store.results()
+    specs = store.specs()
+    results = store.results()
     assert list(results) == names
     rows = read_pods(run.leaderboard)
     assert [row["pod"] for row in rows] == names

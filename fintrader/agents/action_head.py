@@ -73,7 +73,9 @@ class ActionHead:
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
         """Raises ConfigError for a `tilt` without a benchmark or without features to tilt by."""
-        self.layout, self.settings, self.kind = layout, settings, settings.kind
+        self.layout = layout
+        self.settings = settings
+        self.kind = settings.kind
         if isinstance(layout, FlatLayout):
             self.kind = "direct"
         elif self.kind == "auto":
@@ -114,7 +116,8 @@ class ActionHead:
                     0, obs[..., -1].detach().long()
                 )
             return self.tilt(benchmark.to(latent.dtype), held, latent)
-        settings, assets = self.settings, self.layout.num_assets
+        settings = self.settings
+        assets = self.layout.num_assets
         # Without log N, cash would weigh less the more assets there are.
         bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
         bias[assets] = math.log(assets) + settings.cash_logit
@@ -128,7 +131,8 @@ class ActionHead:
     def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:
         """`[B, N]`, from the benchmark's weights and those held, both `[B, N]`, and latents `[B,
         L]`."""
-        settings, assets = self.settings, benchmark.shape[-1]
+        settings = self.settings
+        assets = benchmark.shape[-1]
         z = latent[..., :assets]
         z = (z - (benchmark * z).sum(-1, keepdim=True)) / settings.trust
         raised = benchmark * torch.exp(settings.trust * torch.tanh(z))

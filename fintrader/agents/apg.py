@@ -128,7 +128,8 @@ class APGAgent(BaseAgent):
         """Learn from `num_steps` steps; None before."""
         if len(self.steps) < self.settings.num_steps:
             return None
-        settings, steps = self.settings, self.steps
+        settings = self.settings
+        steps = self.steps
         seen = Transition(
             *(
                 torch.stack([part.detach() for part in column])

@@ -116,18 +116,17 @@ class BaseAgent:
         self, settings: Any, layout: Layout, *, device: torch.device | str, seed: int
     ) -> None:
         """Head, actor, critic, policy and reward scaler, weights drawn from the agent's seed."""
-        self.settings, self.layout, self.device, self.seed = (
-            settings,
-            layout,
-            torch.device(device),
-            seed,
-        )
+        self.settings = settings
+        self.layout = layout
+        self.device = torch.device(device)
+        self.seed = seed
         self.head = ActionHead(layout, settings.head)
         latents = self.head.latents if self.squashes else 0
         network = settings.network.resolved(layout, orders=not self.head.targets_weights)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "weights"))
-            common, gain = self.head.common, self.head.out_gain
+            common = self.head.common
+            gain = self.head.out_gain
             self.actor = Actor(layout, network, common=common, outputs=self.outputs, out_gain=gain)
             self.critic = Critic(layout, network, latents=latents, members=self.members)
         self.rewards = RewardScaler(settings.gamma)
@@ -191,7 +190,8 @@ class BaseAgent:
 
     def see_market(self, env: TradingEnv | JoinedEnv | RandomisedEnv) -> None:
         """Take the rows that the clocks of this environment's observations point to."""
-        self.table, self.decision_interval = env.market_rows, env.settings.decision_interval
+        self.table = env.market_rows
+        self.decision_interval = env.settings.decision_interval
         if self.settings.normalise_observations and not self.normaliser.knows_market:
             self.normaliser.update_market(self.table)
 
@@ -326,7 +326,8 @@ class BaseAgent:
             for name, tensor in state.items()
             if "." not in name
         }
-        self.rewards.running, self.noise_state = own.get("running_return"), own.get("noise_state")
+        self.rewards.running = own.get("running_return")
+        self.noise_state = own.get("noise_state")
         if self.perturbation.active and "perturbation" in own:
             self.perturbation.drawn = own["perturbation"]
             load_generator(

@@ -73,7 +73,9 @@ class _Ensemble:
     def __init__(
         self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int
     ) -> None:
-        self.parts, self.mode, self.shares = parts, mode, shares
+        self.parts = parts
+        self.mode = mode
+        self.shares = shares
         self.all = np.zeros((sum(len(places) for places, _ in parts), assets), np.float32)
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
@@ -86,7 +88,8 @@ class _Ensemble:
         combined: Numbers = actions[0]
         if self.mode == "vote":
             # As torch.quantile: the lower of the middle two plus half their distance.
-            ordered, middle = np.sort(actions, axis=0), (len(actions) - 1) // 2
+            ordered = np.sort(actions, axis=0)
+            middle = (len(actions) - 1) // 2
             upper = ordered[len(actions) // 2]
             combined = ordered[middle] + np.float32(0.5) * (upper - ordered[middle])
         elif len(actions) > 1:
@@ -98,13 +101,17 @@ class _MarketOnce:
     """K actors of the kind `market_once`, and their coefficients at some bars."""
 
     def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
-        self.members, self.rows = members, torch.from_numpy(rows)
+        self.members = members
+        self.rows = torch.from_numpy(rows)
         # In float64, and rounded once: an action must not depend on how many bars were embedded
         # together with its own.
         self.exact = [copy.deepcopy(member).double() for member in members]
-        layout, count = members[0].layout, len(members)
-        self.width, self.assets = layout.account_width, layout.num_assets
-        self.bars, self.asked = range(0), -1
+        layout = members[0].layout
+        count = len(members)
+        self.width = layout.account_width
+        self.assets = layout.num_assets
+        self.bars = range(0)
+        self.asked = -1
         """Bars whose coefficients are known, and the last one that was asked for."""
         statistics = [
             shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members
@@ -117,10 +124,8 @@ class _MarketOnce:
         def each(value: Callable[[Any], float], kind: type = np.float32) -> Any:
             return np.array([[value(member)] for member in members], kind)
 
-        self.squash, self.targets = (
-            each(lambda m: m.squash, bool),
-            each(lambda m: m.head.targets_weights, bool),
-        )
+        self.squash = each(lambda m: m.squash, bool)
+        self.targets = each(lambda m: m.head.targets_weights, bool)
         self.steep = each(lambda m: m.head.settings.scale)
         self.band = each(lambda m: m.head.settings.band / self.assets)
         self.bias = np.zeros((count, self.assets + 1), np.float32)
@@ -136,7 +141,8 @@ class _MarketOnce:
     def actions(self, bar: int, private: Numbers) -> Numbers:
         if bar not in self.bars:
             self._embed(bar)
-        place, self.asked = self.bars.index(bar), bar
+        place = self.bars.index(bar)
+        self.asked = bar
         standard = ((private - self.mean) * self.scale).clip(-CLIP, CLIP)
         latent = self.constant[place].copy()
         latent[:, : self.assets] += self.slope[place] * standard[:, self.width :]
@@ -148,7 +154,8 @@ class _MarketOnce:
         else:
             action = self._aim(latent[:, : self.assets + 1], private)
         for k in self.tilts:
-            head, held = self.members[k].head, torch.from_numpy(private[None, self.width :])
+            head = self.members[k].head
+            held = torch.from_numpy(private[None, self.width :])
             own = torch.from_numpy(latent[k : k + 1, : head.latents])
             action[k] = head.tilt(self.benchmark[bar : bar + 1], held, own)[0].numpy()
         rounded: Numbers = action.astype(np.float32, copy=False)
@@ -185,7 +192,8 @@ class _MarketOnce:
         rows = self.rows[self.bars.start : self.bars.stop : step].double()
         for k, member in enumerate(self.exact):
             of = member.actor.coefficients(member.normaliser.see_rows(rows))
-            bars, width = len(rows), self.assets
+            bars = len(rows)
+            width = self.assets
             self.constant[:bars, k, :width] = of.constant[0].numpy()
             if of.slope is not None:
                 self.slope[:bars, k] = of.slope[0].numpy()

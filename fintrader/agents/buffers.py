@@ -48,7 +48,8 @@ class _Steps:
         self.reward = torch.zeros(shape, device=device)
         self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
-        self.num_steps, self.num_envs = num_steps, num_envs
+        self.num_steps = num_steps
+        self.num_envs = num_envs
 
     def write(self, t: int, transition: Transition, latent: Tensor) -> None:
         """One step, as number `t`."""
@@ -123,10 +124,8 @@ class ReplayBuffer(_Steps):
     ) -> None:
         """Raises ConfigError when it, or storing it, would take more memory than there is."""
         needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
-        what, remedy = (
-            f"agent.buffer_size of {num_steps * num_envs:,} steps",
-            "lower agent.buffer_size",
-        )
+        what = f"agent.buffer_size of {num_steps * num_envs:,} steps"
+        remedy = "lower agent.buffer_size"
         require_memory(needed, device, what, remedy)
         if (
             device != HOST

@@ -134,7 +134,8 @@ class AttentionEncoder(nn.Module):
 
     def forward(self, window: Tensor) -> Tensor:
         """`[..., S, L, P]` to `[*batch_shape, S, E]`."""
-        shape, flat = window.shape[-3:-1], window.flatten(-3, -2)
+        shape = window.shape[-3:-1]
+        flat = window.flatten(-3, -2)
         query = self.query(window[..., -1, :]).unsqueeze(-2)
         key = self.key(flat).unflatten(-2, shape) + self.position
         weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
@@ -165,7 +166,8 @@ class AssetTrunk(nn.Module):
         self.common = nn.ModuleList()
         self.hidden = nn.ModuleList()
         self.compiled = activation == "relu" and not layer_norm and not batch_shape
-        width, shared = asset_width, common_width
+        width = asset_width
+        shared = common_width
         for size in widths:
             self.own.append(Dense(width, size, batch_shape=batch_shape))
             self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
@@ -185,7 +187,8 @@ class AssetTrunk(nn.Module):
         if self.compiled and assets.ndim == 3 and on_cpu(assets):
             from fintrader.agents.fast.trunk import SharedLayer
 
-            h, shared = assets, common
+            h = assets
+            shared = common
             for own, other in zip(self.own, self.common, strict=True):
                 h, shared = SharedLayer.apply(
                     h, shared, own.weight, own.bias, other.weight, other.bias
@@ -197,7 +200,8 @@ class AssetTrunk(nn.Module):
         """The same as torch's operations alone: for other devices, several networks in one, and to
         compare with."""
         count = assets.shape[-2]
-        h, shared = assets, common
+        h = assets
+        shared = common
         for number, (own, other, hidden) in enumerate(
             zip(self.own, self.common, self.hidden, strict=True)
         ):

@@ -25,8 +25,10 @@ class NumbaMembers:
     def __init__(self, members: Sequence[Any], rows: Numbers) -> None:
         from fintrader.agents.fast import forward as numba_forward
 
-        self.table, self.rows = numba_forward, np.ascontiguousarray(rows)
-        layout, count = members[0].layout, len(members)
+        self.table = numba_forward
+        self.rows = np.ascontiguousarray(rows)
+        layout = members[0].layout
+        count = len(members)
         account, assets, *_, context = market_widths(layout)
         depth = 1 + max(len(member.network.hidden) for member in members)
         self.plan = np.zeros((count, numba_forward.PLAN), np.int64)
@@ -57,7 +59,10 @@ class NumbaMembers:
 
     def _add(self, k: int, actor: Any) -> None:
         """Lay out actor number `k`."""
-        t, plan, network, head = self.table, self.plan[k], actor.network, actor.head.settings
+        t = self.table
+        plan = self.plan[k]
+        network = actor.network
+        head = actor.head.settings
         activations = {"relu": t.RELU, "tanh": t.TANH, "silu": t.SILU, "elu": t.ELU}
         plan[[t.ACTIVATION, t.NORM]] = activations[network.activation], network.layer_norm
         plan[[t.SQUASH, t.TARGETS]] = actor.squash, actor.head.targets_weights
@@ -67,13 +72,15 @@ class NumbaMembers:
         )
         assets = actor.layout.num_assets
         self.numbers[k] = head.scale, math.log(assets) + head.cash_logit, head.band / assets
-        per_asset, weights = actor.actor.kind == "per_asset", actor.actor.state_dict()
+        per_asset = actor.actor.kind == "per_asset"
+        weights = actor.actor.state_dict()
         plan[t.KIND] = t.PER_ASSET if per_asset else t.MLP
         plan[[t.CASH, t.CASH_BIAS]] = -1
         (self._add_per_asset if per_asset else self._add_mlp)(k, actor, weights)
 
     def _add_per_asset(self, k: int, actor: Any, weights: dict[str, torch.Tensor]) -> None:
-        t, plan = self.table, self.plan[k]
+        t = self.table
+        plan = self.plan[k]
         wide = 0
         for depth in range(len(actor.network.hidden)):
             own, common = (
@@ -103,14 +110,16 @@ class NumbaMembers:
             plan[t.CASH_BIAS] = self._place(COMMON_PACE * weights["common_head.bias"][:1])
 
     def _add_mlp(self, k: int, actor: Any, weights: dict[str, torch.Tensor]) -> None:
-        t, last = self.table, len(actor.network.hidden)
+        t = self.table
+        last = len(actor.network.hidden)
         for depth in range(last + 1):  # every second layer of the Mlp is dense
             weight, bias = (
                 weights[f"mlp.layers.{2 * depth}.{part}"] for part in ("weight", "bias")
             )
             if depth == last:  # the first of `outputs` blocks of columns
                 count = weight.shape[1] // actor.outputs
-                weight, bias = weight[:, :count], bias[:count]
+                weight = weight[:, :count]
+                bias = bias[:count]
             rows, width = weight.shape
             self.layers[k, depth, [t.OWN, t.OWN_IN, t.OWN_OUT, t.WIDTH]] = (
                 self._place(weight),

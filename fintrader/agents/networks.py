@@ -71,17 +71,17 @@ class Actor(nn.Module):
     ) -> None:
         super().__init__()
         settings = settings.resolved(layout)
-        self.outputs, self.kind, width = outputs, settings.kind, settings.hidden[-1]
+        self.outputs = outputs
+        self.kind = settings.kind
+        width = settings.hidden[-1]
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
             latents = num_actions(layout) + common
             self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
             return
-        self.num_assets, self.common, self.account, self.holdings = (
-            layout.num_assets,
-            common,
-            0,
-            False,
-        )
+        self.num_assets = layout.num_assets
+        self.common = common
+        self.account = 0
+        self.holdings = False
         if self.kind == "per_asset":
             self.trunk: nn.Module = AccountTrunk(layout, settings, batch_shape=())
         else:
@@ -136,11 +136,13 @@ class Actor(nn.Module):
             .permute(2, 3, 0, 1)
             .contiguous()
         )
-        account, common = own[:, 1 + self.holdings :].transpose(1, 2), None
+        account = own[:, 1 + self.holdings :].transpose(1, 2)
+        common = None
         if self.common_head is not None:
             both = COMMON_PACE * self.common_head(mean)
             both = both.view(rows.shape[0], self.outputs, -1, self.common).permute(1, 2, 0, 3)
-            common, account = both[:, 0], torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
+            common = both[:, 0]
+            account = torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
         return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, common, account)
 
     def latents(self, seen: Seen, of: Coefficients) -> tuple[Tensor, ...]:
@@ -183,7 +185,8 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         settings = settings.resolved(layout)
-        self.kind, width = settings.kind, settings.hidden[-1]
+        self.kind = settings.kind
+        width = settings.hidden[-1]
         batch_shape = () if members is None else (members,)
         if isinstance(layout, FlatLayout) or self.kind == "mlp":
             self.mlp = Mlp(
@@ -201,7 +204,8 @@ class Critic(nn.Module):
         self.account = layout.account_width if settings.account else 0
         self.judges = latents > 0
         if self.judges:
-            own, common = 2, latents - layout.num_assets + self.account
+            own = 2
+            common = latents - layout.num_assets + self.account
             self.embedding = Dense(width, width, batch_shape=batch_shape)
             self.own = Dense(own, width, batch_shape=batch_shape)
             self.common = Dense(max(common, 1), width, batch_shape=batch_shape, gain=1.0)
@@ -225,7 +229,9 @@ class Critic(nn.Module):
         count, (h, mean) = self.num_assets, self.trunk.pooled(seen.rows)
         # As `self.head(h)`, what belongs together side by side.
         each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
-        each, top, private = each.view(2, *h.shape[:2]), self.top(mean), seen.private
+        each = each.view(2, *h.shape[:2])
+        top = self.top(mean)
+        private = seen.private
         if on_cpu(private) and private.ndim == 2 and not private.requires_grad:
             from fintrader.agents.fast.value import Quadratic
 
@@ -242,7 +248,8 @@ class Critic(nn.Module):
         return value
 
     def _judge(self, seen: Seen, latent: Tensor) -> Tensor:
-        count, h = self.num_assets, self.embedding_of(seen.rows)
+        count = self.num_assets
+        h = self.embedding_of(seen.rows)
         h = seen.spread(h, h.ndim - 3)
         own = torch.stack(
             [seen.private[..., -count:].expand_as(latent[..., :count]), latent[..., :count]], dim=-1

@@ -60,7 +60,8 @@ class ObservationNormaliser(nn.Module):
     def _refresh(self) -> None:
         """Float32 copies per column: what `see` reads, once a step."""
         shift, scale = shift_and_scale(self.mean, self.var)
-        self._shift, self._scale = -(shift * scale)[self.groups], scale[self.groups]
+        self._shift = -(shift * scale)[self.groups]
+        self._scale = scale[self.groups]
 
     @property
     def knows_market(self) -> bool:
@@ -134,7 +135,8 @@ class ObservationNormaliser(nn.Module):
         column_var = (
             (centred * centred).mean(dim=0).double() - centred.mean(dim=0).double() ** 2
         ).clamp_min(0)
-        seen, sizes = sizes > 0, sizes.clamp_min(1)
+        seen = sizes > 0
+        sizes = sizes.clamp_min(1)
         mean = zeros.index_add(0, groups, column_mean) / sizes
         between = (column_mean - mean[groups]) ** 2
         var = zeros.index_add(0, groups, column_var + between) / sizes

@@ -155,7 +155,8 @@ class OffPolicyAgent(BaseAgent):
     def updates_due(self) -> int:
         """Updates that should have been made by now, ever since the first step; 0 while warming
         up."""
-        replay, settings = self.replay, self.settings
+        replay = self.replay
+        settings = self.settings
         if replay is None or self.warming_up or replay.filled < settings.n_steps:
             return 0
         warm = -(-settings.learning_starts // replay.num_envs)
@@ -236,7 +237,8 @@ class OffPolicyAgent(BaseAgent):
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         super().load_extra_state(state)
-        self.learned, self.has_parent = int(state["learned"]), bool(state["has_parent"])
+        self.learned = int(state["learned"])
+        self.has_parent = bool(state["has_parent"])
         rows = below("replay", state)
         self.replay = self._memory(*rows["obs"].shape[1:]) if rows else None
         if self.replay is not None:

@@ -177,10 +177,8 @@ class OnPolicyAgent(BaseAgent):
         # decision.
         noise = self.exploration_noise(mean.shape)
         log_std = self.noise["log_std"]
-        self.latent, self.log_prob = (
-            torch.addcmul(mean, noise, log_std.exp()),
-            each_log_prob(noise, log_std),
-        )
+        self.latent = torch.addcmul(mean, noise, log_std.exp())
+        self.log_prob = each_log_prob(noise, log_std)
         return self.head.decode(obs, self.latent, self.table)
 
     def acting_mean(self, obs: Tensor) -> Tensor:
@@ -190,7 +188,8 @@ class OnPolicyAgent(BaseAgent):
         numbers are known, and the weights stay until then. On a GPU to ask which are missing would
         be a wait.
         """
-        table, clocked = self.table, obs.shape[-1] != self.layout.width
+        table = self.table
+        clocked = obs.shape[-1] != self.layout.width
         if table is None or not clocked or not self.actor.shares or self.device.type != "cpu":
             return self.mean_latent(self.see(obs, acting=True))
         step = 0 if self.buffer is None else self.buffer.step
@@ -355,7 +354,8 @@ class OnPolicyAgent(BaseAgent):
     @torch.no_grad()
     def calm(self) -> None:
         """Take a part of the noise away, as `noise_decay` says."""
-        settings, log_std = self.settings, self.noise["log_std"]
+        settings = self.settings
+        log_std = self.noise["log_std"]
         if settings.noise_decay and not settings.learn_noise:
             least = log_std.clamp_max(math.log(settings.noise_least))
             log_std.copy_(torch.maximum(log_std + math.log1p(-settings.noise_decay), least))

@@ -63,7 +63,9 @@ class BatchedLearners:
     """K copies of an agent's weights and moments, for as long as one update takes."""
 
     def __init__(self, agent: OnPolicyAgent) -> None:
-        self.agent, self.count, agent.batched = agent, agent.settings.learners, True
+        self.agent = agent
+        self.count = agent.settings.learners
+        agent.batched = True
         self.loss = _Loss(agent)
         self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
 
@@ -157,7 +159,8 @@ class BatchedLearners:
     @torch.no_grad()
     def _fuse(self) -> None:
         """The mean of the K copies becomes the agent's."""
-        own, single = self.agent.optimisers["adam"], dict(self.loss.named_parameters())
+        own = self.agent.optimisers["adam"]
+        single = dict(self.loss.named_parameters())
         moments = {name: self.adam.state[parameter] for name, parameter in self.weights.items()}
         copies = [
             {f"modules.{name}": parameter[k] for name, parameter in self.weights.items()}
@@ -208,13 +211,12 @@ class PipelinedAgent:
 
     def __init__(self, agent: OffPolicyAgent) -> None:
         self.agent = agent
-        self.settings, self.layout, self.device, self.seed = (
-            agent.settings,
-            agent.layout,
-            agent.device,
-            agent.seed,
-        )
-        self.head, self.policy = agent.head, agent.policy
+        self.settings = agent.settings
+        self.layout = agent.layout
+        self.device = agent.device
+        self.seed = agent.seed
+        self.head = agent.head
+        self.policy = agent.policy
         self._front = copy.copy(agent)
         """Acts: it shares all but the actor and the random stream with the agent."""
         self._front.actor = copy.deepcopy(agent.actor)
@@ -274,7 +276,8 @@ class PipelinedAgent:
         """Wait until no update runs, and act with its weights from now on. Raises what went wrong
         in the thread."""
         if self._updates is not None:
-            updates, self._updates = self._updates, None
+            updates = self._updates
+            self._updates = None
             updates.result()
             self.agent.perturbation.redraw()  # here, where neither thread reads it
             self._refresh()
@@ -323,10 +326,8 @@ class PipelinedAgent:
                 "the stored agent learned without a pipeline; resume it with agent.pipeline: false"
             )
         load_generator(self._front.generator, state["pipeline.generator"], "agent state")
-        self._front.noise_state, self._front.has_parent = (
-            self.agent.noise_state,
-            self.agent.has_parent,
-        )
+        self._front.noise_state = self.agent.noise_state
+        self._front.has_parent = self.agent.has_parent
         self._scheduled = self.agent.learned
         self._refresh()
 

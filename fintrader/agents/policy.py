@@ -60,13 +60,12 @@ class PolicyModule(nn.Module):
         among them.
         """
         members: list[nn.Module] = [self]
-        mode, shares = "mean", np.ones(1, np.float32)
+        mode = "mean"
+        shares = np.ones(1, np.float32)
         if isinstance(self, EnsemblePolicy):
-            members, mode, shares = (
-                list(self.members),
-                self.mode,
-                self.weights.cpu().numpy().astype(np.float32),
-            )
+            members = list(self.members)
+            mode = self.mode
+            shares = self.weights.cpu().numpy().astype(np.float32)
         if not all(type(member) is ActorPolicy for member in members):
             return None
         return bind(members, mode, shares, rows)
@@ -113,7 +112,9 @@ class ActorPolicy(PolicyModule):
         rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
-        self.layout, self.outputs, self.squash = layout, outputs, squash
+        self.layout = layout
+        self.outputs = outputs
+        self.squash = squash
         self.head = ActionHead(layout, head)
         self.network = network.resolved(layout, orders=not self.head.targets_weights)
         self.meta = {}
@@ -178,7 +179,9 @@ class EnsemblePolicy(PolicyModule):
             raise ConfigError(
                 "ensemble weights: one non-negative number for each member, not all zero"
             )
-        self.layout, self.mode, self.meta = first, mode, {}
+        self.layout = first
+        self.mode = mode
+        self.meta = {}
         self.members = nn.ModuleList(members)
         self.register_buffer("weights", torch.tensor(given, dtype=torch.float64) / sum(given))
 
@@ -258,7 +261,8 @@ def load_policy(
             " one to trade; give one"
         )
     tensors, header = read_tensors(Path(path), FORMAT)
-    description, meta = header["policy"], header["meta"]
+    description = header["policy"]
+    meta = header["meta"]
     if universe is not None:
         try:
             description, tensors, meta = travel(
@@ -298,7 +302,8 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
         layout = layout_from_json(description["layout"])
         network = validate(NetworkSettings, description["network"], "policy")
         head = validate(ActionHeadSettings, description["head"], "policy")
-        outputs, squash = int(description["outputs"]), bool(description["squash"])
+        outputs = int(description["outputs"])
+        squash = bool(description["squash"])
         # Networks larger than what is stored of them would take their memory before anything could
         # be compared.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

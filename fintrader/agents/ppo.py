@@ -92,7 +92,8 @@ class PPOAgent(OnPolicyAgent):
 
     def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """L on one minibatch, and its parts as metrics."""
-        clip_coef, log_std = self.settings.clip_coef, self.noise["log_std"]
+        clip_coef = self.settings.clip_coef
+        log_std = self.noise["log_std"]
         if self.device.type == "cpu" and not self.batched:
             from fintrader.agents.fast.surrogate import Surrogate
 

@@ -24,7 +24,10 @@ class Perturbation:
     def __init__(
         self, layout: Layout, dropout: float, noise: float, generator: torch.Generator
     ) -> None:
-        self.layout, self.dropout, self.noise, self.generator = layout, dropout, noise, generator
+        self.layout = layout
+        self.dropout = dropout
+        self.noise = noise
+        self.generator = generator
         self.features = 0 if isinstance(layout, FlatLayout) else layout.num_features
         self.active = bool(self.features) and (dropout > 0 or noise > 0)
         self.drawn = torch.zeros(self.features + 2)
@@ -40,7 +43,8 @@ class Perturbation:
             return
         kept = torch.rand(self.features + 2, generator=self.generator, device=self.generator.device)
         factor = (kept[:-2] >= self.dropout) / (1 - self.dropout)
-        offset, sign = (kept[-2] * POOL).floor(), 1 - 2 * (kept[-1] < 0.5).float()
+        offset = (kept[-2] * POOL).floor()
+        sign = 1 - 2 * (kept[-1] < 0.5).float()
         self.drawn = torch.cat([factor, offset.view(1), sign.view(1)])
 
     def __call__(self, rows: Tensor, bars: Tensor | None) -> Tensor:

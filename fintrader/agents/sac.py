@@ -107,7 +107,8 @@ class SACAgent(OffPolicyAgent):
 
     def learn_policy(self, sample: Sample) -> dict[str, Tensor]:
         """One step of the actor, then of the temperature."""
-        settings, log_alpha = self.settings, self.temperature["log_alpha"]
+        settings = self.settings
+        log_alpha = self.temperature["log_alpha"]
         latent, log_prob, mean = self.draw_latent(sample.obs)
         value = self.policy_value(self.critic(sample.obs, latent))
         policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
@@ -128,7 +129,8 @@ class SACAgent(OffPolicyAgent):
 
 def bounded_log_std(raw: Tensor, start: float) -> Tensor:
     """The actor's second output as a log deviation in [-5, 1]; `start` where the output is 0."""
-    low, high = -5.0, 1.0
+    low = -5.0
+    high = 1.0
     position = (math.log(start) - low) / (high - low)
     offset = math.log(position / (1 - position))
     return low + (high - low) * torch.sigmoid(raw + offset)

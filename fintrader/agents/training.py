@@ -271,7 +271,8 @@ class _Training:
         ):
             self._keep()
         if self.on_progress is not None:
-            rate, told = self.metrics["steps_per_second"], time.perf_counter()
+            rate = self.metrics["steps_per_second"]
+            told = time.perf_counter()
             self.on_progress(
                 TrainProgress(
                     fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics
@@ -333,8 +334,10 @@ class _Training:
     def identity(self) -> dict[str, Any]:
         """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every
         bar) and its rules."""
-        agent, env = self.agent, self.env
-        market, settings = getattr(env, "market", None), getattr(env, "settings", None)
+        agent = self.agent
+        env = self.env
+        market = getattr(env, "market", None)
+        settings = getattr(env, "settings", None)
         return {
             "seed": agent.seed,
             "agent": agent.settings.model_dump(mode="json"),
@@ -370,7 +373,8 @@ class _Training:
         )
         # A classic environment cannot be stored: its episodes begin anew.
         self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
-        self.env_steps, self.updates = int(header["env_steps"]), int(header["updates"])
+        self.env_steps = int(header["env_steps"])
+        self.updates = int(header["updates"])
         self.seconds = float(header["seconds"])
 
     def _keep(self) -> None:
@@ -421,7 +425,8 @@ def true_next_obs(
 ) -> Tensor:
     """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs`
     where it ended."""
-    final, done = info.get("final_obs"), terminated | truncated
+    final = info.get("final_obs")
+    done = terminated | truncated
     if final is None or (
         done.device.type == "cpu" and not bool(done.any())
     ):  # to ask a GPU would be to wait

@@ -78,7 +78,8 @@ def _for_market(
     layout = check_travels(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
-    mean, var = f"{prefix}normaliser.mean", f"{prefix}normaliser.var"
+    mean = f"{prefix}normaliser.mean"
+    var = f"{prefix}normaliser.var"
     tensors[mean], tensors[var] = moved_statistics(
         tensors[mean], tensors[var], layout, trained, here
     )
@@ -114,7 +115,8 @@ def check_travels(
                 f" {_short(trained[name])} there and {_short(here[name])} here; build the market"
                 " with the same data.features and data.bar_minutes"
             )
-    there, own = trained.get("normalisation"), here["normalisation"]
+    there = trained.get("normalisation")
+    own = here["normalisation"]
     if there is None or own is None:
         whose = "the policy's market" if there is None else "this market"
         raise CheckpointError(
@@ -140,8 +142,10 @@ def moved_statistics(
     A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the
     market that did not vary in training says nothing: the weights that read it were never learned.
     """
-    groups, parts = statistic_groups(layout), layout.slices
-    factor, offset = torch.ones_like(mean), torch.zeros_like(mean)
+    groups = statistic_groups(layout)
+    parts = layout.slices
+    factor = torch.ones_like(mean)
+    offset = torch.zeros_like(mean)
     for part, names in _COLUMNS.items():
         for name, group in zip(trained[names], groups[parts[part]].tolist(), strict=False):
             there, own = (market["normalisation"][part][name] for market in (trained, here))
@@ -153,7 +157,8 @@ def moved_statistics(
     of_market[groups[layout.private_width :]] = True
     silent = of_market & (var <= CONSTANT)
     # (a x + b - mean) / sqrt(var + eps), with the factor taken out of the root
-    moved_mean, moved_var = (mean - offset) / factor, (var + EPSILON) / factor**2 - EPSILON
+    moved_mean = (mean - offset) / factor
+    moved_var = (var + EPSILON) / factor**2 - EPSILON
     return torch.where(silent, 0.0, moved_mean), torch.where(silent, SILENT, moved_var)
 
 

@@ -195,7 +195,8 @@ class AccountTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.assets = AssetInput(layout, settings, batch_shape=batch_shape)
-        self.num_assets, self.features = layout.num_assets, layout.num_features
+        self.num_assets = layout.num_assets
+        self.features = layout.num_features
         self.account = layout.account_width if settings.account else 0
         # Each asset sees its own latent; what is left over (cash) all of them see.
         own, common = (1, latents - layout.num_assets) if latents else (0, 0)
@@ -210,7 +211,8 @@ class AccountTrunk(nn.Module):
 
     def forward(self, seen: Seen, latent: Tensor | None = None) -> Tensor:
         own, common = self.assets(seen.rows)
-        own, common = seen.spread(own, own.ndim - 3), seen.spread(common, common.ndim - 2)
+        own = seen.spread(own, own.ndim - 3)
+        common = seen.spread(common, common.ndim - 2)
         held = seen.private[..., -self.num_assets :].unsqueeze(-1)
         own = join(own[..., : self.features], held, own[..., self.features :])
         common = torch.cat([seen.private[..., : self.account], common], dim=-1)
@@ -277,7 +279,8 @@ class Mlp(nn.Module):
             h = h + latent @ weights[2]
         h = self.layers[1](h)
         for number in range(2, len(self.layers) - 1, 2):
-            layer, hidden = self.layers[number], self.layers[number + 1]
+            layer = self.layers[number]
+            hidden = self.layers[number + 1]
             assert isinstance(layer, Dense)
             assert isinstance(hidden, Hidden)
             h = hidden.after(layer, h)

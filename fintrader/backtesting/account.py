@@ -54,7 +54,8 @@ class BacktestAccount:
         self._device = market.device  # the policy's: observations are handed over there
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = market_view(market, settings, getattr(torch, settings.observation_dtype))
-        self.market, self.settings = market, settings
+        self.market = market
+        self.settings = settings
         self.layout = ObservationLayout.of(
             market, settings.lookback, benchmark=shows_benchmark(market, settings)
         )
@@ -67,17 +68,19 @@ class BacktestAccount:
         self._state[[kernel.CASH, kernel.EQUITY, kernel.PEAK, kernel.FIRST]] = (
             settings.initial_cash_usd
         )
-        self._prices, self._rules = Prices.of(view), Rules.of(settings)
+        self._prices = Prices.of(view)
+        self._rules = Rules.of(settings)
         self._curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         shape = (1, market.num_assets)
-        self._shares, self._want, self._kept = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._shares = np.zeros(shape)
+        self._want = np.zeros(shape)
+        self._kept = np.zeros(shape)
         self._asked = np.zeros(shape)
-        self._wish, self._nothing = np.zeros(shape, np.float32), np.zeros((1, 0))
+        self._wish = np.zeros(shape, np.float32)
+        self._nothing = np.zeros((1, 0))
         self._seen = np.zeros((1, self.layout.private_width), np.float32)
-        self._fills, self._noted = (
-            tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS),
-            0,
-        )
+        self._fills = tuple(np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS)
+        self._noted = 0
 
     @classmethod
     def standing(
@@ -203,7 +206,8 @@ class BacktestAccount:
                 # carrying it out overwrites the other, with what the bar of the fill lets through
                 want
             )
-        start, interval = self._bar, self.settings.decision_interval
+        start = self._bar
+        interval = self.settings.decision_interval
         stop = min(start + (interval if bars is None else bars), self._end)
         # An order has at most N fills; every symbol ends at most once, and splits or is called in
         # at most once a bar.

@@ -98,7 +98,8 @@ def attribute(
 def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:
     """`[N]` mean weight before each bar, and `[N]` Σ V w r."""
     bars = len(returns)
-    mean, total = np.zeros(returns.shape[1]), np.zeros(returns.shape[1])
+    mean = np.zeros(returns.shape[1])
+    total = np.zeros(returns.shape[1])
     for start in range(1, bars, _BLOCK):
         stop = min(start + _BLOCK, bars)
         before = result.weights(slice(start - 1, stop - 1))

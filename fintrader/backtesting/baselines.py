@@ -29,7 +29,9 @@ from fintrader.results.backtest_files import empty_trades
 Array = NDArray[np.float64]
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
-LOOKBACK, FAST, REBALANCED = 20, 5, 5
+LOOKBACK = 20
+FAST = 5
+REBALANCED = 5
 """Sessions that the rules look back over, those of the fast average, and those from one rebalancing
 to the next."""
 USUAL_VOLATILITY = 0.15
@@ -58,16 +60,22 @@ class TowardsWeights:
     """
 
     def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:
-        view, assets = account.view, account.market.num_assets
-        self._weights, self._due, self._settings = weights, np.array(sorted(due)), account.settings
+        view = account.view
+        assets = account.market.num_assets
+        self._weights = weights
+        self._due = np.array(sorted(due))
+        self._settings = account.settings
         self._mark, self._most = (
             value.to(torch.float64).numpy() for value in (view.mark, view.most)
         )
         self._sells = (view.fill > 0).numpy() & (self._most > 0)
         self._buys = self._sells & view.buyable.numpy()
-        self._event_row, self._splits = view.event_row.numpy(), view.splits.numpy()
+        self._event_row = view.event_row.numpy()
+        self._splits = view.splits.numpy()
         self._delay = 0 if self._settings.fill == "close" else 1
-        self._wanted, self._usd, self._held = np.zeros(assets), np.zeros(assets), np.zeros(assets)
+        self._wanted = np.zeros(assets)
+        self._usd = np.zeros(assets)
+        self._held = np.zeros(assets)
         self._pending, self._unpriced, self._could = (
             np.zeros(assets, dtype=bool) for _ in range(3)
         )
@@ -76,14 +84,16 @@ class TowardsWeights:
     def decide(self, account: BacktestAccount) -> Holdings:
         """What to hold: the weights' shares where they are due, what is still wanted where it has
         not traded."""
-        bar, held = account.bar, account.held
+        bar = account.bar
+        held = account.held
         for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
             self._wanted = self._whole(self._wanted * self._splits[row])
         # What could trade and did not change lacks the money, and will not have it later.
         self._pending &= ~(self._could & (held == self._held))
         if bar in self._due:
             self._usd = self._weights(bar).cpu().numpy() * account.equity
-            self._wanted, self._pending = held.copy(), np.zeros_like(self._pending)
+            self._wanted = held.copy()
+            self._pending = np.zeros_like(self._pending)
             self._unpriced = np.ones_like(self._pending)
         price = self._mark[bar]
         sized = self._unpriced & (price > 0)
@@ -94,7 +104,9 @@ class TowardsWeights:
         wanted = np.where(self._pending, self._wanted, held)
         filled = min(bar + self._delay, len(self._mark) - 1)
         can = np.where(wanted > held, self._buys[filled], self._sells[filled])
-        self._could, self._held, self._bar = self._pending & can, held.copy(), bar
+        self._could = self._pending & can
+        self._held = held.copy()
+        self._bar = bar
         self._pending &= ~(can & (np.abs(wanted - held) <= self._most[filled]))
         return Holdings(wanted)
 
@@ -172,7 +184,8 @@ def equal_weight(
     """1/n in every member, rebalanced at the first bar of every `every_sessions`-th session, net of
     costs."""
     often = "every session" if every_sessions == 1 else f"every {every_sessions} sessions"
-    weights, due = benchmark_weights(market, "equal_weight"), rebalance_bars(market, every_sessions)
+    weights = benchmark_weights(market, "equal_weight")
+    due = rebalance_bars(market, every_sessions)
     note = f"1/n, rebalanced {often}, net of costs"
     return simulate_weights(
         lambda bar: weights[bar],
@@ -286,7 +299,8 @@ def usual_volatility(market: MarketTensors) -> float | None:
     ends = m.session_ends(market.session.cpu().numpy())
     if len(ends) < LOOKBACK + 2:
         return None
-    close, member = market.adjusted_close.cpu().numpy()[ends], market.member.cpu().numpy()[ends]
+    close = market.adjusted_close.cpu().numpy()[ends]
+    member = market.member.cpu().numpy()[ends]
     change = close[1:] / close[:-1] - 1
     known = member[:-1] & np.isfinite(change)
     daily = np.where(known, change, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
@@ -348,7 +362,8 @@ def benchmark(market: MarketTensors, settings: EnvSettings) -> BacktestResult:
 def _level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
-    bars, assets = market.num_bars, market.num_assets
+    bars = market.num_bars
+    assets = market.num_assets
     nothing = np.zeros(bars)
     return BacktestResult(
         name=name,
@@ -379,7 +394,8 @@ def benchmark_portfolio(
         return equal_weight(market, settings, progress=progress)
     if kind == "buy_and_hold":
         return buy_and_hold(market, settings, progress=progress)
-    weights, due = benchmark_weights(market, kind), rebalance_bars(market, 1)
+    weights = benchmark_weights(market, kind)
+    due = rebalance_bars(market, 1)
     note = "in proportion to capitalisation, rebalanced every session, net of costs"
     return simulate_weights(
         lambda bar: weights[bar],

@@ -40,12 +40,15 @@ def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[
     column = {symbol: k for k, symbol in enumerate(result.symbols)}
     asset = np.array([column[str(symbol)] for symbol in trades["symbol"]])
     decided, filled = (trades[name].to_numpy() for name in ("decision_bar", "fill_bar"))
-    shares, price = trades["shares"].to_numpy(), trades["price_usd"].to_numpy()
-    notional, cost = trades["notional_usd"].to_numpy(), trades["cost_usd"].to_numpy()
+    shares = trades["shares"].to_numpy()
+    price = trades["price_usd"].to_numpy()
+    notional = trades["notional_usd"].to_numpy()
+    cost = trades["cost_usd"].to_numpy()
     volume = np.concatenate([market.volume.cpu().numpy() for market in markets])[
         filled, asset
     ].astype(np.float64)
-    scale, growth = _scale(result, markets)[filled], _growth(markets)
+    scale = _scale(result, markets)[filled]
+    growth = _growth(markets)
     seen = result.mark[decided, asset] * growth[decided, asset] / growth[filled, asset]
     known = seen > 0
     slipped = np.divide(

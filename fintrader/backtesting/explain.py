@@ -102,8 +102,11 @@ class Explainer:
 
     def _taken_away(self, layout: ObservationLayout) -> Sequence[tuple[Tensor, Tensor]]:
         """Of each input its columns in an observation, and what stands there instead."""
-        assets, features, context = layout.num_assets, layout.num_features, layout.num_context
-        parts, width = layout.slices, layout.row_width
+        assets = layout.num_assets
+        features = layout.num_features
+        context = layout.num_context
+        parts = layout.slices
+        width = layout.row_width
         # Where the bars that are shown begin: a history's rows, then the newest bar's, which is
         # laid out as they are.
         begins = torch.tensor(
@@ -116,7 +119,8 @@ class Explainer:
         for k in range(context):
             columns = begins + width - context + k
             found.append((columns, self._neutral[features + k].expand(len(columns))))
-        account, holdings = parts["account"], parts["holdings"]
+        account = parts["account"]
+        holdings = parts["holdings"]
         own = torch.cat(
             (
                 torch.arange(account.start, account.start + 3),

@@ -20,7 +20,8 @@ from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
 LOOKBACK = 20
-FEWEST_SESSIONS, FEWEST_SYMBOLS = 30, 6
+FEWEST_SESSIONS = 30
+FEWEST_SYMBOLS = 6
 FACTORS = {
     "market": "mean return of the members",
     "momentum": f"highest less lowest return of the last {LOOKBACK} sessions",
@@ -70,7 +71,8 @@ def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]
     """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was
     a member."""
     session = market.session.cpu().numpy()
-    ends, starts = m.session_ends(session), m.session_starts(session)
+    ends = m.session_ends(session)
+    starts = m.session_starts(session)
     close = market.adjusted_close.cpu().numpy()
     levels = close[np.append(0, ends)]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -96,10 +98,13 @@ def factor_betas(
     rows = (
         np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
     )
-    y, x = daily[rows], factors[rows][:, usable]
+    y = daily[rows]
+    x = factors[rows][:, usable]
     moving = x.std(axis=0) > 0
-    usable, x = [k for k, moves in zip(usable, moving, strict=True) if moves], x[:, moving]
-    size, width = len(y), len(usable) + 1
+    usable = [k for k, moves in zip(usable, moving, strict=True) if moves]
+    x = x[:, moving]
+    size = len(y)
+    width = len(usable) + 1
     if size < FEWEST_SESSIONS or width == 1 or y.max() == y.min():
         return {}
     design = np.column_stack([np.ones(size), x])

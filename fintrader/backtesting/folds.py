@@ -103,7 +103,8 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     which lies before every fold's validation; agents standardise what they see by their own
     training window anyway.
     """
-    start, stop = fold.train[0], fold.test[1]
+    start = fold.train[0]
+    stop = fold.test[1]
     windows = Windows(
         *((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test))
     )
@@ -121,7 +122,8 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
     """
     if not results:
         raise BacktestError("there is no test window to put together")
-    carried, bars = 1.0, 0
+    carried = 1.0
+    bars = 0
     parts: list[BacktestResult] = []
     for number, result in enumerate(results):
         if number and (
@@ -177,18 +179,19 @@ def _sold(result: BacktestResult) -> BacktestResult:
     which = np.flatnonzero(held)
     if not which.size or not result.has_positions:
         return result
-    notional, cost = np.abs(held * result.mark[-1]), result.closing_cost_usd
+    notional = np.abs(held * result.mark[-1])
+    cost = result.closing_cost_usd
     assert cost is not None  # it has positions
-    kind, bar = (
-        np.full(which.size, "forced", dtype=object),
-        np.full(which.size, len(result.minutes) - 1),
-    )
+    kind = np.full(which.size, "forced", dtype=object)
+    bar = np.full(which.size, len(result.minutes) - 1)
     fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
     time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
     sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
-    equity, shares = result.equity.copy(), result.shares.copy()
-    costs, turnover = result.costs_usd.copy(), result.turnover_usd.copy()
+    equity = result.equity.copy()
+    shares = result.shares.copy()
+    costs = result.costs_usd.copy()
+    turnover = result.turnover_usd.copy()
     equity[-1] -= cost.sum()
     shares[-1] = 0.0
     costs[-1] += cost.sum()

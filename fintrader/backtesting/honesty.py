@@ -143,7 +143,8 @@ def _evidence(
     result = results[name]
     level = result.benchmark if result.portfolio is None else result.portfolio
     year = result.sessions_a_year
-    ours, theirs = result.daily_returns, m.daily_returns(level, result.session)
+    ours = result.daily_returns
+    theirs = m.daily_returns(level, result.session)
     theirs = rounding_apart(ours, theirs)
     tested = ev.alpha_test(
         ours, theirs, level=ev.level_of_look(look), seed=seed, sessions_a_year=year
@@ -297,7 +298,8 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
         return ["Went bankrupt: the account was closed inside the window."]
     if not report["traded"]:
         return ["Never traded: there is nothing to judge."]
-    found, alpha = report["evidence"], report["evidence"]["alpha"]
+    found = report["evidence"]
+    alpha = report["evidence"]["alpha"]
     rival = found["against"].replace("_", " ")
     if alpha is None and report["sessions"] < ev.SHORTEST:
         least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
@@ -310,8 +312,10 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
 
 
 def _finding(report: Mapping[str, Any], rival: str) -> str:
-    found, alpha = report["evidence"], report["evidence"]["alpha"]
-    passes, ahead = alpha["p_value"] <= found["level"], found["active_return"] > 0
+    found = report["evidence"]
+    alpha = report["evidence"]["alpha"]
+    passes = alpha["p_value"] <= found["level"]
+    ahead = found["active_return"] > 0
     scale, over = span(alpha["sessions"], report["sessions_a_year"])
     active, excess = (
         percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"])
@@ -352,7 +356,8 @@ def _power(alpha: Mapping[str, Any]) -> str:
 
 def _would_change(report: Mapping[str, Any]) -> list[str]:
     """What more would tell, and what softens what was said."""
-    found, alpha = report["evidence"], report["evidence"]["alpha"]
+    found = report["evidence"]
+    alpha = report["evidence"]["alpha"]
     said = []
     if alpha["p_value"] > found["level"]:
         if alpha["sessions_needed"] is None:

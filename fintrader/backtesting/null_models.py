@@ -48,7 +48,8 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
 def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats
     its last bar."""
-    starts, ends = m.session_starts(session), m.session_ends(session)
+    starts = m.session_starts(session)
+    ends = m.session_ends(session)
     count = len(ends)
     if count < 4:
         raise BacktestError(

@@ -35,8 +35,10 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.progress import Progress
 
 Array = NDArray[np.float64]
-STRENGTH, TRUST = 0.5, 1.0
-HORIZONS, PENALTIES = (1, 5, 21), (0.01, 0.1, 1.0)
+STRENGTH = 0.5
+TRUST = 1.0
+HORIZONS = (1, 5, 21)
+PENALTIES = (0.01, 0.1, 1.0)
 """Of the forward return, in decisions and in sessions; of the regression, in units of each
 feature's variance."""
 RATES = (0.1, 0.3, 1.0)
@@ -44,7 +46,8 @@ RATES = (0.1, 0.3, 1.0)
 RISK_AVERSION = 20.0
 FEWEST = 20
 """Decisions that a fit needs, and of which each horizon may take a quarter."""
-BLOCK, MOST_DECISIONS = 4_000_000, 20_000
+BLOCK = 4_000_000
+MOST_DECISIONS = 20_000
 """Numbers held at once in the regression; newest decisions that a choice is made on."""
 
 
@@ -80,7 +83,8 @@ class _Panel:
         delay = 0 if settings.fill == "close" else 1
         bars = np.arange(0, market.num_bars - delay, settings.decision_interval)
         kind = benchmark_kind(market, settings.benchmark)
-        self.bars, self.interval = bars, settings.decision_interval
+        self.bars = bars
+        self.interval = settings.decision_interval
         self.session = market.session.numpy()[bars]
         self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[
             bars
@@ -173,7 +177,8 @@ def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> l
     sums = np.vstack(
         [np.zeros((1, panel.market.num_assets)), np.cumsum(panel.relative[:known], axis=0)]
     )
-    square, moment = {h: np.zeros((size, size)) for h in steps}, {h: np.zeros(size) for h in steps}
+    square = {h: np.zeros((size, size)) for h in steps}
+    moment = {h: np.zeros(size) for h in steps}
     count = dict.fromkeys(steps, 0)
     rows = {h: known - h + 1 for h in steps}
     held = panel.held
@@ -185,7 +190,8 @@ def _regress(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> l
             inside = min(len(block), rows[h] - start)
             if inside <= 0:
                 continue
-            chosen, at = here[:inside], slice(start, start + inside)
+            chosen = here[:inside]
+            at = slice(start, start + inside)
             x = block[:inside][chosen]
             y = (sums[start + h : start + h + inside] - sums[at])[chosen] / h
             square[h] += x.T @ x
@@ -239,13 +245,18 @@ def _utilities(
     cost = settings.fee_rate + settings.spread_rate
     part = np.asarray(rates)[:, None]
     shape = coefficients.shape[1], len(rates), panel.market.num_assets
-    holding, plain = np.zeros(shape), np.zeros(shape[2])
-    earned, usual = np.zeros((stop - start, *shape[:2])), np.zeros(stop - start)
+    holding = np.zeros(shape)
+    plain = np.zeros(shape[2])
+    earned = np.zeros((stop - start, *shape[:2]))
+    usual = np.zeros(stop - start)
     for k in range(start, stop):
-        weights, change, fresh = panel.weights[k], panel.change[k], k == start
+        weights = panel.weights[k]
+        change = panel.change[k]
+        fresh = k == start
         features = panel.market.features[panel.bars[k]].numpy().astype(np.float64)
         aim = _tilted((features @ coefficients).T, weights)[:, None, :]
-        before, holding = holding, _stepped(holding, aim, part)
+        before = holding
+        holding = _stepped(holding, aim, part)
         earned[k - start] = holding @ change - cost * np.abs(holding - before).sum(-1)
         holding *= (1 + change) / (1 + earned[k - start])[..., None]
         due = fresh or panel.session[k] != panel.session[k - 1]
@@ -285,7 +296,9 @@ def ridge(
     account goes."""
 
     def decide(account: BacktestAccount) -> Holdings:
-        bar, held, price = account.bar, account.held, mark[account.bar]
+        bar = account.bar
+        held = account.held
+        price = mark[account.bar]
         scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
         share = held * price / account.equity
         target = _stepped(share, _tilted(scores, weights[bar]), fitted.trade_rate)

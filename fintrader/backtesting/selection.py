@@ -76,12 +76,17 @@ def _deflated(
         return None
     year = math.sqrt(sessions_a_year)
     each = max(trials / len(windows), 1.0)
-    hurdles, effective, spreads, known, alike = [], [], [], [], []
+    hurdles = []
+    effective = []
+    spreads = []
+    known = []
+    alike = []
     for matrix in windows:
         # Trials that are alike share their luck: it does not show in their variance, yet it lifts
         # the best of them. Knowing the trials therefore never lowers the hurdle below that of a
         # search of which nothing is known.
-        least, measured = sig.sampling_variance(len(matrix)), sig.sharpe_variance(matrix)
+        least = sig.sampling_variance(len(matrix))
+        measured = sig.sharpe_variance(matrix)
         correlation = sig.mean_correlation(matrix)
         variance = max(least, measured)
         hurdles.append(sig.expected_best_sharpe(each, variance))
@@ -93,7 +98,8 @@ def _deflated(
         sig.expected_best_sharpe(count, variance)
         for count, variance in zip(effective, spreads, strict=True)
     ]
-    hurdle, easier = float(np.mean(hurdles)), float(np.mean(fewer))
+    hurdle = float(np.mean(hurdles))
+    easier = float(np.mean(fewer))
     return {
         "sharpe": sample.sharpe * year,
         "probabilistic": sig.probabilistic_sharpe(sample),
@@ -158,7 +164,8 @@ def null_model_did_as_well(null_model: Mapping[str, Any] | None) -> bool:
     search's best."""
     if null_model is None:
         return False
-    free, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
+    free = null_model.get("best_selection_score")
+    real = null_model.get("real_best_selection_score")
     return free is not None and real is not None and bool(free >= real)
 
 

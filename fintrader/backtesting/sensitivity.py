@@ -60,9 +60,13 @@ def sensitivity(
     and the symbols are each policy's own.
     """
     if not isinstance(market, MarketTensors):
-        policies, windows, shifts, stocks = cast(Sequence[Policy], policy), list(market), [], False
+        policies = cast(Sequence[Policy], policy)
+        windows = list(market)
+        shifts = []
+        stocks = False
     else:
-        policies, windows = [cast(Policy, policy)], [market]
+        policies = [cast(Policy, policy)]
+        windows = [market]
         starts = m.session_starts(market.session.cpu().numpy())
         shifts = [
             shift
@@ -124,7 +128,8 @@ def sensitivity(
 
 def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult:
     """Every decision carried out one bar late: seen at t, ordered at t + 1."""
-    account, interval = BacktestAccount(market, settings), settings.decision_interval
+    account = BacktestAccount(market, settings)
+    interval = settings.decision_interval
     with torch.no_grad():
         action = policy(account.observe())
         over = account.act(None, 1)

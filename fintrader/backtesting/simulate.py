@@ -154,7 +154,8 @@ def trade(
         torch.no_grad(),
         (progress or SILENT).task(f"backtest {name}", total=last, unit="bars") as task,
     ):
-        over, reported = False, 0
+        over = False
+        reported = 0
         while not over:
             action = decide(account)
             over = account.act(action, None if due is None else due(account.bar) - account.bar)

@@ -40,12 +40,17 @@ class TradeLog:
     """Arrays over T bars and N assets, written by whoever runs the account."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings, view: MarketView) -> None:
-        bars, assets = market.num_bars, market.num_assets
-        self.market, self.settings, self._view = market, settings, view
+        bars = market.num_bars
+        assets = market.num_assets
+        self.market = market
+        self.settings = settings
+        self._view = view
         self.mark: Array = view.mark.cpu().to(torch.float64).numpy()
         self.equity = np.full(bars, float(settings.initial_cash_usd))
         self.shares = np.zeros((bars, assets))
-        self.costs, self.turnover, self.income = np.zeros(bars), np.zeros(bars), np.zeros(bars)
+        self.costs = np.zeros(bars)
+        self.turnover = np.zeros(bars)
+        self.income = np.zeros(bars)
         self.orders = OrderCounts()
         self.ruined = False
         self._fills: list[Fills] = []

@@ -181,7 +181,8 @@ def write_backtest(
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
-    trials, look = context.get("trials"), int(context.get("looks") or 1)
+    trials = context.get("trials")
+    look = int(context.get("looks") or 1)
     honesty = assess(
         results,
         trials=trials if isinstance(trials, int) and trials > 0 else None,

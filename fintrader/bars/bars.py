@@ -73,14 +73,16 @@ class Bars:
 
     def is_sorted(self) -> bool:
         """Whether rows already stand by symbol, then time."""
-        step, change = np.diff(self.ts), np.diff(self.symbol)
+        step = np.diff(self.ts)
+        change = np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
 
     def where(self, index: int, *, zoned: bool = True) -> str:
         """`FILE, row R (SYMBOL at TIME)` for a message; not `zoned`: times are as they were
         written."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
-        origin, row = self.origin, int(self.row[index]) if self.row is not None else index
+        origin = self.origin
+        row = int(self.row[index]) if self.row is not None else index
         if self.files and self.row is not None:
             first, origin = self.files[
                 bisect.bisect_right([first for first, _ in self.files], row) - 1

@@ -130,10 +130,8 @@ def session_grid(
     minutes = _nanoseconds(
         exchange.sessions_minutes(opens.index[0], opens.index[-1])
     )  # without lunch breaks
-    open_, close = (
-        _nanoseconds(opens.array),
-        _nanoseconds(exchange.closes.loc[str(start) : str(end)].array),
-    )
+    open_ = _nanoseconds(opens.array)
+    close = _nanoseconds(exchange.closes.loc[str(start) : str(end)].array)
     around = EXTENDED_MINUTES.get(exchange.name)
     extended = None if around is None else (around[0] * MINUTE_NS, around[1] * MINUTE_NS)
     begin = open_

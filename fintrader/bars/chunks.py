@@ -80,12 +80,12 @@ class Collection:
         stored = collection.objects.get(collection.manifest)
         if stored is not None:
             manifest = _manifest(stored, home, collection.manifest)
-            collection.chunks, collection.complete = manifest["chunks"], manifest["complete"]
-            collection.through, collection.unconfirmed = (
-                manifest["through"],
-                manifest["unconfirmed"],
-            )
-            collection.next_row, collection.files = manifest["next_row"], manifest.get("files", [])
+            collection.chunks = manifest["chunks"]
+            collection.complete = manifest["complete"]
+            collection.through = manifest["through"]
+            collection.unconfirmed = manifest["unconfirmed"]
+            collection.next_row = manifest["next_row"]
+            collection.files = manifest.get("files", [])
         return collection
 
     def others(self) -> Iterator[Collection]:
@@ -285,7 +285,8 @@ def encode(bars: Bars) -> bytes:
     encoding = dict.fromkeys(columns, "BYTE_STREAM_SPLIT") | {"ts": "DELTA_BINARY_PACKED"}
     rows = _relative_rows(bars)
     if rows is not None:
-        columns["row"], encoding["row"] = pa.array(rows), "DELTA_BINARY_PACKED"
+        columns["row"] = pa.array(rows)
+        encoding["row"] = "DELTA_BINARY_PACKED"
     sink = pa.BufferOutputStream()
     plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     pq.write_table(pa.table(columns), sink, compression="lz4", column_encoding=encoding, **plain)

@@ -99,7 +99,8 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
             )
         counts["exact_duplicates"] = int(same.sum())
         bars = bars.take(np.concatenate([[True], ~same]))
-    high, low = np.maximum(bars.open, bars.close), np.minimum(bars.open, bars.close)
+    high = np.maximum(bars.open, bars.close)
+    low = np.minimum(bars.open, bars.close)
     np.maximum(high, np.maximum(bars.high, bars.low), out=high)
     np.minimum(low, np.minimum(bars.high, bars.low), out=low)
     counts["ohlc_widened"] = int(np.count_nonzero((high != bars.high) | (low != bars.low)))
@@ -126,7 +127,8 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
             " data.calendar"
         )
     if len(outside):
-        bars, at = bars.take(inside), at[inside]
+        bars = bars.take(inside)
+        at = at[inside]
     if len(bars) == 0:
         return replace(bars, row=None), left_out
     begins = np.ones(len(bars), dtype=bool)
@@ -161,7 +163,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     from fintrader.bars import kernels
 
     at = merged.ts
-    first, last = int(at[0]), int(at[-1])
+    first = int(at[0])
+    last = int(at[-1])
     over = grid.num_sessions if sessions_over is None else sessions_over
     ended = bool(grid.session[last] < over - 1)
     stop = last + 1 if ended else grid.num_bars
@@ -187,7 +190,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int | None = Non
     )
 
 
-_SMALLEST, _LARGEST = 1e-12, 1e15
+_SMALLEST = 1e-12
+_LARGEST = 1e15
 """Prices below and above are mistakes, and so are volumes above; the market's float32 holds all
 between."""
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
-EVER, NEVER = dt.date.min, dt.date.max
+EVER = dt.date.min
+NEVER = dt.date.max
 
 
 class Name(NamedTuple):

@@ -85,7 +85,8 @@ def load_actions(
                     f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker,"
                     " ex_date, kind (split or dividend), value"
                 ) from None
-    known, seen = [], dict[tuple[str, dt.date, str], str]()
+    known = []
+    seen = dict[tuple[str, dt.date, str], str]()
     for where, action in rows:
         symbol = action.symbol if symbol_of is None else symbol_of(action.symbol, action.day)
         if symbol is None:
@@ -119,11 +120,13 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
         for kind, nothing in _NOTHING.items()
         if getattr(action, kind) != nothing
     }
-    more, differ = [], []
+    more = []
+    differ = []
     for action in announced:
         changes: dict[str, float] = {}
         for kind, nothing in _NOTHING.items():
-            theirs, own = getattr(action, kind), mine.get((action.symbol, action.day, kind))
+            theirs = getattr(action, kind)
+            own = mine.get((action.symbol, action.day, kind))
             if theirs == nothing or own is None:
                 continue
             changes[kind] = nothing
@@ -193,7 +196,8 @@ def hold_through(
     if not inside:
         return bars, bars, []
     columns = {name: getattr(bars, name).copy() for name in PRICES}
-    price, shares = np.ones(len(bars)), np.ones(len(bars))
+    price = np.ones(len(bars))
+    shares = np.ones(len(bars))
     traded = np.append(np.flatnonzero(bars.tradable), len(bars))
     for row, (split, dividend) in inside.items():
         close = float(columns["close"][row - 1])

@@ -140,7 +140,8 @@ def _by_layout(found: Detection, files: list[BarFile]) -> None:
     """Columns, how times are written, and symbols from names."""
     dated = bool(re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", files[0].stem))
     layout = sniff(files[0], dated)
-    values, defaults = layout.values, ColumnNames().model_dump()
+    values = layout.values
+    defaults = ColumnNames().model_dump()
     columns = {role: name for role, name in values.pop("columns").items() if defaults[role] != name}
     found.source = {name: value for name, value in values.items() if value}
     if columns:
@@ -302,7 +303,8 @@ def _share_inside(bars: Bars, grid: SessionGrid) -> float:
 
 def _zone(found: Detection, bars: Bars) -> Bars:
     """The bars in UTC, and `timezone`: in which zone does most volume lie inside the sessions?"""
-    zoned, daily = found.source.pop("_zoned"), found.source.pop("_days")
+    zoned = found.source.pop("_zoned")
+    daily = found.source.pop("_days")
     home = timezone_of(found.calendar)
     found.source["_daily"] = daily
     if daily:
@@ -334,7 +336,8 @@ def _zone(found: Detection, bars: Bars) -> Bars:
         if key in seen:
             same[seen[key]].append(zone)
             continue
-        seen[key], same[zone] = zone, []
+        seen[key] = zone
+        same[zone] = []
         moved = replace(bars, ts=bars.ts + shift[days[1]])
         scores[zone] = _share_inside(moved.sorted(), _grid(found, moved))
     zone = max(scores, key=lambda name: scores[name])
@@ -366,7 +369,9 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
     """Label, length, opening prints, extended hours, adjustment; the range and its sessions."""
     grid = _grid(found, bars)
     daily = bool(found.source.pop("_daily"))
-    votes, lengths, wide = Votes(), Counter[int](), 0.0
+    votes = Votes()
+    lengths = Counter[int]()
+    wide = 0.0
     looked: list[Days] = []
     for one in _each(bars):
         days = days_of(one, grid)
@@ -393,7 +398,8 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
             "sure",
             f"bars before the open and after the close {held}",
         )
-    found.first, found.last = first, last
+    found.first = first
+    found.last = last
     dates = session_grid(found.calendar, first, last).dates
     found.sessions = tuple(day.item() for day in dates)
     found.note("range", f"{first} to {last}", "sure", f"{len(dates)} sessions of {found.calendar}")
@@ -445,7 +451,8 @@ def _adjustment(found: Detection, bars: Bars, grid: SessionGrid) -> None:
     jumps = []
     for one in _each(bars):
         at = grid.locate(one.ts)
-        one, at = one.take(at >= 0), at[at >= 0]
+        one = one.take(at >= 0)
+        at = at[at >= 0]
         edge = np.flatnonzero(np.diff(grid.session[at])) + 1
         ratio = one.close[edge - 1] / one.open[edge]
         for row, value in zip(edge.tolist(), ratio.tolist(), strict=True):

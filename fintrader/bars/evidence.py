@@ -105,7 +105,8 @@ def days_of(bars: Bars, grid: SessionGrid) -> Days:
         [[grid.open[0] - 12 * _HOUR], grid.close[:-1] + night, [grid.close[-1] + 12 * _HOUR]]
     )
     edge = np.searchsorted(ts, borders)
-    start, stop = edge[:-1], edge[1:]
+    start = edge[:-1]
+    stop = edge[1:]
     day = np.flatnonzero(stop - start >= 2)
     apart = np.ones(len(ts), dtype=bool)
     apart[start[start < len(ts)]] = False
@@ -177,11 +178,9 @@ def _votes_at_the_edges(days: Days, step: int) -> Votes:
     row_before, before = days.at(days.open - step)
     _, after = days.at(days.open + step)
     row_last, _ = days.at(days.last)
-    flat_open, flat_before, flat_last = (
-        days.flat(row_open),
-        days.flat(row_before),
-        days.flat(row_last),
-    )
+    flat_open = days.flat(row_open)
+    flat_before = days.flat(row_before)
+    flat_last = days.flat(row_last)
     late = (days.last == days.close) | (days.last == final + step)
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
     plain = usual & before & (days.last == final - step)
@@ -221,7 +220,8 @@ def displacements(days: Days) -> Array:
     step = days.step
     if not 0 < step <= _LONGEST:
         return np.zeros(len(days.session), dtype=np.int64)
-    early, late = days.first - days.open, days.last + step - days.close
+    early = days.first - days.open
+    late = days.last + step - days.close
     moved = np.round(early / _STEP).astype(np.int64) * _STEP
     # a session's last bar may be shorter than the others
     same = (
@@ -254,7 +254,9 @@ class SessionEvidence:
     def __init__(
         self, grid: SessionGrid, label: Label | None = None, minutes: int | None = None
     ) -> None:
-        self.grid, self.label, self.minutes = grid, label, minutes
+        self.grid = grid
+        self.label = label
+        self.minutes = minutes
         _, self._season = np.unique(grid.open % (24 * _HOUR), return_inverse=True)
         self._whole = int(grid.session_minutes.max())
         self._votes = Votes()
@@ -295,7 +297,8 @@ class SessionEvidence:
             )
 
     def _refuse_length(self, days: Days, of: str) -> None:
-        found, grid = days.minutes, self.grid.bar_minutes
+        found = days.minutes
+        grid = self.grid.bar_minutes
         if found is None:
             return
         declared = self.minutes
@@ -381,7 +384,9 @@ def merge_opening_prints(bars: Bars, days: Days) -> tuple[Bars, int]:
     row, there = days.at(days.open - days.step)
     there &= ~days.wide
     at, first = days.at(days.open)
-    prints, merged, moved = row[there], at[there & first], row[there & ~first]
+    prints = row[there]
+    merged = at[there & first]
+    moved = row[there & ~first]
     if not len(prints):
         return bars, 0
     columns = {name: getattr(bars, name).copy() for name in ("ts", "open", "high", "low", "volume")}

@@ -90,7 +90,8 @@ def rsi(close: Any, alpha: float) -> Any:
         rises = rises * decay + max(change, 0.0)
         falls = falls * decay + max(-change, 0.0)
         weight = weight * decay + 1.0
-        up, down = rises / weight, falls / weight
+        up = rises / weight
+        down = falls / weight
         total = up + down
         result[t] = 100.0 * up / total if total > 0 else 50.0
     return result
@@ -105,12 +106,15 @@ def dx(high: Any, low: Any, alpha: float) -> Any:
     ups = downs = weight = 0.0
     top, bottom = (high[0], low[0]) if len(high) else (0.0, 0.0)
     for t in range(len(high)):
-        rise, fall = high[t] - top, -(low[t] - bottom)
-        top, bottom = high[t], low[t]
+        rise = high[t] - top
+        fall = -(low[t] - bottom)
+        top = high[t]
+        bottom = low[t]
         ups = ups * decay + (rise if rise > fall and rise > 0 else 0.0)
         downs = downs * decay + (fall if fall > rise and fall > 0 else 0.0)
         weight = weight * decay + 1.0
-        plus, minus = ups / weight, downs / weight
+        plus = ups / weight
+        minus = downs / weight
         total = plus + minus
         result[t] = 100.0 * abs(plus - minus) / total if total > 0 else 0.0
     return result
@@ -120,7 +124,8 @@ def dx(high: Any, low: Any, alpha: float) -> Any:
 def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
     """(fast exponential mean − slow one) / close, `[L]`."""
     result = np.empty(len(close))
-    fast_decay, slow_decay = 1.0 - fast_alpha, 1.0 - slow_alpha
+    fast_decay = 1.0 - fast_alpha
+    slow_decay = 1.0 - slow_alpha
     fast = slow = fast_weight = slow_weight = 0.0
     for t in range(len(close)):
         fast = fast * fast_decay + close[t]
@@ -136,8 +141,12 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
     """`[length]` each: open, high, low, close, volume and whether there is a row, of rows at bars
     `at[0]`, ... of the grid, from that of the first row on. Where there is none, prices are the
     last close and the volume is 0."""
-    opens, highs, lows = np.empty(length), np.empty(length), np.empty(length)
-    closes, volumes, traded = np.empty(length), np.empty(length), np.empty(length, dtype=np.bool_)
+    opens = np.empty(length)
+    highs = np.empty(length)
+    lows = np.empty(length)
+    closes = np.empty(length)
+    volumes = np.empty(length)
+    traded = np.empty(length, dtype=np.bool_)
     row = 0
     for t in range(length):
         there = row < len(at) and at[row] - at[0] == t
@@ -157,7 +166,8 @@ def largest_step(open_: Any, close: Any) -> Any:
     """By what factor, up or down, an open or a close differs most from the close before."""
     largest = 1.0
     for t in range(1, len(close)):
-        high, low = max(open_[t], close[t]), min(open_[t], close[t])
+        high = max(open_[t], close[t])
+        low = min(open_[t], close[t])
         largest = max(largest, high / close[t - 1], close[t - 1] / low)
     return largest
 
@@ -166,11 +176,13 @@ def largest_step(open_: Any, close: Any) -> Any:
 def backward_votes(open_: Any, close: Any, first: Any) -> Any:
     """`[D]` each, of days that begin at rows `first` `[D]`: by how many bars more closes meet the
     open of the bar before than opens its close, and how many bars tell."""
-    votes, told = np.zeros(len(first), dtype=np.int64), np.zeros(len(first), dtype=np.int64)
+    votes = np.zeros(len(first), dtype=np.int64)
+    told = np.zeros(len(first), dtype=np.int64)
     for day in range(len(first)):
         stop = first[day + 1] if day + 1 < len(first) else len(close)
         for t in range(first[day] + 1, stop):
-            forward, backward = abs(open_[t] - close[t - 1]), abs(close[t] - open_[t - 1])
+            forward = abs(open_[t] - close[t - 1])
+            backward = abs(close[t] - open_[t - 1])
             votes[day] += np.int64(forward > backward) - np.int64(forward < backward)
             told[day] += np.int64(forward != backward)
     return votes, told

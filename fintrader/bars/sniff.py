@@ -226,7 +226,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, name: str) -> dict[st
             found.setdefault("day", column)
         elif not cells.str.contains(r"^\d").any():
             found.setdefault("symbol", column)
-    clock, day = found.pop("clock", None), found.pop("day", None)
+    clock = found.pop("clock", None)
+    day = found.pop("day", None)
     if day is None and clock is None:
         raise BarError(
             f"{name}: no column looks like a time; name the columns (data.source.header)"
@@ -286,7 +287,8 @@ def _times(
     first, second = (cells, None) if days is None else (days, cells)
     if days is None:
         parts = first.str.extract(r"^(\S+?)(?:[ T](.*))?$")
-        first, second = parts[0], (None if parts[1].isna().any() else parts[1])
+        first = parts[0]
+        second = None if parts[1].isna().any() else parts[1]
     date_format, sure = _fitting(first, _DATES)
     clock_format = None if second is None else _fitting(second, _CLOCKS)[0]
     if date_format is None or (second is not None and clock_format is None):
@@ -330,7 +332,8 @@ def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> tuple[str | None,
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     """Whole numbers: since midnight, since 1970, or a date without marks."""
-    digits, most = set(cells.str.len()), int(cells.astype("int64").max())
+    digits = set(cells.str.len())
+    most = int(cells.astype("int64").max())
     if date_in_name and most < 86_400_000:
         layout.values["time_format"] = "s" if most < 86_400 else "ms"
         layout.notes["time_format"] = "counts from midnight; the date stands in the file's name"
@@ -341,14 +344,16 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         and (written := dated.get(*digits))
         and cells.str.match(r"(19|20)\d\d[01]\d[0-3]\d").all()
     ):
-        layout.values["time_format"], layout.whole_days = written, digits == {8}
+        layout.values["time_format"] = written
+        layout.whole_days = digits == {8}
         layout.notes["time_format"] = f"like {cells.iloc[0]}"
         return
     unit = next(
         (unit for unit, limit in (("s", 10**11), ("ms", 10**14), ("us", 10**17)) if most < limit),
         "ns",
     )
-    layout.values["time_format"], layout.zoned = unit, True
+    layout.values["time_format"] = unit
+    layout.zoned = True
     layout.notes["time_format"] = "counts from 1970 in UTC"
 
 

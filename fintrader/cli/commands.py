@@ -87,7 +87,9 @@ def lookahead(argv: list[str]) -> None:
     from fintrader import pipeline
     from fintrader.backtesting.lookahead import LookaheadSettings
 
-    own, rest, words = [], [], iter(argv)
+    own = []
+    rest = []
+    words = iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
         field = name[2:].replace("-", "_")
@@ -126,7 +128,8 @@ def compare(argv: list[str]) -> None:
     another window."""
     from fintrader.report.compare import labels, write_comparison
 
-    words, out = list(argv), Path("comparison.html")
+    words = list(argv)
+    out = Path("comparison.html")
     if "--out" in words:
         place = words.index("--out")
         if not words[place + 1 :]:

@@ -134,7 +134,8 @@ def shape(option: Option) -> str:
 
 def _shape(annotation: Any) -> str:
     annotation, _ = bare(annotation)
-    origin, inside = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    inside = get_args(annotation)
     if origin is Literal:
         return "{" + ",".join(map(str, inside)) + "}"
     if _is_mapping(annotation):
@@ -164,7 +165,9 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
     Raises ConfigError, one line that names what was typed.
     """
     known = {option.path: option for option in options_of(default)}
-    values, typed, words = default.model_dump(mode="json"), {}, list(argv)
+    values = default.model_dump(mode="json")
+    typed = {}
+    words = list(argv)
     while words:
         word, equals, value = words.pop(0).partition("=")
         if not word.startswith("--"):

@@ -33,7 +33,8 @@ def init(argv: list[str]) -> None:
     from fintrader.bars.detect import describe_detection, detect
     from fintrader.market.starter import config_path, write_config
 
-    force, words = "--force" in argv, [word for word in argv if word != "--force"]
+    force = "--force" in argv
+    words = [word for word in argv if word != "--force"]
     bars, options = with_options("init", InitOptions(), words, "FILE|FOLDER")
     path = config_path(bars, options.out)
     if path.exists() and not force:

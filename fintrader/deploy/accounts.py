@@ -41,9 +41,15 @@ class Accounts:
     ) -> None:
         """cap_usd: what the account holds beyond it is left alone; replays: whether the later bars
         are known."""
-        self.bundle, self.broker, self.journal, self.recorder = bundle, broker, journal, recorder
-        self.env, self._halt = bundle.env, halt
-        self.replays, self.adopt, self.cap_usd = replays, adopt, cap_usd
+        self.bundle = bundle
+        self.broker = broker
+        self.journal = journal
+        self.recorder = recorder
+        self.env = bundle.env
+        self._halt = halt
+        self.replays = replays
+        self.adopt = adopt
+        self.cap_usd = cap_usd
         self.simulated = broker if isinstance(broker, SimulatedBroker) else None
         self._first_usd = self._peak_usd = 0.0
 
@@ -62,8 +68,10 @@ class Accounts:
             equity = cash + float(
                 shares @ np.nan_to_num(market.close[row].numpy().astype(np.float64))
             )
-            first, peak = self._first_usd or equity, max(self._peak_usd, equity)
-            self._first_usd, self._peak_usd = first, peak
+            first = self._first_usd or equity
+            peak = max(self._peak_usd, equity)
+            self._first_usd = first
+            self._peak_usd = peak
         shares = np.array([held.get(symbol, 0.0) for symbol in market.symbols])
         return BacktestAccount.standing(
             market,
@@ -130,7 +138,8 @@ class Accounts:
 
     def remember(self, decision: Mapping[str, Any]) -> None:
         """Take up what an earlier decision says of the account."""
-        self._first_usd, self._peak_usd = float(decision["first"]), float(decision["peak"])
+        self._first_usd = float(decision["first"])
+        self._peak_usd = float(decision["peak"])
 
     def restore(self, simulated: SimulatedBroker) -> None:
         """Stand where the first decision was taken whose orders' end nobody wrote down, and give it
@@ -146,7 +155,8 @@ class Accounts:
             if any(order.id in standing for order in own)
         )
         number = next(begun, len(decisions) - 1)
-        body, symbols = decisions[number].body, self.bundle.symbols
+        body = decisions[number].body
+        symbols = self.bundle.symbols
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].body["bar"]))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest)[0]

@@ -26,7 +26,8 @@ class Alerts:
     """Raises ConfigError for a webhook that is neither https nor on this machine."""
 
     def __init__(self, settings: AlertSettings, deployment: str) -> None:
-        self.deployment, self.command = deployment, list(settings.command)
+        self.deployment = deployment
+        self.command = list(settings.command)
         self.webhook = settings.webhook or os.environ.get(VARIABLE)
         if self.webhook and not self.webhook.startswith(("https://", *_LOOPBACK)):
             raise ConfigError(f"alerts.webhook (or {VARIABLE}) must begin with https://")

@@ -88,8 +88,11 @@ class AlpacaBroker:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.endpoint = _checked(endpoint, real_money)
-        self._fractional, self._patience_s, self._variables = fractional, patience_s, variables
-        self._monotonic, self._sleep = monotonic, sleep
+        self._fractional = fractional
+        self._patience_s = patience_s
+        self._variables = variables
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._left: collections.deque[float] = collections.deque(maxlen=per_minute)
         self._closed_until = -math.inf
         self._client = self._connect(limit_s)
@@ -164,7 +167,8 @@ class AlpacaBroker:
         return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
-        told, held = self._ask(self._client.get_account), self._ask(self._client.get_all_positions)
+        told = self._ask(self._client.get_account)
+        held = self._ask(self._client.get_all_positions)
         return self._read(lambda: _account(told, held))
 
     def time(self) -> int:
@@ -203,7 +207,8 @@ class AlpacaBroker:
         """A body, or the _Answer of a server that refused. What was told to wait has not arrived,
         so it is sent again; what may have arrived only where it `repeats`. Raises BrokerUnsureError
         when patience ends."""
-        patient_until, wait_s = self._monotonic() + self._patience_s, 0.25
+        patient_until = self._monotonic() + self._patience_s
+        wait_s = 0.25
         for tried in range(1, _TRIES + 1):
             self._wait(patient_until)
             answer = self._once(call, arguments)
@@ -231,7 +236,8 @@ class AlpacaBroker:
         try:
             return _Answer(200, call(*arguments))
         except APIError as error:
-            status, response = error.status_code or 0, error.response
+            status = error.status_code or 0
+            response = error.response
             code, message = _told(getattr(response, "text", ""))
             heads = getattr(response, "headers", {})
             return _Answer(
@@ -360,7 +366,8 @@ def _report(row: Mapping[str, Any], order_id: str | None = None) -> OrderReport:
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
-    filled, status = _number(row["filled_qty"] or 0.0), str(row["status"])
+    filled = _number(row["filled_qty"] or 0.0)
+    status = str(row["status"])
     shares = _number(row["qty"] or filled)  # null where somebody asked for an amount of money
     state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
     if shares > 0.0 and filled >= shares:

@@ -44,8 +44,10 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import Objects, read_whole
 
 FORMAT = "fintrader-bundle-1"
-POLICY, NORMALISATION = "policy.safetensors", "normalisation.json"
-PARITY, ONNX = "parity.safetensors", "policy.onnx"
+POLICY = "policy.safetensors"
+NORMALISATION = "normalisation.json"
+PARITY = "parity.safetensors"
+ONNX = "policy.onnx"
 PARITY_VECTORS = 256
 TOLERANCE = 1e-5
 """By which an action may differ on another processor."""
@@ -234,7 +236,8 @@ def _same(folder: Path, body: Mapping[str, Any]) -> bool:
     account is of it."""
     if not (folder / BUNDLE).is_file():
         return False
-    there, names = Bundle.open(folder), ("files", "own_files", "symbols")
+    there = Bundle.open(folder)
+    names = ("files", "own_files", "symbols")
     # Settings as models: a version that knows one more, with its default, trades as the one before.
     models = there.env == validate(EnvSettings, body["env"], BUNDLE)
     models &= validate(DataSettings, there.body["data"], BUNDLE) == validate(
@@ -310,8 +313,11 @@ def parity_vectors(
     )
     count = -(-(market.num_bars - 1) // env.decision_interval)
     chosen = set(np.linspace(0, count - 1, min(PARITY_VECTORS, count)).astype(int).tolist())
-    rows, actions, bars = [], [], []
-    over, number = False, 0
+    rows = []
+    actions = []
+    bars = []
+    over = False
+    number = 0
     with torch.no_grad():
         while not over:
             obs = account.observe()
@@ -352,6 +358,7 @@ def _onnx(policy: PolicyModule, path: Path, body: Mapping[str, Any]) -> dict[str
     told = {key: json.dumps(body[key]) for key in ("name", "symbols", "normalisation_hash", "env")}
     for key, value in told.items():
         entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
+        entry.key = key
+        entry.value = value
     write_bytes(path, model.SerializeToString())
     return {"sha256": file_sha256(path), "largest_difference": worst}

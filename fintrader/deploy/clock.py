@@ -43,14 +43,16 @@ class ReplayClock:
     live = False
 
     def __init__(self, start: int, speed: float = 0.0) -> None:
-        self._now, self.speed = start, speed
+        self._now = start
+        self.speed = speed
 
     def now(self) -> int:
         return self._now
 
     def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
         left = max(moment - self._now, 0) / SECOND_NS / self.speed if self.speed else 0.0
-        began, start = time.monotonic(), self._now
+        began = time.monotonic()
+        start = self._now
         while not look() and (spent := time.monotonic() - began) < left:
             time.sleep(min(left - spent, NAP_SECONDS))
             self._now = min(

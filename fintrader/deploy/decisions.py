@@ -64,8 +64,11 @@ def decide(
 ) -> Decision:
     """The orders of an account that stands at a bar; `action` None where no decision is due but
     losses are watched."""
-    market, bar = account.market, account.bar
-    held, price, equity = account.held, account.prices, account.equity
+    market = account.market
+    bar = account.bar
+    held = account.held
+    price = account.prices
+    equity = account.equity
     if why := limits.watch(int(market.minutes[bar]) // _DAY_NS, equity):
         return Decision(None, why=why, halted=True)
     if action is None:
@@ -105,7 +108,8 @@ def twin(
         raise BacktestError(
             f"{name}: {market.num_bars} bar(s) were recorded; a comparison needs at least two"
         )
-    account, limits = BacktestAccount(market, env), Limits(settings, whole=not env.fractional)
+    account = BacktestAccount(market, env)
+    limits = Limits(settings, whole=not env.fractional)
     asked = ask(policy, account, name)
 
     def step(account: BacktestAccount) -> Holdings | None:

@@ -48,7 +48,9 @@ def measure(
     minutes = market.minutes.numpy()
     at = np.searchsorted(minutes, bars)
     inside = (at < len(minutes)) & (minutes[np.minimum(at, len(minutes) - 1)] == bars)
-    bars, equity, at = bars[inside], equity[inside], at[inside]
+    bars = bars[inside]
+    equity = equity[inside]
+    at = at[inside]
     if len(bars) < 2:
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
@@ -163,9 +165,11 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
     that and the fill, unfilled what the rest of the orders would have made by the close of their
     bar, rounding what the parts of shares would have that were never ordered.
     """
-    minutes, length = market.minutes.numpy(), market.bar_minutes * MINUTE_NS
+    minutes = market.minutes.numpy()
+    length = market.bar_minutes * MINUTE_NS
     column = {symbol: number for number, symbol in enumerate(market.symbols)}
-    opens, closes = market.open.numpy().astype(np.float64), market.close.numpy().astype(np.float64)
+    opens = market.open.numpy().astype(np.float64)
+    closes = market.close.numpy().astype(np.float64)
     total = dict.fromkeys(
         ("ordered", "delay", "spread_and_impact", "fees", "unfilled", "rounding"), 0.0
     )
@@ -176,7 +180,8 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
         if bar + 1 >= len(minutes):
             continue
         for symbol, rest in entry.body.get("rounded", {}).items():
-            later, price = closes[bar + 1, column[symbol]], float(entry.body["prices"][symbol])
+            later = closes[bar + 1, column[symbol]]
+            price = float(entry.body["prices"][symbol])
             total["rounding"] += rest * (later - price) if np.isfinite(later) else 0.0
         decided = np.datetime_as_string(
             np.datetime64(int(entry.body["bar"]) + length, "ns"), unit="s"
@@ -184,11 +189,13 @@ def shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -> dict[s
         stamp = f"{decided.replace('-', '').replace(':', '')}Z"
         for symbol, shares in entry.body["orders"].items():
             report = orders.get(f"ft-{bundle.id}-{stamp}-{symbol}")
-            price, n = float(entry.body["prices"][symbol]), column[symbol]
+            price = float(entry.body["prices"][symbol])
+            n = column[symbol]
             sent += 1
             total["ordered"] += abs(shares) * price
             filled = 0.0 if report is None else report.filled
-            arrival, later = opens[bar + 1, n], closes[bar + 1, n]
+            arrival = opens[bar + 1, n]
+            later = closes[bar + 1, n]
             if report is not None and filled and np.isfinite(arrival):
                 fills += 1
                 total["delay"] += filled * (arrival - price)
@@ -219,19 +226,22 @@ def feature_drift(
     """
     obs, _, _ = bundle.parity
     layout = bundle.policy.layout
-    assets, width = market.num_assets, len(market.feature_names)
+    assets = market.num_assets
+    width = len(market.feature_names)
     start = layout.width - getattr(layout, "market_width", 0)
     before = obs[:, start : start + assets * width].reshape(-1, assets, width).numpy()
     now = market.features[at].numpy()
     found = []
     for number, name in enumerate(market.feature_names):
-        old, new = before[..., number].ravel(), now[..., number].ravel()
+        old = before[..., number].ravel()
+        new = now[..., number].ravel()
         edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
         p, q = (
             np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1) / len(values)
             for values in (old, new)
         )
-        p, q = np.maximum(p, 1e-4), np.maximum(q, 1e-4)
+        p = np.maximum(p, 1e-4)
+        q = np.maximum(q, 1e-4)
         found.append({"name": name, "psi": float(((p - q) * np.log(p / q)).sum())})
     return sorted(found, key=lambda row: -row["psi"])
 
@@ -254,7 +264,8 @@ def _moment(time: int) -> str:
 
 def one_line(report: Mapping[str, Any]) -> str:
     """What a drift report comes to."""
-    equity, surprise = report["equity"], report["surprise"]
+    equity = report["equity"]
+    surprise = report["surprise"]
     words = (
         f"{report['decisions']} decisions over {report['sessions']} sessions,"
         f" {report['shortfall']['fills']} fills: the account made {equity['return']:+.2%}, its twin"

@@ -112,7 +112,9 @@ class AlpacaFeed:
         prompt = settings.model_copy(
             update={"timeout_seconds": min(settings.timeout_seconds, LIMIT_SECONDS)}
         )
-        self._vendor, self.symbols, self._calendar = Alpaca(prompt), list(symbols), calendar
+        self._vendor = Alpaca(prompt)
+        self.symbols = list(symbols)
+        self._calendar = calendar
         self._bar_ns = (5 if settings.interval == "5m" else 1) * MINUTE_NS
 
     def history(self, first: int, stop: int) -> Bars:

@@ -59,7 +59,8 @@ class Journal:
     def __init__(self, path: Path, *, reading: bool = False, durable: bool = True) -> None:
         """`durable`: what was committed survives a loss of power. False: of this process only, and
         far faster, which is enough where the broker lives in it."""
-        self.path, self._durable = Path(path), durable
+        self.path = Path(path)
+        self._durable = durable
         try:
             if reading:
                 self._base = sqlite3.connect(

@@ -78,11 +78,14 @@ class Limits:
         """Take note of the equity; returns why the account is halted now, empty if it is not."""
         if session != self.session:
             self.opening_usd = self.last_usd or equity
-            self.session, self.traded_usd = session, 0.0
-        self.last_usd, self.peak_usd = equity, max(self.peak_usd, equity)
+            self.session = session
+            self.traded_usd = 0.0
+        self.last_usd = equity
+        self.peak_usd = max(self.peak_usd, equity)
         if not self.settings.enforced or self.halted:
             return self.halted
-        day, peak = equity / self.opening_usd - 1.0, equity / self.peak_usd - 1.0
+        day = equity / self.opening_usd - 1.0
+        peak = equity / self.peak_usd - 1.0
         if day <= -self.settings.day_loss:
             self.halted = (
                 f"lost {-day:.1%} since the session before; the limit is"
@@ -111,7 +114,8 @@ class Limits:
         """
         if not self.settings.enforced:
             return Clipped(want, ())
-        limits, by = self.settings, []
+        limits = self.settings
+        by = []
         price = np.where(np.isfinite(price), price, 0.0)
         unit = np.where(price > 0, price, 1.0)
 

@@ -111,15 +111,19 @@ class Execution:
         self.bundle = bundle
         self.trouble = ""
         """Why the broker could not be asked or sent to in the last step; empty when it could."""
-        self._broker, self._journal = broker, journal
-        self._cushion, self._fee_rate, self._fractional = cushion, fee_rate, fractional
+        self._broker = broker
+        self._journal = journal
+        self._cushion = cushion
+        self._fee_rate = fee_rate
+        self._fractional = fractional
         self._sales_wait, self._settle, self._poll = (
             round(s * SECOND) for s in (sales_wait_s, settle_s, poll_s)
         )
         self._interrupted = interrupted
         self._slots: dict[str, _Slot] = {}
         self._fitted: set[str] = set()
-        self._ask_at, self._quiet = 0, 0
+        self._ask_at = 0
+        self._quiet = 0
 
     @classmethod
     def resume(cls, broker: Broker, journal: Journal, *, at: int, **settings: Any) -> Execution:
@@ -256,7 +260,8 @@ class Execution:
         asked = [slot for slot in self._slots.values() if slot.is_asked]
         if not asked or now < self._ask_at:
             return
-        self._ask_at, known = now + self._poll, [slot.report for slot in asked]
+        self._ask_at = now + self._poll
+        known = [slot.report for slot in asked]
         told: dict[str, OrderReport] = {}
         if len(asked) > 1:
             since = min(max(slot.begun, slot.not_before) for slot in asked) - _LOOK_BACK
@@ -300,7 +305,9 @@ class Execution:
         for slot in self._slots.values():
             is_open = slot.report.state in ("accepted", "partial")
             if is_open and now >= slot.until and now - slot.cancelled >= _CANCEL_AGAIN:
-                slot.cancelled, self._ask_at, self._quiet = now, now + self._poll, 0
+                slot.cancelled = now
+                self._ask_at = now + self._poll
+                self._quiet = 0
                 self._journal.write("cancel", slot.report.id, at=now)
                 self._broker.cancel(slot.report)
 
@@ -376,7 +383,8 @@ class Execution:
         be asked after."""
         with self._journal.together():
             for slot in group:
-                slot.sent, slot.absent = now, False
+                slot.sent = now
+                slot.absent = False
                 self._note(slot, replace(slot.report, state="sent"), now)
         self._ask_at = now + self._poll
         self._quiet = 0

@@ -84,7 +84,8 @@ def filled_since(
 ) -> tuple[float, float]:
     """Add what was filled after an entry to `shares`, `begun_since`: only of orders that began
     after it, too; returns the cash it brought and what was traded, USD."""
-    cash, traded = 0.0, 0.0
+    cash = 0.0
+    traded = 0.0
     for name in dict.fromkeys(entry.key for entry in journal.entries("order", after=seq)):
         history = journal.entries("order", key=name)
         if begun_since and history[0].seq <= seq:
@@ -253,7 +254,8 @@ def _compare(
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
         found.append(Finding("order", report.id, text))
     for symbol in sorted({*known.shares, *account.shares}):
-        held, due = account.shares.get(symbol, 0.0), known.shares.get(symbol, 0.0)
+        held = account.shares.get(symbol, 0.0)
+        due = known.shares.get(symbol, 0.0)
         if abs(held - due) > _SAME:
             found.append(
                 Finding(

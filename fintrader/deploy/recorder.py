@@ -41,7 +41,10 @@ class Recorder:
         warm_up_sessions: int | None = None,
         level: Levels = no_level,
     ) -> None:
-        self.bundle, self.journal, self.data, self._level = bundle, journal, bundle.data, level
+        self.bundle = bundle
+        self.journal = journal
+        self.data = bundle.data
+        self._level = level
         self.length = self.data.bar_minutes * MINUTE_NS
         """Of a bar, ns."""
         self.rows = RecentMarket(
@@ -146,7 +149,8 @@ class Recorder:
                 f"{self.journal.path}: nothing has begun here; run `fintrader paper` first"
             )
         rows = self.journal.bars()
-        first, last = int(started.body["first_bar"]), max((int(row[0]) for row in rows), default=0)
+        first = int(started.body["first_bar"])
+        last = max((int(row[0]) for row in rows), default=0)
         self.lay_out(first, last)
         self.restore()
         return self.rows.whole(self.grid, first, last)

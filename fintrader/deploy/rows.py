@@ -38,7 +38,8 @@ class History:
     """Bars by symbol as they were received, in order of time."""
 
     def __init__(self, symbols: Sequence[str], extras: Sequence[str] = ()) -> None:
-        self.symbols, self.extras = tuple(symbols), tuple(extras)
+        self.symbols = tuple(symbols)
+        self.extras = tuple(extras)
         self._columns = ("ts", *COLUMNS, *self.extras)
         self._rows = {symbol: np.empty((len(self._columns), 0)) for symbol in self.symbols}
         self._ts = {symbol: np.empty(0, np.int64) for symbol in self.symbols}
@@ -61,7 +62,8 @@ class History:
         return bars.take(late)
 
     def _append(self, symbol: str, bars: Bars, at: Array) -> None:
-        used, room = self._used[symbol], self._ts[symbol]
+        used = self._used[symbol]
+        room = self._ts[symbol]
         stop = used + len(at)
         if stop > len(room):
             size = max(2 * len(room), stop, 1024)
@@ -77,7 +79,8 @@ class History:
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
         """A last price to begin with, of a symbol that may have no bars any more."""
-        price, nothing = np.full(1, close), np.zeros(1)
+        price = np.full(1, close)
+        nothing = np.zeros(1)
         bars = Bars(
             ts=np.array([ts]),
             symbol=np.zeros(1, np.int32),
@@ -106,12 +109,14 @@ class History:
         without volume there."""
         ts = self._ts[symbol][: self._used[symbol]]
         start, end = np.searchsorted(ts, [first, stop])
-        rows, times = self._rows[symbol][:, start:end], ts[start:end]
+        rows = self._rows[symbol][:, start:end]
+        times = ts[start:end]
         if start > 0 and not (len(times) and times[0] == first):
             carried = self._rows[symbol][:, start - 1 : start].copy()
             carried[1:4] = carried[4]  # open, high and low: the close
             carried[5] = 0.0
-            rows, times = np.concatenate([carried, rows], axis=1), np.concatenate([[first], times])
+            rows = np.concatenate([carried, rows], axis=1)
+            times = np.concatenate([[first], times])
         named = dict(zip(self._columns[1:], rows[1:], strict=True))
         return Bars(
             ts=times,
@@ -131,7 +136,9 @@ class _Recent:
     tickers_as_of: dt.date | None = None
 
     def __init__(self, rows: RecentMarket, first: int, stop: int) -> None:
-        self._history, self._first, self._stop = rows.history, first, stop
+        self._history = rows.history
+        self._first = first
+        self._stop = stop
         self._level = rows.level
         self.inputs: Mapping[str, Any] = {"kind": rows.settings.source.kind}
         self.actions: tuple[Action, ...] = tuple(rows.actions)
@@ -183,15 +190,15 @@ class RecentMarket:
         `warm_up_sessions` overrides what the features say of themselves. Raises DeployError where
         they cannot.
         """
-        self.settings, self.symbols, self.companies = (
-            settings,
-            tuple(symbols),
-            dict(companies or {}),
-        )
+        self.settings = settings
+        self.symbols = tuple(symbols)
+        self.companies = dict(companies or {})
         extras = (*settings.features.extra, *raw_features(settings))
         factor = settings.adjust.factor_column
         self.history = History(symbols, [*dict.fromkeys((*extras, *((factor,) if factor else ())))])
-        self.level, self.actions, self.lookback = level, tuple(actions), lookback
+        self.level = level
+        self.actions = tuple(actions)
+        self.lookback = lookback
         chosen = settings.features
         self.context = chosen.context
         self._turbulence: dict[int, float] = {}

@@ -40,7 +40,8 @@ from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 
 log = logging.getLogger("fintrader.deploy")
-JOURNAL, HEARTBEAT = "journal.sqlite", "heartbeat.json"
+JOURNAL = "journal.sqlite"
+HEARTBEAT = "heartbeat.json"
 BEAT_SECONDS = 10.0
 _AHEAD = dt.timedelta(days=14)
 _DAY_NS = 86_400 * SECOND_NS
@@ -68,10 +69,18 @@ class Runner:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
         without end, or to the last bar that closes by `until`. cap_usd: what the account holds
         beyond it is left alone. daily: called after each session that is traded live."""
-        self.folder, self.bundle, self.settings = folder, bundle, settings
-        self.clock, self.feed, self.broker, self.journal = clock, feed, broker, journal
-        self.data, self.env, self.window = bundle.data, bundle.env, window
-        self.until, self._daily = until, daily
+        self.folder = folder
+        self.bundle = bundle
+        self.settings = settings
+        self.clock = clock
+        self.feed = feed
+        self.broker = broker
+        self.journal = journal
+        self.data = bundle.data
+        self.env = bundle.env
+        self.window = window
+        self.until = until
+        self._daily = daily
         self.policy = bundle.policy
         self.recorder = Recorder(
             bundle, journal, warm_up_sessions=settings.warm_up_sessions, level=level
@@ -91,12 +100,14 @@ class Runner:
         )
         self.simulated = self.accounts.simulated
         self.execution: Execution | None = None
-        self.first, self.last = 0, -1
+        self.first = 0
+        self.last = -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
         self._beat = time.time()
         """When the loop was last seen, Unix time of this machine."""
-        self._shown, self._following = 0.0, 0
+        self._shown = 0.0
+        self._following = 0
 
     @property
     def grid(self) -> SessionGrid:
@@ -119,7 +130,8 @@ class Runner:
     def _gauges(self) -> dict[str, float]:
         """What a scrape sees; on a connection of its own, since it runs in another thread."""
         with Journal(self.journal.path, reading=True) as journal:
-            last, decisions = journal.last("decision"), len(journal.entries("decision"))
+            last = journal.last("decision")
+            decisions = len(journal.entries("decision"))
             missed = sum(len(journal.entries("alert", key=kind)) for kind in ("missed", "skipped"))
             states = Counter(report.state for report in journal.orders().values())
         values = {
@@ -159,11 +171,9 @@ class Runner:
             if self.window is not None and bar > self.last:
                 return
             if bar >= self.grid.num_bars - 1 and self.window is None:
-                before, self.first = (
-                    self.first,
-                    self.recorder.lay_out(
-                        int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])
-                    ),
+                before = self.first
+                self.first = self.recorder.lay_out(
+                    int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])
                 )
                 bar += self.first - before
             if self.clock.live or self._ends_session(bar) or self._is_due(bar) or bar == self.last:
@@ -199,7 +209,8 @@ class Runner:
 
     def _turn(self, bar: int) -> None:
         """What there is to do once a bar has closed."""
-        now, closed = self.clock.now(), int(self.grid.minutes[bar]) + self.length
+        now = self.clock.now()
+        closed = int(self.grid.minutes[bar]) + self.length
         self._beat = time.time()
         if self.clock.live:
             due = next(
@@ -235,7 +246,8 @@ class Runner:
     # --- how it begins ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        now, started = self.clock.now(), self.journal.last("start")
+        now = self.clock.now()
+        started = self.journal.last("start")
         first = (
             self.window[0]
             if self.window is not None
@@ -414,12 +426,14 @@ class Runner:
 
     def _look(self) -> bool:
         """Called while it waits: requests are carried out, orders pursued."""
-        now, self._beat = self.clock.now(), time.time()
+        now = self.clock.now()
+        self._beat = time.time()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
         for path, request in waiting(self.folder):
             if request == "resume":
-                self.limits.halted, self.limits.peak_usd = "", 0.0
+                self.limits.halted = ""
+                self.limits.peak_usd = 0.0
                 self.journal.write("resume", at=now)
             else:
                 self._halt(f"asked to {request}", now)
@@ -458,7 +472,8 @@ class Runner:
     def _halt(self, why: str, now: int) -> None:
         if not self.limits.halted or self.journal.last("halt") is None:
             self.limits.halted = why
-        last, resumed = self.journal.last("halt"), self.journal.last("resume")
+        last = self.journal.last("halt")
+        resumed = self.journal.last("resume")
         if self.execution is not None and self.clock.live:
             self.execution.stop(now, "halted")
         if last is None or (resumed is not None and resumed.seq > last.seq):

@@ -38,7 +38,9 @@ class SimulatedBroker:
         """market: the bars that are traded; the first decision may be taken at its first. One that
         `grows` knows no bar before `grow` says so, and its account begins there; `market` is then
         any of these symbols."""
-        self.market, self.env, self._now = market, env, now
+        self.market = market
+        self.env = env
+        self._now = now
         self._account = BacktestAccount(market, env)
         self._minutes = market.minutes.numpy()
         self._length = market.bar_minutes * MINUTE_NS
@@ -56,7 +58,8 @@ class SimulatedBroker:
         fill from now on."""
         minutes = market.minutes.numpy()
         if not self._begun:  # the account begins with the newest bar
-            cash, nothing = self.env.initial_cash_usd, np.zeros(market.num_assets)
+            cash = self.env.initial_cash_usd
+            nothing = np.zeros(market.num_assets)
             self._account = BacktestAccount.standing(
                 market,
                 self.env,
@@ -67,9 +70,13 @@ class SimulatedBroker:
                 first=cash,
                 shares=nothing,
             )
-            self.market, self._minutes, self._known, self._begun = market, minutes, bars, True
+            self.market = market
+            self._minutes = minutes
+            self._known = bars
+            self._begun = True
             return
-        last, account = int(self._minutes[self._account.bar]), self._account
+        last = int(self._minutes[self._account.bar])
+        account = self._account
         bar = int(np.searchsorted(minutes, last))
         if bar >= len(minutes) or minutes[bar] != last:
             raise BrokerError(
@@ -88,7 +95,10 @@ class SimulatedBroker:
             first=first,
             shares=account.held,
         )
-        self.market, self._minutes, self._baskets, self._known = market, minutes, moved, bars
+        self.market = market
+        self._minutes = minutes
+        self._baskets = moved
+        self._known = bars
 
     def restore(
         self,
@@ -102,7 +112,8 @@ class SimulatedBroker:
     ) -> None:
         """Stand where a journal says the account stood when it decided at the bar that began at
         `minute`, with the orders of that decision and of later ones."""
-        self._minutes, self._begun = self.market.minutes.numpy(), True
+        self._minutes = self.market.minutes.numpy()
+        self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))
         self._account = BacktestAccount.standing(
             self.market,
@@ -212,7 +223,8 @@ class SimulatedBroker:
         """Carry out every decision whose bar has come."""
         account = self._account
         while not self._over and self._has_come(account.bar):
-            bar, noted = account.bar, account._noted
+            bar = account.bar
+            noted = account._noted
             basket = self._baskets.pop(bar, {})
             want: Holdings | None = None
             if basket:

@@ -23,12 +23,10 @@ from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import Objects
 
-BUNDLE, JOURNAL, HEARTBEAT, REPORT = (
-    "bundle/bundle.json",
-    "journal.sqlite",
-    "heartbeat.json",
-    "drift.json",
-)
+BUNDLE = "bundle/bundle.json"
+JOURNAL = "journal.sqlite"
+HEARTBEAT = "heartbeat.json"
+REPORT = "drift.json"
 SHOWN_ORDERS = 100
 SILENT_NS = 120 * 1_000_000_000
 """A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
@@ -94,10 +92,8 @@ class Status:
         """Limit -> how much of it is used, and the limit, as shares of equity."""
         if self.decision is None:
             return {}
-        body, limits = (
-            self.decision.body,
-            LimitSettings.model_validate(self.started.get("limits", {})),
-        )
+        body = self.decision.body
+        limits = LimitSettings.model_validate(self.started.get("limits", {}))
         day = 86_400_000_000_000
         today = int(body["bar"]) // day
         before = [equity for bar, equity in self.curve if bar // day < today] or [self.curve[0][1]]
@@ -148,8 +144,10 @@ def read(home: Path) -> Status:
     if not (home / JOURNAL).is_file():
         return Status(home.name, bundle, "not begun", role=role)
     with Journal(home / JOURNAL, reading=True) as journal:
-        started, ended = journal.last("start"), journal.last("end")
-        halted, resumed = journal.last("halt"), journal.last("resume")
+        started = journal.last("start")
+        ended = journal.last("end")
+        halted = journal.last("halt")
+        resumed = journal.last("resume")
         decisions = journal.entries("decision")
         known = {
             int(e.body["bar"]): float(e.body["equity"])

@@ -81,10 +81,8 @@ def _drifting(market: MarketTensors, chosen: Tensor) -> Tensor:
 
     Who holds these weights need not trade during the day, however often he decides.
     """
-    price, bars = (
-        market.adjusted_close,
-        torch.arange(market.num_bars, device=market.device).unsqueeze(1),
-    )
+    price = market.adjusted_close
+    bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
     begins = torch.ones_like(chosen[:, :1])
     begins[1:, 0] = market.session.diff() != 0
     before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
@@ -139,7 +137,8 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     )
     bounds = [*starts.tolist(), market.num_bars - 1]
     for start, stop in pairwise(bounds):
-        paid, held = price[start], weights[start]
+        paid = price[start]
+        held = weights[start]
         now = price[start + 1 : stop + 1]
         # What has no price any more is worth its last one: prices do not come back after an end.
         relative = torch.where(now.isnan(), _last_known(now, paid), now) / paid

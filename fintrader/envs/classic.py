@@ -64,12 +64,15 @@ class WorkerEnv:
             raise ConfigError(
                 "make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP"
             )
-        self.env, self.seed, self.device = env, seed, torch.device(device)
+        self.env = env
+        self.seed = seed
+        self.device = torch.device(device)
         self.num_envs: int = env.num_envs
         self.settings: GymnasiumSettings | None = None
         """Those it was made from, if it was made by `make`."""
         self._shape = action.shape
-        self._low, self._span = action.low.reshape(-1), (action.high - action.low).reshape(-1)
+        self._low = action.low.reshape(-1)
+        self._span = (action.high - action.low).reshape(-1)
         self.layout = FlatLayout(int(np.prod(observation.shape)), int(np.prod(action.shape)))
 
     @classmethod

@@ -327,10 +327,8 @@ def begin(
     shares = torch.where(listed(view, bar), shares, torch.zeros_like(shares))
     equity = cash + in_usd(shares, view.mark[bar]).sum(1)
     variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
-    memory, finished = (
-        torch.stack((torch.zeros_like(equity), variance), dim=1),
-        torch.zeros_like(bar, dtype=torch.bool),
-    )
+    memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
+    finished = torch.zeros_like(bar, dtype=torch.bool)
     return Account(
         bar=bar,
         cash=cash,
@@ -373,17 +371,21 @@ def advance(
     prices `[B, N]` before anything fills. Returns account, reward `[B]` float64, terminated `[B]`,
     truncated `[B]`, record.
     """
-    bar, same_bar = account.bar, settings.fill == "close"
+    bar = account.bar
+    same_bar = settings.fill == "close"
     fill_bar = bar if same_bar else torch.minimum(bar + 1, account.end_bar)
     flat = view.risk_off[bar] if settings.turbulence_column is not None else None
-    mark, cash, shares = view.mark[bar], account.cash, account.shares
+    mark = view.mark[bar]
+    cash = account.cash
+    shares = account.shares
     want = desired_shares(action, shares, account.equity, mark, flat, settings)
     income = torch.zeros_like(cash)
     if (
         view.eventful and not same_bar
     ):  # what was asked for before a split is asked for in new shares
         row = view.event_row[fill_bar]
-        split, dividend = view.splits[row], view.dividends[row]
+        split = view.splits[row]
+        dividend = view.dividends[row]
         order = split_shares(want - shares, split, settings)
         cash, shares, income = apply_events(cash, shares, mark, split, dividend, settings)
         want, mark = (
@@ -396,14 +398,21 @@ def advance(
     ordered = want - shares
     fills = fill_orders(cash, shares, want, quote, mark, settings)
 
-    cash, shares, peak = fills.cash, fills.shares, account.peak_equity
-    cost, turnover, equity = fills.cost, fills.turnover, account.equity
+    cash = fills.cash
+    shares = fills.shares
+    peak = account.peak_equity
+    cost = fills.cost
+    turnover = fills.turnover
+    equity = account.equity
     steps = []
     for number in range(settings.decision_interval):
         moving = bar < account.end_bar
         bar = bar + moving
-        before, mark = view.mark[torch.clamp(bar - 1, min=0)], view.mark[bar]
-        closed, closed_cost, interest = None, None, torch.zeros_like(cash)
+        before = view.mark[torch.clamp(bar - 1, min=0)]
+        mark = view.mark[bar]
+        closed = None
+        closed_cost = None
+        interest = torch.zeros_like(cash)
         if view.eventful:
             row = torch.where(moving, view.event_row[bar], torch.zeros_like(bar))
             if number > 0 or same_bar:
@@ -413,13 +422,15 @@ def advance(
             before = before.to(torch.float64) / view.splits[row]
         if settings.short and settings.borrow_bps_per_year > 0.0:
             interest = _interest(cash, shares, before, view, bar, moving, settings)
-            cash, cost = cash - interest, cost + interest
+            cash = cash - interest
+            cost = cost + interest
         if view.ends:
             over = (view.last_bar == bar.unsqueeze(1)) & moving.unsqueeze(1)
             cash, shares, closed, closed_cost, total, notional = _close_positions(
                 cash, shares, view.quote(bar)._replace(price=mark), over, settings
             )
-            cost, turnover = cost + total, turnover + notional
+            cost = cost + total
+            turnover = turnover + notional
         value = in_usd(shares, mark)
         equity = cash + value.sum(1)
         if settings.maintenance_margin > 0.0:
@@ -432,7 +443,8 @@ def advance(
             )
             closed = forced if closed is None else closed + forced
             closed_cost = forced_cost if closed_cost is None else closed_cost + forced_cost
-            cost, turnover = cost + total, turnover + notional
+            cost = cost + total
+            turnover = turnover + notional
             equity = cash + in_usd(shares, mark).sum(1)
         peak = torch.maximum(peak, equity)
         if record:
@@ -461,7 +473,8 @@ def advance(
     after = after._replace(finished=terminated | truncated)
     entry = None
     if record:
-        paid, traded = fill_costs(fills, quote, settings), fills.added - fills.reduced
+        paid = fill_costs(fills, quote, settings)
+        traded = fills.added - fills.reduced
         by_bar = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
         entry = Record._make(
             (account.bar, fill_bar, ordered, traded, quote.price, paid, *by_bar, cost, turnover)

@@ -80,7 +80,8 @@ class FactoredLinear(nn.Module):
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """`[..., H]`."""
-        private, clock = obs["private"], obs["clock"]
+        private = obs["private"]
+        clock = obs["clock"]
         weight = self.flat.weight
         own = functional.linear(
             private.to(weight.dtype), weight[:, : self.private_width], self.flat.bias

@@ -263,7 +263,8 @@ def purchase_scale(addition: Tensor, bar: Bar, budget: Tensor, settings: EnvSett
     leverage L the budget is L V - G (equity and gross exposure after the reductions) and costs
     weigh L-fold.
     """
-    notional, leverage = in_usd(addition, bar.price).abs(), settings.max_leverage
+    notional = in_usd(addition, bar.price).abs()
+    leverage = settings.max_leverage
     ordered = notional.sum(1)
     if settings.costs_are_proportional:
         variable = (settings.fee_rate + settings.spread_rate) * ordered
@@ -315,7 +316,8 @@ def fill_orders(
         cash = torch.relu(
             cash
         )  # the rounding of an exactly exhausted budget, far below a unit of money
-    cost, turnover = closing_total + opening_total, (closing + opening).sum(1)
+    cost = closing_total + opening_total
+    turnover = (closing + opening).sum(1)
     return Fills(cash, filled, reduced, added, cost, turnover)
 
 

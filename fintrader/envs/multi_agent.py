@@ -119,7 +119,8 @@ class MultiTraderEnv:
         )
         # Who is out keeps his books; only his clock runs on with the game's.
         after = select(out, account._replace(bar=acted.bar), acted)
-        ruined, reward = ruined & ~out, torch.where(out, torch.zeros_like(reward), reward)
+        ruined = ruined & ~out
+        reward = torch.where(out, torch.zeros_like(reward), reward)
         gone = (out | ruined).view(self.num_games, -1)
         limit = (acted.bar >= acted.end_bar).view(self.num_games, -1).all(1)
         over = limit | gone.all(1)
@@ -182,7 +183,8 @@ class MultiTraderEnv:
     def _share(self, reward: Tensor) -> Tensor:
         """Rewards `[G, K]` float32 after cooperation c: (1 - c) own + c mean for c >= 0, own + c
         others for c < 0."""
-        own, c = self._games(reward), self.traders.cooperation
+        own = self._games(reward)
+        c = self.traders.cooperation
         if c >= 0.0:
             shared = (1.0 - c) * own + c * own.mean(1, keepdim=True)
         else:

@@ -87,8 +87,11 @@ def num_actions(layout: Layout) -> int:
 def market_widths(layout: ObservationLayout) -> list[int]:
     """Widths of account, holdings, history, features, tradable, member, benchmark and context, as
     they lie."""
-    assets, features, context = layout.num_assets, layout.num_features, layout.num_context
-    history, judged = (layout.lookback - 1) * layout.row_width, assets * layout.benchmark
+    assets = layout.num_assets
+    features = layout.num_features
+    context = layout.num_context
+    history = (layout.lookback - 1) * layout.row_width
+    judged = assets * layout.benchmark
     return [
         layout.account_width,
         assets,
@@ -138,7 +141,8 @@ def statistic_groups(layout: Layout) -> Tensor:
     if isinstance(layout, FlatLayout):
         return torch.arange(layout.width)
     account, assets, *_, context = market_widths(layout)
-    features, shown = layout.num_features, 1 + 2 * layout.benchmark
+    features = layout.num_features
+    shown = 1 + 2 * layout.benchmark
     row = torch.cat(
         [
             (torch.arange(features) + account + 1).repeat(assets),
@@ -251,7 +255,8 @@ class ObservationLayout:
             "member": not self.benchmark,
             "benchmark": not self.benchmark,
         }
-        slices, start = {}, 0
+        slices = {}
+        start = 0
         for name, width in zip(names, market_widths(self), strict=True):
             if not absent.get(name, False):
                 slices[name] = slice(start, start + width)

@@ -64,7 +64,8 @@ def chained(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     at bar 0.
     """
     closes = mark.to(torch.float64)
-    price, ratio = torch.empty_like(closes), torch.empty_like(closes)
+    price = torch.empty_like(closes)
+    ratio = torch.empty_like(closes)
     newest = torch.zeros_like(closes[0])
     seams = torch.nonzero(source.diff() != 1).flatten().add(1).tolist()
     for start, stop in pairwise([0, *seams, len(source)]):
@@ -118,7 +119,8 @@ class _Variant(TradingEnv):
     """Some accounts in one variant. It shows a clock of its own bars."""
 
     def __init__(self, env: TradingEnv, count: int, number: int, seed: int) -> None:
-        settings, asked = env.settings, env.settings.randomise
+        settings = env.settings
+        asked = env.settings.randomise
         draws = generator(seed, "randomise", number)
         low, high = (math.log(bound) for bound in asked.costs)
         times = math.exp(
@@ -172,8 +174,11 @@ class RandomisedEnv(SeveralEnvs):
                 f"env.num_envs is {env.num_envs}; make it a multiple of env.randomise.variants, "
                 f"{env.settings.randomise.variants}"
             )
-        self.settings, self.market, self.layout = env.settings, env.market, env.layout
-        self.market_rows, self.differentiable = env.market_rows, env.settings.fractional
+        self.settings = env.settings
+        self.market = env.market
+        self.layout = env.layout
+        self.market_rows = env.market_rows
+        self.differentiable = env.settings.fractional
         self.envs = self.variants = [
             _Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)
         ]

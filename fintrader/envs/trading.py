@@ -318,14 +318,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             began = account.finished
             after = select(began, self._begin_next(account), after)
             reward = torch.where(began, torch.zeros_like(reward), reward)
-            terminated, truncated = terminated & ~began, truncated & ~began
+            terminated = terminated & ~began
+            truncated = truncated & ~began
             if record is not None:
                 info = record.without(began)._asdict()
         elif mode is AutoresetMode.DISABLED and not on_host:  # a finished account may have got here
-            over, ruined = (
-                account.finished,
-                account.equity <= self.settings.ruin_fraction * account.first_equity,
-            )
+            over = account.finished
+            ruined = account.equity <= self.settings.ruin_fraction * account.first_equity
             after = select(over, account, after)
             reward = torch.where(over, torch.zeros_like(reward), reward)
             terminated = torch.where(over, ruined, terminated)
@@ -414,7 +413,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
         """A list seeds every account by itself; a number every group of accounts."""
-        numbers, groups = seed_numbers(seed, self.num_envs), self.start_groups
+        numbers = seed_numbers(seed, self.num_envs)
+        groups = self.start_groups
         if not isinstance(numbers, int):
             return account_keys(numbers, self.num_envs, self.device)
         group = torch.arange(self.num_envs, device=self.device) * groups // self.num_envs
@@ -435,7 +435,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         )
         poor = account.equity <= 0
         if mask is not None:
-            odd, poor = odd & mask, poor & mask
+            odd = odd & mask
+            poor = poor & mask
         if bool(odd.any()):
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
         if bool(poor.any()):

@@ -239,7 +239,8 @@ def _drafted(
             for column, name in enumerate(symbols)
             for bar, split, dividend in reader.events[name]
         )
-        close, first = columns.adjusted("close"), grid.first_bar
+        close = columns.adjusted("close")
+        first = grid.first_bar
         day_close = np.column_stack(
             [columns.adjusted_close(slot)[first[1:] - 1] for slot in columns.slots]
         )

@@ -22,7 +22,8 @@ from fintrader.bars.clean import SymbolBars
 from fintrader.errors import MarketError
 
 BLOCK_BYTES = 16 << 20
-_STRETCH, _MOST_FILES = 1 << 14, 64
+_STRETCH = 1 << 14
+_MOST_FILES = 64
 """Bars of one scratch file at least, and how many such files there may be."""
 _PRICES = ("open", "close")
 
@@ -35,8 +36,10 @@ class Sheet:
         self, shape: tuple[int, ...], read: Callable[[int, int], Array], block: int
     ) -> None:
         self.shape = shape
-        self._read, self._block = read, block
-        self._first, self._rows = 0, read(0, 0)
+        self._read = read
+        self._block = block
+        self._first = 0
+        self._rows = read(0, 0)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -56,7 +59,9 @@ class Columns:
 
     def __init__(self, folder: Path | None, bars: int, features: int) -> None:
         """`folder`: where the scratch file lies; None: among the system's temporary files."""
-        self.bars, self.features, self._folder = bars, features, folder
+        self.bars = bars
+        self.features = features
+        self._folder = folder
         self.slots: Sequence[int] = ()
         """The columns that make the market, in its order, once that is known."""
         self._kinds: dict[str, tuple[np.dtype[Any], int]] = {
@@ -67,7 +72,8 @@ class Columns:
             "features": (np.dtype(np.float32), features),
         }
         self._stretch = max(_STRETCH, -(-bars // _MOST_FILES))
-        self._offset, self._size = {}, 0
+        self._offset = {}
+        self._size = 0
         for name, (kind, width) in self._kinds.items():
             self._offset[name] = self._size
             self._size += min(self._stretch, bars) * width * kind.itemsize
@@ -118,7 +124,8 @@ class Columns:
                     (self.bars, *values.shape[1:]), dtype=self._kinds[name][0]
                 )
             column = self._column[name]
-            column[: one.first], column[one.stop :] = absent, absent
+            column[: one.first] = absent
+            column[one.stop :] = absent
             if name == "features":
                 kernels.by_row(values, column[one.first : one.stop])
             else:
@@ -145,7 +152,8 @@ class Columns:
             if name == "features"
             else (stop - start, len(self.slots))
         )
-        room, size = self._rows.get(name), math.prod(shape)
+        room = self._rows.get(name)
+        size = math.prod(shape)
         if room is None or room.size < size:
             room = self._rows[name] = np.empty(size, dtype=kind)
         block = room[:size].reshape(shape)
@@ -195,7 +203,8 @@ class Columns:
                 offset = slot * self._size + self._offset[name]
                 while part:
                     done = os.pwrite(file.fileno(), part, offset)
-                    part, offset = part[done:], offset + done
+                    part = part[done:]
+                    offset = offset + done
         except OSError as error:
             raise MarketError(
                 f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to"
@@ -208,7 +217,8 @@ class Columns:
         values = np.empty((stop - start, width) if name == "features" else stop - start, dtype=kind)
         for number in range(start // self._stretch, -(-stop // self._stretch)):
             first = number * self._stretch
-            low, high = max(start, first), min(stop, first + self._stretch)
+            low = max(start, first)
+            high = min(stop, first + self._stretch)
             part = values[low - start : high - start]
             offset = slot * self._size + self._offset[name] + (low - first) * width * kind.itemsize
             if os.preadv(self._files[number].fileno(), [part.data], offset) != part.nbytes:

@@ -106,7 +106,8 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
         raise ConfigError(
             "these configurations have caches of their own; collect the garbage of one at a time"
         )
-    settings, markets = [data_of(config) for config in configs], set[str]()
+    settings = [data_of(config) for config in configs]
+    markets = set[str]()
     for folder in sorted({config.runs_dir for config in configs}):
         for path in sorted(folder.glob("*/config.yaml")):
             settings += _settings_of_run(path.parent, markets, cache)

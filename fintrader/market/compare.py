@@ -35,10 +35,13 @@ from fintrader.market.settings import DataSettings, read_settings
 if TYPE_CHECKING:
     from fintrader.market.tensors import MarketTensors
 
-SCALED, SCALED_VOLUME = 0.01, 3.0
+SCALED = 0.01
+SCALED_VOLUME = 3.0
 """From 1 % on a price stands on another scale, from a factor of 3 on (vendors differ by less) a
 volume."""
-EXPLAINS, BETTER, FEWEST = 0.5, 0.3, 10
+EXPLAINS = 0.5
+BETTER = 0.3
+FEWEST = 10
 """Times are moved where, at another lag, half of the cells agree, so many more than in place, and
 enough of them."""
 LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
@@ -214,7 +217,8 @@ def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
         spans.append(
             [session_date(calendar, int(ts)) for ts in (side.bars.ts.min(), side.bars.ts.max())]
         )
-    first, last = max(span[0] for span in spans), min(span[1] for span in spans)
+    first = max(span[0] for span in spans)
+    last = min(span[1] for span in spans)
     if last < first:
         raise DataError(
             f"{a.name} ({spans[0][0]} to {spans[0][1]}) and {b.name} ({spans[1][0]} to"
@@ -274,11 +278,17 @@ class _Symbol:
     def __init__(
         self, symbol: str, ours: Array, theirs: Array, grid: SessionGrid, tolerance_bps: float
     ) -> None:
-        self.symbol, self.ours, self.theirs, self.grid = symbol, ours, theirs, grid
+        self.symbol = symbol
+        self.ours = ours
+        self.theirs = theirs
+        self.grid = grid
         self.tolerance = tolerance_bps
         self.bps = differences_bps(ours, theirs)
-        here, there = np.isfinite(ours[:, 3]), np.isfinite(theirs[:, 3])
-        self.both, self.only_a, self.only_b = here & there, here & ~there, there & ~here
+        here = np.isfinite(ours[:, 3])
+        there = np.isfinite(theirs[:, 3])
+        self.both = here & there
+        self.only_a = here & ~there
+        self.only_b = there & ~here
         self.agree = self.both & self._agree(self.bps[:, :4]).all(axis=1)
 
     def _agree(self, bps: Array) -> Array:
@@ -365,13 +375,15 @@ class _Symbol:
         daily = self.grid.num_bars == self.grid.num_sessions
         length = self.grid.bar_minutes
         steps = (1, 2) if daily else tuple(m // length for m in LAG_MINUTES if m % length == 0)
-        best, lags = place + BETTER, np.zeros(self.grid.num_sessions, dtype=np.int64)
+        best = place + BETTER
+        lags = np.zeros(self.grid.num_sessions, dtype=np.int64)
         for step in steps:
             for lag in (step, -step):
                 share = self._agreeing(lag)
                 with np.errstate(invalid="ignore"):
                     more = (share >= EXPLAINS) & (share > best)
-                best, lags = np.where(more, share, best), np.where(more, lag, lags)
+                best = np.where(more, share, best)
+                lags = np.where(more, lag, lags)
         for days in _runs(np.where(lags == 0, np.nan, lags), 0.0):
             lag = int(lags[days[0]])
             value = lag if daily else lag * self.grid.bar_minutes

@@ -63,7 +63,8 @@ class Scaling:
 
     def apply(self, block: Array, member: Array) -> None:
         """Put `[B, N, F]` on the scale, in place."""
-        how, clip = self.settings.cross_sectional, self.settings.clip
+        how = self.settings.cross_sectional
+        clip = self.settings.clip
         if how != "none":
             cross_section(block, member, range(self.relative), how, clip)
         apply_scale(block, self.mean, self.spread, self.scaled, clip)
@@ -93,7 +94,8 @@ class Draft:
             EVENT + name: np.array(column, dtype=kind)
             for column, (name, kind) in zip(values, EVENTS.items(), strict=True)
         }
-        bars, assets = len(self.columns), len(self.columns.slots)
+        bars = len(self.columns)
+        assets = len(self.columns.slots)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
             ("open", "close", "volume", "tradable", "member"), (bars, assets)
         )
@@ -133,7 +135,9 @@ class Draft:
 
         To be asked for once: what was handed out is forgotten.
         """
-        columns, session, size = self.columns, self.whole["session"], self.columns.block()
+        columns = self.columns
+        session = self.whole["session"]
+        size = self.columns.block()
         for first in range(0, len(columns), size):
             stop = min(first + size, len(columns))
             today = session[first:stop]

@@ -198,7 +198,8 @@ def cci(bars: SymbolBars, window: int) -> Array:
     (high+low+close)/3."""
     typical = (bars.high + bars.low + bars.close) / 3.0
     mean = moving_mean(typical, window)
-    spread, distance = moving_deviation(typical, mean, window), typical - mean
+    spread = moving_deviation(typical, mean, window)
+    distance = typical - mean
     flat = (
         spread <= 1e-12 * typical
     )  # a silent window: rounding noise over rounding noise means nothing
@@ -214,7 +215,8 @@ def dx(bars: SymbolBars, window: int) -> Array:
     movements (the true range divides both and cancels)."""
     from fintrader.bars import kernels
 
-    high, low = np.ascontiguousarray(bars.high), np.ascontiguousarray(bars.low)
+    high = np.ascontiguousarray(bars.high)
+    low = np.ascontiguousarray(bars.low)
     result = np.asarray(kernels.dx(high, low, 1.0 / window))
     result[: min(window, len(bars))] = np.nan
     return result
@@ -269,7 +271,8 @@ def beta(close: Array, market: Array, window: int) -> Array:
         return result
     rows = slice(int(listed[0]) + 1, int(listed[-1]) + 1)
     own = np.diff(np.log(close[listed[0] : listed[-1] + 1].astype(np.float64)))
-    mean, square = moving_mean(market[rows], window), moving_mean(market[rows] ** 2, window)
+    mean = moving_mean(market[rows], window)
+    square = moving_mean(market[rows] ** 2, window)
     variance = square - mean**2
     covariance = moving_mean(market[rows] * own, window) - mean * moving_mean(own, window)
     moved = variance > 1e-12 * square  # a silent window has no slope
@@ -344,7 +347,8 @@ _SESSIONS = frozenset({"gap", "intraday"})
 def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
     """Bars and whole sessions before a bar that features and context look back on, the daily series
     and turbulence apart. Raises ConfigError for a function of one's own, of which nobody knows."""
-    bars, sessions = 1, 0
+    bars = 1
+    sessions = 0
     for name in names:
         if ":" in name:
             raise ConfigError(f"how far {name} looks back is not known; say so in sessions")
@@ -461,7 +465,8 @@ def turbulence(day_close: Array, member: Array, days: int, *, shrinkage: float =
         1, user_api="blas"
     ):  # on a busy machine a second thread costs a hundred times what it saves
         for today in range(days + 1, len(day_close)):
-            past, now = returns[today - days : today], returns[today]
+            past = returns[today - days : today]
+            now = returns[today]
             listed = np.isfinite(past).all(axis=0) & np.isfinite(now) & member[today]
             listed &= np.where(listed, past, 0.0).std(axis=0) > 0
             if not listed.any():

@@ -72,7 +72,8 @@ def find_garbage(
     Raises DataError when the bars of one of the settings cannot be found, StorageError when a store
     cannot be reached.
     """
-    live_markets, live_bars = set(markets), dict[str, set[str]]()
+    live_markets = set(markets)
+    live_bars = dict[str, set[str]]()
     stores: dict[str, Objects] = {}
     for one in settings:
         chosen = one.effective()

@@ -116,7 +116,8 @@ def equal_weight(close: Array | Sheet, grid: SessionGrid, member: Array) -> Arra
     showing as a gain.
     """
     level = np.empty(grid.num_bars)
-    base, reference = 100.0, close[0:1][0].astype(np.float64)
+    base = 100.0
+    reference = close[0:1][0].astype(np.float64)
     for number, (start, stop) in enumerate(itertools.pairwise(grid.first_bar.tolist())):
         block = close[start:stop].astype(
             np.float64
@@ -143,7 +144,8 @@ def _carry(values: Array) -> Array:
 def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
     """The file's table in order of time, `when` in the settings' zone. Raises DataError when it
     cannot be used."""
-    name, data = base_name(path), io.BytesIO(read_whole(path, setting))
+    name = base_name(path)
+    data = io.BytesIO(read_whole(path, setting))
     try:
         if name.endswith((".parquet", ".pq")):
             table = pd.read_parquet(data)

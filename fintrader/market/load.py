@@ -241,7 +241,8 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
         return frame
     names: list[Hashable] = []
     for level in range(frame.index.nlevels):
-        values, name = frame.index.get_level_values(level), frame.index.names[level]
+        values = frame.index.get_level_values(level)
+        name = frame.index.names[level]
         is_time = isinstance(values, pd.DatetimeIndex)
         if name is None or (is_time and not _roles([name], source, ("ts",))):
             name = (

@@ -122,7 +122,8 @@ def write_market(
     MarketError when it cannot be written.
     """
     order = stored_order(entries)
-    at, offset = {}, len(preamble(order, {"header": header, "content_hash": "0" * 64}))
+    at = {}
+    offset = len(preamble(order, {"header": header, "content_hash": "0" * 64}))
     for entry in order:
         at[entry.name] = offset
         offset += entry.nbytes
@@ -191,7 +192,8 @@ def _put(handle: int, values: Any, offset: int) -> None:
     left = memoryview(values).cast("B") if memoryview(values).nbytes else memoryview(b"")
     while left:
         done = os.pwrite(handle, left, offset)
-        left, offset = left[done:], offset + done
+        left = left[done:]
+        offset = offset + done
 
 
 def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
@@ -202,12 +204,15 @@ def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
         if not piece:
             raise OSError("the file is shorter than what was written to it")
         yield piece
-        offset, size = offset + len(piece), size - len(piece)
+        offset = offset + len(piece)
+        size = size - len(piece)
 
 
 def refuse_bad_cells(rows: Mapping[str, Array]) -> None:
     """Raise MarketError for a block of rows that no market may hold."""
-    open_, close, volume = rows["open"], rows["close"], rows["volume"]
+    open_ = rows["open"]
+    close = rows["close"]
+    volume = rows["volume"]
     checks = {
         "features must be finite": np.isfinite(rows["features"]).all(),
         "prices must be positive, or NaN where not listed": all(

@@ -27,8 +27,12 @@ from fintrader.errors import DataError
 from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors
 
-NONE, UP, DOWN = 0, 1, 2
-_STAY, _CASH, _SWITCH = 0, 1, 2
+NONE = 0
+UP = 1
+DOWN = 2
+_STAY = 0
+_CASH = 1
+_SWITCH = 2
 
 
 class Layout(Protocol):
@@ -82,8 +86,10 @@ def _step(
 
     value[NONE, m] has m of all N stocks up; value[UP or DOWN, m] has m of the other N - 1 up.
     """
-    n, c = problem.num_assets, problem.cost
-    p, gain = problem.switch, np.exp(problem.drift)
+    n = problem.num_assets
+    c = problem.cost
+    p = problem.switch
+    gain = np.exp(problem.drift)
     after_up = np.full(
         n + 1, -np.inf
     )  # worth of a dollar that stays in an up stock while m others are up
@@ -96,7 +102,8 @@ def _step(
     buy[1:] = after_up[:n] / (1 + c)
 
     options = np.full((3, 3, n + 1), -np.inf)  # [action, kind, m]
-    options[_STAY, NONE], options[_SWITCH, NONE] = after_none, buy
+    options[_STAY, NONE] = after_none
+    options[_SWITCH, NONE] = buy
     options[_STAY, UP, :n], options[_CASH, UP, :n] = after_up[:n], (1 - c) * after_none[1:]
     options[_STAY, DOWN, :n], options[_CASH, DOWN, :n] = after_down[:n], (1 - c) * after_none[:n]
     options[_SWITCH, DOWN, :n] = (1 - c) * buy[:n]
@@ -179,7 +186,8 @@ def oracle_policy(
 
     def policy(obs: Tensor) -> Tensor:
         parts = layout.split(obs)
-        holdings, up = parts["holdings"], parts["features"][..., column] > 0
+        holdings = parts["holdings"]
+        up = parts["features"][..., column] > 0
         n = up.shape[1]
         lookup = table.to(obs.device)
         number_up = up.sum(dim=1)

@@ -79,7 +79,8 @@ def plant(
     between windows are treated as one more. Raises DataError for a horizon that does not fit into a
     window, or where no bar has three members.
     """
-    bars, horizon = len(open_), settings.horizon
+    bars = len(open_)
+    horizon = settings.horizon
     for name, (start, stop) in zip(Windows._fields, windows, strict=True):
         if stop - start < horizon + 2:
             raise DataError(

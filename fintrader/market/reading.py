@@ -40,7 +40,8 @@ def candidates_of(
 ) -> tuple[list[str], dict[str, str]]:
     """The symbols that may be in the market, sorted, as far as this is known without their bars;
     why others may not."""
-    universe, available = settings.universe, feed.symbols
+    universe = settings.universe
+    available = feed.symbols
     missing = [name for name in universe.symbols if name not in available]
     if missing:
         raise DataError(
@@ -76,7 +77,9 @@ def read_all(
     read once: what has too few bars gets no column, and what a later symbol surpasses in turnover
     cedes its own to it.
     """
-    universe, grid, coverage = settings.universe, reader.grid, Coverage(train)
+    universe = settings.universe
+    grid = reader.grid
+    coverage = Coverage(train)
     room = min(len(candidates), universe.max_symbols or len(candidates))
     planted = [settings.source.column] if isinstance(settings.source, PlantedInSettings) else []
     later = {*ft.market_wide(settings.features.names), *planted}
@@ -120,7 +123,9 @@ class Reader:
     repaired."""
 
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
-        self.settings, self.feed, self.grid = settings, feed, grid
+        self.settings = settings
+        self.feed = feed
+        self.grid = grid
         self.ended: set[str] = set()
         """Symbols whose bars stop for good before the grid's end."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
@@ -137,7 +142,8 @@ class Reader:
         declared = load_actions(settings.adjust, feed.holder)
         self.actions, self.contradictions = with_announced(declared, feed.actions)
         made_up = isinstance(settings.source, SyntheticSettings)
-        dates, regular = grid.dates, grid
+        dates = grid.dates
+        regular = grid
         if settings.hours == "extended":  # what is rare in a session is usual before and after it
             regular = session_grid(
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes

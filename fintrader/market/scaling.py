@@ -78,7 +78,9 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
     if not scaled.any():
         return np.zeros(len(scaled)), np.ones(len(scaled))
     width = values.shape[2]
-    count, total, square = np.zeros(width), np.zeros(width), np.zeros(width)
+    count = np.zeros(width)
+    total = np.zeros(width)
+    square = np.zeros(width)
     for block in _blocks(values, train):
         total += _sum(block, np.zeros(width), count)
     mean = total / np.maximum(count, 1)
@@ -126,7 +128,8 @@ def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: 
     undefined."""
     from fintrader.bars import kernels
 
-    low, high = np.where(scaled, -clip, -np.inf), np.where(scaled, clip, np.inf)
+    low = np.where(scaled, -clip, -np.inf)
+    high = np.where(scaled, clip, np.inf)
     rows = values.view()
     rows.shape = values.shape[0] * values.shape[1], values.shape[2]  # never a copy
     kernels.apply_scale(rows, mean, spread, low, high, clip)

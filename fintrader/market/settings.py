@@ -129,7 +129,8 @@ def read_settings(
     Raises ConfigError naming the field that is wrong.
     """
     if isinstance(what, str | Path):
-        values, where = read_yaml(Path(what)), str(what)
+        values = read_yaml(Path(what))
+        where = str(what)
         values = values.get("data", values)
     elif isinstance(what, Mapping):
         values, where = (
@@ -145,14 +146,16 @@ def read_settings(
             )
         if not changes:
             return settings
-        values, where = settings.model_dump(mode="json"), "settings"
+        values = settings.model_dump(mode="json")
+        where = "settings"
     return validate(DataSettings, overlay(values, changes or {}), where)
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
     """Features that stay as they are: extra columns, and the planted signal, which is always one of
     them."""
-    source, names = settings.source, settings.features.extra_raw
+    source = settings.source
+    names = settings.features.extra_raw
     if isinstance(source, PlantedInSettings):
         return (*names, source.column)
     if isinstance(source, SyntheticSettings) and source.planted.enabled:
@@ -212,7 +215,8 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         return VendorFeed(_vendor(source), source, tickers, settings.calendar, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        found, bars = files_of(files), read_files(files)
+        found = files_of(files)
+        bars = read_files(files)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
     else:
@@ -235,7 +239,8 @@ def _vendor(source: VendorSettings) -> Vendor:
 def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
     """What to ask a vendor for, and whether each of them must have bars: its own list, else the
     universe's, else all members in the range, of which those without bars are reported."""
-    explicit, universe = source.symbols or settings.universe.symbols, settings.universe
+    explicit = source.symbols or settings.universe.symbols
+    universe = settings.universe
     if explicit:
         return list(explicit), True
     today = dt.datetime.now(dt.UTC).date()

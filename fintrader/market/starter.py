@@ -17,10 +17,12 @@ from fintrader.files import write_text
 from fintrader.market.settings import DataSettings
 
 _FEWEST = 3
-_CROSS_SECTION, _JUDGED = 5, 120
+_CROSS_SECTION = 5
+_JUDGED = 120
 """From so many symbols on, and sessions that are not for the test, agents are judged where they
 were not trained."""
-_FOLDS, _UPDATES = 3, 40
+_FOLDS = 3
+_UPDATES = 40
 _CAREFUL: dict[str, list[str]] = {
     "features": [
         "    cross_sectional: zscore    # against the other symbols at the same bar",
@@ -81,7 +83,8 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
 def yaml_of(found: Detection, path: Path) -> str:
     """The configuration as text. Raises BarError when there are too few sessions for three
     windows."""
-    length, whole = found.bar_minutes, found.session_minutes
+    length = found.bar_minutes
+    whole = found.session_minutes
     market = 5 if length < 5 and 5 % length == 0 and len(found.sessions) >= 10 else length
     daily = market >= whole
     windows, embargo = _windows(found.sessions)
@@ -106,7 +109,8 @@ def yaml_of(found: Detection, path: Path) -> str:
     if careful:
         names = _careful_names(bars, daily, train)
         # an episode has to fit between two blocks and their embargoes
-        decide, episode = bars, bars * min(42 if daily else 20, judged // _FOLDS - 4)
+        decide = bars
+        episode = bars * min(42 if daily else 20, judged // _FOLDS - 4)
     else:
         episode = max(2, min(21 if daily else 5 * bars, train * bars // 2))
         decide = 1 if daily else max(1, min(bars // 13, episode // 2))
@@ -247,7 +251,8 @@ def _windows(sessions: Sequence[dt.date]) -> tuple[list[tuple[dt.date, dt.date]]
             " more"
         )
     embargo = 1 if count >= 15 else 0
-    one, two = max(1, round(0.6 * count)), max(2, round(0.8 * count))
+    one = max(1, round(0.6 * count))
+    two = max(2, round(0.8 * count))
     one, two = min(one, count - 2), min(max(two, one + 1), count - 1)
     edges = [(0, one - 1), (one, two - 1), (two, count - 1)]
     return [(sessions[first], sessions[last]) for first, last in edges], embargo

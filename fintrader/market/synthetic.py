@@ -112,7 +112,8 @@ def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int
         listed[: grid.first_bar[session], stock] = False
     halted = np.zeros(grid.num_bars, dtype=bool)
     for session in random.permutation(grid.num_sessions)[: settings.halts]:
-        first, stop = int(grid.first_bar[session]), int(grid.first_bar[session + 1])
+        first = int(grid.first_bar[session])
+        stop = int(grid.first_bar[session + 1])
         length = min(settings.halt_bars, stop - first - 2)
         begin = first + 1 + int(random.integers(0, max(1, stop - first - 1 - length)))
         halted[begin : begin + max(length, 0)] = True
@@ -205,7 +206,8 @@ class SyntheticMarket:
 def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more
     stocks."""
-    num_bars, num_symbols = grid.num_bars, settings.num_symbols
+    num_bars = grid.num_bars
+    num_symbols = settings.num_symbols
     volatility = _volatility(settings, grid)
 
     def noise(name: str, *shape: int) -> Array:
@@ -270,7 +272,9 @@ class SyntheticFeed(MemoryFeed):
 
     def __init__(self, settings: SyntheticSettings, calendar: str, bar_minutes: int) -> None:
         self.inputs = {"kind": "synthetic"}
-        self._settings, self._calendar, self._bar_minutes = settings, calendar, bar_minutes
+        self._settings = settings
+        self._calendar = calendar
+        self._bar_minutes = bar_minutes
         self._made = False
 
     def prepare(self, progress: Progress | None = None) -> None:

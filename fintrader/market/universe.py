@@ -199,11 +199,9 @@ def load_shares(settings: UniverseSettings) -> Shares | None:
     name = base_name(settings.shares_outstanding)
     for line, row in read_csv(settings.shares_outstanding, "data.universe.shares_outstanding"):
         try:
-            symbol, day, shares = (
-                row["symbol"],
-                dt.date.fromisoformat(row["from"]),
-                float(row["shares"]),
-            )
+            symbol = row["symbol"]
+            day = dt.date.fromisoformat(row["from"])
+            shares = float(row["shares"])
         except (KeyError, ValueError, TypeError):
             shares = 0.0
         if not 0 < shares < np.inf:
@@ -305,14 +303,14 @@ def survivorship(
         sessions_a_year,
     )
     by_day = _growth(returns, member[1:], sessions_a_year)
-    reference, against = None, None
+    reference = None
+    against = None
     if index is not None and sessions > 1:
-        reference, against = (
-            sessions_a_year * float(np.log(index[-1] / index[0])) / (sessions - 1),
-            index_name,
-        )
+        reference = sessions_a_year * float(np.log(index[-1] / index[0])) / (sessions - 1)
+        against = index_name
     elif exits and share <= TOLERATED:
-        reference, against = by_day, "the members of each day"
+        reference = by_day
+        against = "the members of each day"
     return {
         "survivors_only": (
             share > TOLERATED or (sessions >= _QUARTER and names >= _FEW and exits == 0)
@@ -332,7 +330,8 @@ def survivorship(
 def describe(found: Mapping[str, Any]) -> str:
     """What `survivorship` found, in a sentence; empty when nothing is suspect and no member's day
     lacks bars."""
-    names, share = found.get("members_without_bars", ()), found.get("member_days_without_bars", 0.0)
+    names = found.get("members_without_bars", ())
+    share = found.get("member_days_without_bars", 0.0)
     some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     missing = (
         f"{len(names)} members lack bars ({share:.2%} of the member-days: {some})" if names else ""

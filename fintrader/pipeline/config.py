@@ -265,7 +265,8 @@ def configured(
     Raises ConfigError naming the field that is wrong.
     """
     if isinstance(config, str | Path):
-        values, where = read_values(Path(config)), str(config)
+        values = read_values(Path(config))
+        where = str(config)
     elif isinstance(config, RunConfig) and not overrides:
         return config
     elif isinstance(config, RunConfig | Mapping):

@@ -181,7 +181,8 @@ def _frozen(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
     """The bundle, the window its policy was tested on, and the cache beside which its bars are
     stored."""
     run = Run(open_run(where))
-    folder, config = run.folder, load_config(run.folder.config)
+    folder = run.folder
+    config = load_config(run.folder.config)
     config = config.model_copy(
         update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent}
     )

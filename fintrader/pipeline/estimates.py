@@ -28,7 +28,8 @@ STEPS_PER_SECOND = 50_000.0
 SYMBOLS = 8
 COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
-MAIN_BYTES, POD_BYTES = 700 << 20, 450 << 20
+MAIN_BYTES = 700 << 20
+POD_BYTES = 450 << 20
 """Of the command itself and of a pod, beside their market: mostly torch."""
 _ONLY_LENGTH = frozenset(
     {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
@@ -107,7 +108,8 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
     it."""
     likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)
     like = likely or next((one for one in records if _comparable(one.config, config)), None)
-    settings, compiling = config.tournament, 0.0
+    settings = config.tournament
+    compiling = 0.0
     if settings.budget.seconds is not None:
         race = math.ceil(settings.pods / _at_once(settings)) * settings.budget.seconds
     elif like is not None:
@@ -125,17 +127,17 @@ def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
     free = available_memory(HOST)
     sure: Sure
     if likely is not None:
-        sure, why = "likely", f"the run {likely.name} took so long, and differs in length alone"
+        sure = "likely"
+        why = f"the run {likely.name} took so long, and differs in length alone"
     elif like is not None:
-        sure, why = (
-            "rough",
-            (
-                f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other"
-                " settings"
-            ),
+        sure = "rough"
+        why = (
+            f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other"
+            " settings"
         )
     else:
-        sure, why = "a guess", "no run of this kind has finished here; from another machine's speed"
+        sure = "a guess"
+        why = "no run of this kind has finished here; from another machine's speed"
     return Estimate(
         race + compiling,
         race if config.backtest.null_model else 0.0,

@@ -57,7 +57,8 @@ def evaluate_chosen(
 ) -> None:
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
     written down."""
-    folder, env = config.folder, backtest_settings(config)
+    folder = config.folder
+    env = backtest_settings(config)
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
 
@@ -142,7 +143,10 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         )
     env = backtest_settings(config)
     parts: dict[str, list[BacktestResult]] = {}
-    folds, tests, policies, moved = [], list[MarketTensors](), [], []
+    folds = []
+    tests = list[MarketTensors]()
+    policies = []
+    moved = []
     left_out: dict[str, str] = {}
     with reporter() as progress:
         for folder in folders:
@@ -208,7 +212,9 @@ def _within_limits(
     without limits."""
     if not limits.enforced:
         return {}
-    growth, cut, halted = 1.0, Counter[str](), ""
+    growth = 1.0
+    cut = Counter[str]()
+    halted = ""
     for policy, market in zip(policies, markets, strict=True):
         result, noted = twin(policy, market, env, limits, name="within limits", progress=progress)
         growth *= float(result.equity[-1] / result.equity[0])
@@ -373,7 +379,8 @@ def _simulate_chosen(
     With them `null_model`: what the same search made of the features of `shuffled()`, where there
     was one.
     """
-    env, store = backtest_settings(config), run_store(folder)
+    env = backtest_settings(config)
+    store = run_store(folder)
     market: MarketTensors = getattr(windows, window)
     store.ensure_policy(store.read_result(best))
     traded = {

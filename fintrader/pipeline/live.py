@@ -120,7 +120,8 @@ def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
     report: Mapping[str, Any] = (
         tell_drift(home) if not (home / REPORT).is_file() else read_json(home / REPORT)
     )
-    daily, sessions = report["daily"], int(report["sessions"])
+    daily = report["daily"]
+    sessions = int(report["sessions"])
     if report["bundle"] != bundle.id:
         raise DeployError(
             f"{home / REPORT} is of another bundle; run `fintrader drift {home.name}` again"
@@ -136,7 +137,8 @@ def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
             f"{home.name} comes from a run without a backtest; there is no band that it could be"
             " inside"
         )
-    low, high = daily["low_usd"][-1], daily["high_usd"][-1]
+    low = daily["low_usd"][-1]
+    high = daily["high_usd"][-1]
     if not low <= daily["account_usd"][-1] <= high:
         raise DeployError(
             f"the paper account stands at {daily['account_usd'][-1]:,.0f} USD, outside the"
@@ -156,7 +158,8 @@ def consented(
 ) -> Mapping[str, Any]:
     """The consent that stands, or a new one that is typed now. Raises DeployError where there is
     none."""
-    path, now = home / CONSENT, dt.datetime.now(dt.UTC)
+    path = home / CONSENT
+    now = dt.datetime.now(dt.UTC)
     if path.is_file():
         stands = unseal(
             path.read_bytes(), DeployError(f"{path} was changed; remove it, and consent again")

@@ -103,7 +103,8 @@ def data_summary(path: Path, windows: Sequence[MarketTensors]) -> dict[str, Any]
 
     `path` is the market file; what lies beside it is used where it is there.
     """
-    first, last = windows[0], windows[-1]
+    first = windows[0]
+    last = windows[-1]
     cells = sum(window.tradable.numel() for window in windows)
     traded = sum(int(window.tradable.sum()) for window in windows)
     listed = sum(int((~window.close.isnan()).sum()) for window in windows)

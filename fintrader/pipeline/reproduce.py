@@ -81,12 +81,14 @@ def reproduce(
     `run` raises.
     """
     record = read_record(report)
-    recipe, where = record["recipe"], str(report)
+    recipe = record["recipe"]
+    where = str(report)
     if "config" not in recipe:
         raise ReportError(
             f"{where} is of a policy made in Python: no configuration says how to make it again"
         )
-    verb, window = recipe.get("verb"), recipe.get("window")
+    verb = recipe.get("verb")
+    window = recipe.get("window")
     if verb not in ("run", "walkforward") or window not in get_args(Window):
         raise ReportError(
             f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})"
@@ -158,7 +160,8 @@ def _same(told: float | None, found: float | None, tolerance: float) -> bool:
 def differing(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     """In what the code, the packages and the processor here are others than those that a recipe
     names."""
-    here, said = made_by(), []
+    here = made_by()
+    said = []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"
         said.append(f"{which} code has changes that no commit holds")

@@ -101,7 +101,8 @@ def _race_fold(
     config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int
 ) -> int:
     """The fold's tournament (and the same search without information): how many trials it took."""
-    folder, start = _fold_folder(config, fold.number), _start(config, manifest)
+    folder = _fold_folder(config, fold.number)
+    start = _start(config, manifest)
     if config.walkforward.warm_start and fold.number:
         # Its validation, by which it chose, lies before this fold's test, as its training does.
         before = _fold_folder(config, fold.number - 1)
@@ -196,12 +197,11 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             words += option
             continue
         if field in places:
-            what, other = "is said by the folder", ""
+            what = "is said by the folder"
+            other = ""
         else:
-            what, other = (
-                "says how policies are trained, and these are already",
-                f" --name {config.name}-2",
-            )
+            what = "says how policies are trained, and these are already"
+            other = f" --name {config.name}-2"
         raise ConfigError(
             f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are"
             " carried out (fill, decision-interval, costs, initial-cash-usd, limits). For another"
@@ -282,7 +282,8 @@ def changed_claim(config: RunConfig) -> set[str]:
 
     Raises RunError where the difference makes it another run.
     """
-    folder, reopened = config.folder, set[str]()
+    folder = config.folder
+    reopened = set[str]()
     if not folder.config.is_file() or _nothing_made(folder):
         return reopened
     # Through the model, so that a setting which this version added counts with its default.
@@ -489,7 +490,8 @@ def _print_outcome(
     config: RunConfig, manifest: Manifest, window: str, stored: StoredBacktest
 ) -> None:
     """The paper's table, what it was chosen from, and where everything lies."""
-    folder, console = evaluation.window_folder(config.folder, window), wide_console()
+    folder = evaluation.window_folder(config.folder, window)
+    console = wide_console()
     context = stored.context
     title = (
         f"{config.name}: {window_words(context['window'])}, net of {context['cost_bps']:g} bps a"

@@ -59,7 +59,8 @@ def train_one(config: RunConfig) -> Path:
 
 def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Path) -> None:
     market = MarketTensors.load(path).split()
-    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed = derive(config.seed, "train")
+    device = config.resolved_device()
     seed_everything(seed)
     env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
     trained = _learn(config, env, home, {}, market.train)
@@ -86,7 +87,8 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
 
 
 def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -> None:
-    seed, device = derive(config.seed, "train"), config.resolved_device()
+    seed = derive(config.seed, "train")
+    device = config.resolved_device()
     seed_everything(seed)
     with contextlib.closing(
         WorkerEnv.make(settings, seed=derive(seed, "env"), device=device)
@@ -96,7 +98,8 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
         returns = episode_returns(
             env, policy, settings.evaluation_episodes, seed=derive(seed, "evaluation")
         )
-    mean, deviation = float(np.mean(returns)), float(np.std(returns))
+    mean = float(np.mean(returns))
+    deviation = float(np.std(returns))
     said = {
         "environment": settings.id,
         "mean_return": mean,

@@ -93,7 +93,8 @@ def _attribution(page: Page, stored: StoredBacktest, main: str) -> None:
     if not found:
         page.section(title, note(_NO_MARKET), link="Attribution")
         return
-    rival, start = figures.title_of(found["portfolio"]).lower(), float(stored.curve()[main].iloc[0])
+    rival = figures.title_of(found["portfolio"]).lower()
+    start = float(stored.curve()[main].iloc[0])
     parts = [
         (f"Profit of {figures.title_of(main).lower()}", "pnl_usd", "as in the table above"),
         (
@@ -186,7 +187,8 @@ def _minutes(row: Mapping[str, Any]) -> str:
 
 def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     """Years, months, the worst drawdowns, regimes and the worst days of the index."""
-    daily, zone = stored.daily_returns(), stored.timezone
+    daily = stored.daily_returns()
+    zone = stored.timezone
     beside = [
         name
         for name in dict.fromkeys((main, stored.portfolio or main, "benchmark"))
@@ -194,7 +196,8 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
     ]
     names = [figures.title_of(name) for name in beside]
     daily = daily[beside]
-    years, months = periods.yearly(daily, zone), periods.monthly(daily, zone)
+    years = periods.yearly(daily, zone)
+    months = periods.monthly(daily, zone)
     parts = [
         side_by_side(
             f"<div><h3>Years</h3>{_returns_table('Year', years, names)}</div>",
@@ -233,10 +236,8 @@ def _periods(page: Page, stored: StoredBacktest, main: str) -> None:
 def _markets(
     daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int
 ) -> list[str]:
-    states, least = (
-        periods.regime_table(daily, index, main, year),
-        max(periods.FEWEST_SESSIONS, fewest_sessions(year)),
-    )
+    states = periods.regime_table(daily, index, main, year)
+    least = max(periods.FEWEST_SESSIONS, fewest_sessions(year))
     if states.empty or len(daily) < least:
         parts = [note(f"Regimes need {least} sessions; this window has {len(daily)}.")]
     else:

@@ -112,10 +112,12 @@ class Backtests(Mapping[str, BacktestResult]):
         beside: Yardsticks,
         looks: int | None = None,
     ) -> None:
-        self._results, self._beside = dict(results), beside
+        self._results = dict(results)
+        self._beside = beside
         self.looks = looks
         """Which look at these bars this was; None where it was not noted."""
-        self.market, self.settings = market, settings
+        self.market = market
+        self.settings = settings
 
     def __getitem__(self, name: str) -> BacktestResult:
         try:

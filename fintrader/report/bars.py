@@ -26,7 +26,8 @@ SHADES = (
     (1.0, "#7a1a12"),
 )
 """From no difference to a large one."""
-LEAST_BPS, MOST_BPS = 0.01, 10_000.0
+LEAST_BPS = 0.01
+MOST_BPS = 10_000.0
 """Ends of the logarithmic scale; what lies beyond has the colour of the end."""
 SHOWN = 12
 NUMBERS = {
@@ -99,7 +100,8 @@ def _lead(report: Mapping[str, Any]) -> str:
 
 def render_comparison(report: Mapping[str, Any]) -> str:
     """The report as one HTML page that needs nothing else."""
-    a, b = report["a"], report["b"]
+    a = report["a"]
+    b = report["b"]
     page = Page(f"{a['name']} against {b['name']}")
     bars = report["both"] + report["only_a"] + report["only_b"]
     share = report["agree"] / bars if bars else 0.0
@@ -192,10 +194,8 @@ def _alone(report: Mapping[str, Any]) -> go.Figure:
     days = report["days"]
     alone = np.array(days["only_b"], dtype=np.float64) - np.array(days["only_a"], dtype=np.float64)
     most = max(float(np.abs(alone).max()), 1.0)
-    title, hover = (
-        "Bars only in B (red) less bars only in A (blue)",
-        "%{y}, %{x}: %{customdata:+,.0f} bars",
-    )
+    title = "Bars only in B (red) less bars only in A (blue)"
+    hover = "%{y}, %{x}: %{customdata:+,.0f} bars"
     scale = [[0.0, "#0b4f9e"], [0.5, "#ffffff"], [1.0, "#b42318"]]
     return _map(report, alone, alone, title, hover=hover, zmin=-most, zmax=most, colorscale=scale)
 

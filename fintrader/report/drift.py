@@ -55,7 +55,8 @@ def render_drift(report: Mapping[str, Any]) -> str:
     if report["verdict"]:
         page.told({"The backtest it comes from": report["verdict"]})
     page.contents()
-    daily, equity = report["daily"], report["equity"]
+    daily = report["daily"]
+    equity = report["equity"]
     rows = [
         (
             "",

@@ -191,7 +191,8 @@ def _active_table(stored: StoredBacktest, main: str) -> str:
 
 
 def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
-    curves, rival = stored.curve(), stored.portfolio
+    curves = stored.curve()
+    rival = stored.portfolio
     ordered = curves[[main, *[name for name in curves.columns if name != main]]]
     page.section("", page.chart("equity", figures.equity_figure(ordered)), link="Equity")
     by_bar = ordered[
@@ -231,7 +232,8 @@ def _returns(page: Page, stored: StoredBacktest, main: str) -> None:
             "distribution", figures.distribution_figure(daily, main=main, benchmark=benchmark)
         ),
     ]
-    rolling, year = [], stored.sessions_a_year
+    rolling = []
+    year = stored.sessions_a_year
     window = figures.rolling_sessions(len(daily))
     if window is not None:
         drawn = figures.rolling_figure(

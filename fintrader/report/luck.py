@@ -33,7 +33,8 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
     found = stored.honesty
     if not found:
         return
-    evidence, selection = found["evidence"], found["selection"]
+    evidence = found["evidence"]
+    selection = found["selection"]
     returned = stored.metrics[main].get("cumulative_return")
     charts = []
     if evidence["alpha"] is not None:
@@ -166,7 +167,8 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
 
 def selection_rows(found: Mapping[str, Any]) -> list[Row]:
     """What the search says of itself, from `honesty.assess`'s `selection`."""
-    trials, sharpe = found["trials"], found["sharpe"]
+    trials = found["trials"]
+    sharpe = found["sharpe"]
     rows = [
         (
             "Trials this result was selected from",
@@ -230,7 +232,8 @@ def _null_model_rows(null_model: Mapping[str, Any] | None) -> list[Row]:
     if not null_model:
         return []
     rows = []
-    best, real = null_model.get("best_selection_score"), null_model.get("real_best_selection_score")
+    best = null_model.get("best_selection_score")
+    real = null_model.get("real_best_selection_score")
     if best is not None and real is not None:
         text = f"{score(best)}, with information {score(real)}"
         said = (

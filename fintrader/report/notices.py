@@ -18,7 +18,8 @@ def market_notice(context: Mapping[str, Any]) -> str:
     """One sentence where the market is made up, wholly or in part; empty for real bars and where
     nothing is known."""
     market = _part(context, "market")
-    source, planted = _part(market, "source"), _part(market, "planted")
+    source = _part(market, "source")
+    planted = _part(market, "planted")
     if planted.get("kind") == IN_REAL and planted.get("ic") == 0:
         return (
             f"Real bars and noise: the feature {planted.get('feature')} is made up and says nothing"
@@ -76,8 +77,10 @@ def survivorship_words(context: Mapping[str, Any]) -> str:
 
 def cost_words(stored: StoredBacktest, main: str) -> str:
     """What was paid, what for, and what the result would have been without."""
-    own, trading = stored.metrics[main], _part(stored.context, "trading")
-    paid, share = number(own.get("cost_usd")), number(own.get("cost_share"))
+    own = stored.metrics[main]
+    trading = _part(stored.context, "trading")
+    paid = number(own.get("cost_usd"))
+    share = number(own.get("cost_share"))
     if paid is None or share is None:
         return "not known."
     charged = [

@@ -159,7 +159,8 @@ def number(text: str) -> str:
 
 def metric(key: str, values: Mapping[str, Any]) -> str:
     """A strategy's metric as HTML; a dash says why when somebody points at it."""
-    text, why = number(shown(key, values)), missing(key, values)
+    text = number(shown(key, values))
+    why = missing(key, values)
     return f'<span title="{html.escape(why)}">{text}</span>' if why else text
 
 

@@ -121,7 +121,8 @@ def read_record(path: Path | str) -> dict[str, Any]:
         raise ReportError(
             f"{path} is a report of another version ({said!s:.40}; this one reads {FORMAT})"
         )
-    metrics, recipe = record.get("metrics"), record.get("recipe")
+    metrics = record.get("metrics")
+    recipe = record.get("recipe")
     if not isinstance(recipe, dict) or not _are_metrics(metrics):
         raise ReportError(f"{path}: its record is damaged; ask for the file again")
     return record

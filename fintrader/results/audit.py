@@ -74,7 +74,8 @@ def audit(folder: RunFolder, content_of: Callable[[Path], str]) -> list[Check]:
     checks.append(_backtests(folder, manifest))
     ledger = Ledger(folder.root.resolve().parent)
     try:
-        lines, looks = ledger.lines(), ledger.looks()
+        lines = ledger.lines()
+        looks = ledger.looks()
     except FintraderError as error:
         return [*checks, Check("ledger of looks", (str(error),))]
     checks.append(
@@ -130,7 +131,8 @@ def _data(
 ) -> Check:
     """The market's content against the manifest, and what the pods were trained on against the
     market."""
-    problems, unseen = [], []
+    problems = []
+    unseen = []
     markets = [("the manifest", Path(str(manifest.get("market"))), manifest.get("data_hash"))]
     for search in searches:
         try:
@@ -200,11 +202,14 @@ def _pods(search: RunFolder) -> _Pods:
         "have a result that events.jsonl never counted: lines were deleted",
         set(results) - set(applied),
     )
-    trials, snapshots = 0, set[str]()
+    trials = 0
+    snapshots = set[str]()
     for pod, path in results.items():
         try:
             result = _unsealed(path)
-            score, looks, spec = result["score"], int(result["looks"]), result["spec"]
+            score = result["score"]
+            looks = int(result["looks"])
+            spec = result["spec"]
         except (FintraderError, KeyError, TypeError, ValueError) as error:
             problems.append(f"{pod}: result.json cannot be read ({error})")
             continue
@@ -344,7 +349,8 @@ def _backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
 
 def _sealed(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> Check:
     """The files against their seal, and the seal against the ledger."""
-    what, place = f"seal of the {window} backtest", Folder(home.resolve())
+    what = f"seal of the {window} backtest"
+    place = Folder(home.resolve())
     if problem := broken_seal(place):
         return Check(
             what, (f"changed after it was written: {problem}; what it says is not what was found",)
@@ -370,7 +376,8 @@ def _shown(
     what = f"trials and looks of the {window} backtest"
     try:
         stored = read_backtest(home)
-        look, problems = read_seal(Folder(home.resolve())).get("look"), _said(stored, trials)
+        look = read_seal(Folder(home.resolve())).get("look")
+        problems = _said(stored, trials)
         result = stored_result(stored)
     except FintraderError as error:
         return Check(what, (str(error),))

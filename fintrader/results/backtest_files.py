@@ -127,7 +127,9 @@ class StoredBacktest:
         folder: Path | None = None,
     ) -> None:
         """`folder`: where it lies, if it was read back."""
-        self.metrics, self.parts, self.folder = metrics, parts, folder
+        self.metrics = metrics
+        self.parts = parts
+        self.folder = folder
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READERS:
@@ -275,7 +277,8 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
     """
     place = folder if isinstance(folder, Folder) else Folder(Path(folder).resolve())
     try:
-        written, metrics = place.signature("metrics.json"), place.json("metrics.json")
+        written = place.signature("metrics.json")
+        metrics = place.json("metrics.json")
     except NotThereError:
         raise NotThereError(
             f"{place.root / 'metrics.json'} does not exist; run `fintrader backtest` on the run"
@@ -296,7 +299,8 @@ class _Files(Mapping[str, Any]):
     """
 
     def __init__(self, folder: Folder, written: Signature) -> None:
-        self._folder, self._written = folder, written
+        self._folder = folder
+        self._written = written
         self._read: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -422,7 +426,8 @@ def _equity(folder: Folder) -> pd.DataFrame:
     table = _table(folder, "equity")
     path = folder.root / "equity.parquet"
     codes, names = pd.factorize(table["strategy"])
-    minute, session = pd.DatetimeIndex(table["minute"]).asi8, table["session"].to_numpy()
+    minute = pd.DatetimeIndex(table["minute"]).asi8
+    session = table["session"].to_numpy()
     rows = [np.flatnonzero(codes == code) for code in range(len(names))]
     if not rows or any(not np.array_equal(minute[row], minute[rows[0]]) for row in rows):
         raise DamagedFileError(

@@ -24,7 +24,10 @@ EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
 
 
-_SHARE, _YEAR, _RATIO, _USD = "share", "share a year", "ratio", "USD"
+_SHARE = "share"
+_YEAR = "share a year"
+_RATIO = "ratio"
+_USD = "USD"
 Compute = Callable[[Sample], float | None]
 
 
@@ -94,7 +97,8 @@ def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute
     return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
 
 
-_trip_share, _median_minutes = _trips("profit_usd", m.hit_rate), _trips("minutes", pd.Series.median)
+_trip_share = _trips("profit_usd", m.hit_rate)
+_median_minutes = _trips("minutes", pd.Series.median)
 
 
 def _total_turnover(s: Sample) -> float | None:
@@ -131,7 +135,9 @@ def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
     return lambda s: compute(s.minute, s.bars_per_year)
 
 
-_EQUITY, _COUNT, _MINUTES = "share of equity", "number", "minutes"
+_EQUITY = "share of equity"
+_COUNT = "number"
+_MINUTES = "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (

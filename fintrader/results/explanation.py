@@ -65,7 +65,8 @@ def read_explanation(stored: Mapping[str, Any]) -> Explanation | None:
     if not stored:
         return None
     try:
-        inputs, looks = tuple(map(str, stored["inputs"])), list(stored["looks"])
+        inputs = tuple(map(str, stored["inputs"]))
+        looks = list(stored["looks"])
         moved = np.array([look["moved"] for look in looks], dtype=np.float64)
         symbols = [list(map(str, look["symbols"])) for look in looks]
         raised = [

@@ -306,7 +306,8 @@ def verdict_of(honesty: Mapping[str, Any], changed: str = "") -> Verdict:
     """
     if changed:
         return Verdict("No verdict", changed, "", "", False)
-    told, text = honesty.get("sentences"), honesty.get("verdict")
+    told = honesty.get("sentences")
+    text = honesty.get("verdict")
     said = (
         [str(one) for one in told]
         if isinstance(told, list)
@@ -320,7 +321,8 @@ def verdict_of(honesty: Mapping[str, Any], changed: str = "") -> Verdict:
             "Not assessed", "This backtest was written without an assessment.", "", again, False
         )
     headline, _, why = said[0].partition(": ")
-    sees, change = (said[1] if len(said) > 1 else ""), " ".join(said[2:])
+    sees = said[1] if len(said) > 1 else ""
+    change = " ".join(said[2:])
     return Verdict(
         headline.rstrip("."),
         why[:1].upper() + why[1:],
@@ -383,7 +385,8 @@ def metrics_table(
     table = _table(
         _PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title
     )
-    table.caption, table.caption_justify = short_window(metrics.values()) or None, "left"
+    table.caption = short_window(metrics.values()) or None
+    table.caption_justify = "left"
     return table
 
 
@@ -411,7 +414,9 @@ def _table(
 
 def plain_text(table: Table) -> str:
     """A table without a frame, equal wherever it is printed."""
-    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
+    table.box = None
+    table.pad_edge = False
+    table.padding = (0, 2, 0, 0)
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
@@ -453,7 +458,8 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
     Empty where nothing of this is known, and for a baseline.
     """
     name = main_strategy(in_order(metrics))
-    portfolio, own = context.get("benchmark_portfolio"), metrics[name]
+    portfolio = context.get("benchmark_portfolio")
+    own = metrics[name]
     returned = number(own.get("cumulative_return"))
     if not is_result(name) or returned is None or not isinstance(portfolio, str):
         return ""
@@ -472,7 +478,8 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
         if said
         else ""
     )
-    low, high = number(own.get("information_ratio_low")), number(own.get("information_ratio_high"))
+    low = number(own.get("information_ratio_low"))
+    high = number(own.get("information_ratio_high"))
     if low is not None and high is not None:
         worth = (
             "more than the portfolio"
@@ -481,7 +488,8 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
             if high < 0
             else "within chance"
         )
-        active, sessions = number(own.get("active_return")), number(own.get("sessions"))
+        active = number(own.get("active_return"))
+        sessions = number(own.get("sessions"))
         scale, over = span(sessions, year_of(own))
         active = None if active is None else active * scale
         text += f" Active return {percent(active, signed=True)} {over}, "

@@ -198,7 +198,8 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
                 for lot in kept
             ]
             continue
-        left, each = float(shares), cost / abs(shares)
+        left = float(shares)
+        each = cost / abs(shares)
         while lots and left * lots[0].shares < 0:
             lot = lots[0]
             part = min(abs(left), abs(lot.shares))

@@ -33,7 +33,9 @@ LEVEL = 0.05
 """How often settings without any effect may have one that is called important."""
 ALGORITHM = "algo"
 """Stands among settings where several algorithms race."""
-_DEALS, _LEVELS, _PER_LEVEL = 499, 8, 3
+_DEALS = 499
+_LEVELS = 8
+_PER_LEVEL = 3
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def drawn(pods: pd.DataFrame) -> pd.DataFrame:
 def importance(pods: pd.DataFrame) -> Importance:
     """Of a tournament's pods (rows of `read_pods`; needs `hyper`, `origin`, `score`)."""
     fresh = drawn(pods)
-    size, settings = len(fresh), settings_of(fresh)
+    size = len(fresh)
+    settings = settings_of(fresh)
     if not any(settings_of(pods)):
         return Importance(why="This tournament searches no setting.")
     if size < MIN_PODS:

@@ -89,7 +89,8 @@ class Window:
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
             return False
-        ours, theirs = set(self.symbols), set(other.symbols)
+        ours = set(self.symbols)
+        theirs = set(other.symbols)
         return 2 * len(ours & theirs) >= len(ours | theirs)
 
 
@@ -362,7 +363,8 @@ def astray(runs_dir: Path | str) -> tuple[list[str], list[str]]:
     """
     runs = RunsFolder.at(runs_dir)
     lines = Ledger(runs.root).lines()
-    deleted, foreign = list[str](), list[str]()
+    deleted = list[str]()
+    foreign = list[str]()
     for name in runs.names():
         for window in ("test", "validation", "train"):
             inside = ["backtest"] if window == "test" else ["backtest", window]
@@ -433,7 +435,8 @@ def note_shown(stored: StoredBacktest, command: str) -> bool:
     """Note a stored backtest that is shown beside others, unless its result stands on its ledger
     already: one that was made in another runs folder. True if it was noted. Raises LedgerError."""
     ledger = None if stored.folder is None else Ledger.of_run(stored.folder)
-    known, result = stored.context, stored_result(stored)
+    known = stored.context
+    result = stored_result(stored)
     if stored.folder is None or ledger is None or "window_key" not in known:
         return False
     key = str(known["window_key"])

@@ -16,7 +16,9 @@ from fintrader.files import write_json
 from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
 
 FILE = "notes.json"
-MOST_CHARACTERS, MOST_TAGS, MOST_IN_A_TAG = 4_000, 12, 30
+MOST_CHARACTERS = 4_000
+MOST_TAGS = 12
+MOST_IN_A_TAG = 30
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,9 @@ def read_notes(folder: Folder) -> Notes:
         values = folder.json(FILE, limit=1 << 16)
     except NotThereError:
         return Notes()
-    note, tags, archived = (
-        values.get("note", ""),
-        values.get("tags", []),
-        values.get("archived", False),
-    )
+    note = values.get("note", "")
+    tags = values.get("tags", [])
+    archived = values.get("archived", False)
     if not isinstance(note, str) or not isinstance(tags, list) or not isinstance(archived, bool):
         raise DamagedFileError(
             f"{FILE} says no note, tags and archived; save it anew, or delete it"

@@ -58,7 +58,8 @@ def regimes(
     moved = daily[index]
     spread = moved.rolling(LOOKBACK).std().shift(1)
     grown = np.log1p(moved).rolling(LOOKBACK).sum().shift(1)
-    low, high = spread.quantile(1 / 3), spread.quantile(2 / 3)
+    low = spread.quantile(1 / 3)
+    high = spread.quantile(2 / 3)
     found = {
         "calm third": spread <= low,
         "middle third": (spread > low) & (spread <= high),
@@ -76,7 +77,8 @@ def regime_table(
     and `index`, and the strategy's `sharpe` and `beta` in it."""
     rows = {}
     for name, which in regimes(daily, index).items():
-        ours, theirs = daily[strategy].to_numpy()[which], daily[index].to_numpy()[which]
+        ours = daily[strategy].to_numpy()[which]
+        theirs = daily[index].to_numpy()[which]
         rows[name] = {
             "sessions": int(which.sum()),
             "strategy": m.active_return(ours, np.zeros_like(ours), sessions_a_year),

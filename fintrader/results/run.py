@@ -339,7 +339,8 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
         )
     except FintraderError as error:
         return Summary(name, "broken", str(error))
-    metrics, seal = _signature(folder, "metrics.json"), _signature(folder, SEAL)
+    metrics = _signature(folder, "metrics.json")
+    seal = _signature(folder, SEAL)
     state = manifest, metrics, seal
     found = cache.get(
         "summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None)
@@ -405,7 +406,8 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
             problem = changed_metrics(Folder(folder.path("backtest")))
         except FintraderError as error:
             problem = str(error)
-    finished, failure = values.get("finished"), values.get("failure")
+    finished = values.get("finished")
+    failure = values.get("failure")
     done = isinstance(finished, str) and moment(finished) is not None
     mappings = {
         key: values[key] for key in ("versions", "stages") if isinstance(values.get(key), dict)

@@ -48,11 +48,9 @@ def _table() -> dict[str, Any]:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
     table = _table()
-    given, defaults, free = (
-        dict(_flat(config, table["mappings"])),
-        dict(table["settings"]),
-        table["mappings"],
-    )
+    given = dict(_flat(config, table["mappings"]))
+    defaults = dict(table["settings"])
+    free = table["mappings"]
     for place, members in table["choices"].items():
         chosen = given.get(place)
         if isinstance(chosen, str) and chosen in members and chosen != defaults[place]:

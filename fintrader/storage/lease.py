@@ -43,7 +43,8 @@ class StoreLease:
     """Held by this process; it beats by itself until it is released."""
 
     def __init__(self, objects: Objects, token: int) -> None:
-        self.objects, self.token = objects, token
+        self.objects = objects
+        self.token = token
         self.lost = False
         self.listing: frozenset[str] | None = None
         """What the store held when this process looked last."""
@@ -207,7 +208,8 @@ def _wait_for_its_end(objects: Objects, token: int) -> None:
     """Return once the holder of `token` has released it, is dead, or has shown no life for long
     enough."""
     seen: Any = None
-    since, warned = time.monotonic(), False
+    since = time.monotonic()
+    warned = False
     while True:
         record = _read(objects, token)
         if record is None or record["released"] or _is_dead(record["id"]):

@@ -169,7 +169,9 @@ class Mirror:
 
     def publish(self) -> None:
         """Store all files of the run that have changed, and then the index that names them."""
-        held, files, new = self.lease, {}, []
+        held = self.lease
+        files = {}
+        new = []
         known = set((held.index or {}).values())
         for path in self._files():
             digest = self._hash(path)

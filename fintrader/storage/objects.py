@@ -362,7 +362,8 @@ class Objects:
     def _call(self, name: str, call: Callable[[], R]) -> R:
         """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes
         through."""
-        began, pause = time.monotonic(), 0.1
+        began = time.monotonic()
+        pause = 0.1
         while True:
             try:
                 self._look()
@@ -394,7 +395,8 @@ class Objects:
     def _problem(self, name: str, error: Exception) -> StorageError:
         """The typed error to raise. A client's own text may quote the request, so only its kind is
         shown."""
-        kind, code = type(error).__name__, getattr(error, "errno", None)
+        kind = type(error).__name__
+        code = getattr(error, "errno", None)
         where = f"{self.url}/{name}" if name else self.url
         if isinstance(error, OSError) and code in (errno.ENOSPC, errno.EDQUOT):
             return StorageFullError(

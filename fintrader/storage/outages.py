@@ -54,7 +54,8 @@ class Waiting:
     """Says once an outage, and no more than once a minute, that the store is waited for."""
 
     def __init__(self, progress: Progress) -> None:
-        self.progress, self._said = progress, -math.inf
+        self.progress = progress
+        self._said = -math.inf
 
     def __call__(self, problem: StorageError) -> None:
         now = time.monotonic()

@@ -70,7 +70,8 @@ def at_work(
     """
     context.folder = context.run.pod(spec.pod)
     context.folder.mkdir(parents=True, exist_ok=True)
-    path, report = context.folder / LOCK, context.report
+    path = context.folder / LOCK
+    report = context.report
     path.open("a").close()
     with path.open("r+b", buffering=0) as file:
         before: Sign | None = None
@@ -85,7 +86,8 @@ def at_work(
         ):  # that was a head before this one
             _write(file, None)
             raise OrphanLost(*last.lost)
-        own, written = Sign(identity(), context.slot), 0.0
+        own = Sign(identity(), context.slot)
+        written = 0.0
         _write(file, own)
 
         def tell(share: float, env_steps: int, note: str) -> None:
@@ -160,7 +162,8 @@ def outlive(pod: str, context: PodContext) -> None:
     pod from its stored state.
     """
     store = open_store(context.run, context.mirror)
-    alone, asked = time.monotonic(), 0.0
+    alone = time.monotonic()
+    asked = 0.0
     while context.orphan_seconds and context.run.root.is_dir():
         if leases.is_held(context.run, None):
             alone = time.monotonic()
@@ -179,7 +182,8 @@ def outlive(pod: str, context: PodContext) -> None:
 def until_checkpoint(folder: Path) -> None:
     """Return when the pod of that folder has stored its training state once more, in the run's
     store as well."""
-    before, until = _newest(folder), time.monotonic() + CHECKPOINT_SECONDS
+    before = _newest(folder)
+    until = time.monotonic() + CHECKPOINT_SECONDS
     while _newest(folder) == before and time.monotonic() < until and folder.is_dir():
         time.sleep(LOOK_SECONDS)
     storing = threading.Thread(target=save_all, daemon=True, name="storing")

@@ -172,7 +172,8 @@ def evidence_of(
     pooled = np.average(series, axis=0, weights=weights)
     kappa, t = james_stein(pooled)
     year = members[0].result.metrics.get("sessions_a_year") or m.TRADING_DAYS
-    known, wanted = m.deviation(pooled) * year**0.5, settings.ensemble_tracking_error
+    known = m.deviation(pooled) * year**0.5
+    wanted = settings.ensemble_tracking_error
     scale = min(wanted / known, MOST_CONVICTION) if wanted and known > 0 else 1.0
     return {
         "how": settings.ensemble_shrinkage,

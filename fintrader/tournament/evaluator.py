@@ -120,7 +120,8 @@ class ValidationCurve:
     most, so there may be fewer than `POINTS`.
     """
 
-    POINTS, TIME = 8, 0.15
+    POINTS = 8
+    TIME = 0.15
     FILE = "validation.jsonl"
 
     def __init__(
@@ -135,7 +136,10 @@ class ValidationCurve:
 
         What an earlier attempt at the pod has looked at stands.
         """
-        self.path, self.env, self.settings, self.alive = folder / self.FILE, env, settings, alive
+        self.path = folder / self.FILE
+        self.env = env
+        self.settings = settings
+        self.alive = alive
         self.seen = {
             (str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)
         }
@@ -194,7 +198,8 @@ def _benchmark(
     market: MarketTensors, env: EnvSettings, progress: Progress | None
 ) -> BacktestResult:
     """The benchmark portfolio over this window, at costs."""
-    known, key = _benchmarks.setdefault(market, {}), env.model_dump_json()
+    known = _benchmarks.setdefault(market, {})
+    key = env.model_dump_json()
     if key not in known:
         known[key] = benchmark_portfolio(market, env, progress=progress)
     return known[key]
@@ -243,7 +248,8 @@ def score(
     if metric == "return":
         return m.cumulative_return(returns)
     if metric == "calmar":
-        growth, depth = m.annual_return(returns, sessions_a_year), m.max_drawdown(returns)
+        growth = m.annual_return(returns, sessions_a_year)
+        depth = m.max_drawdown(returns)
         return None if growth is None or depth is None else growth / max(-depth, LEAST_DRAWDOWN)
     if metric == "utility":
         return float(sessions_a_year * (returns.mean() - 0.5 * returns.var(ddof=1)))

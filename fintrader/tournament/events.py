@@ -40,7 +40,8 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         return [], []
     except OSError as error:
         raise TournamentError(f"{path} cannot be read ({error.strerror}); move it away") from None
-    events, broken = dict[int, dict[str, Any]](), list[int]()
+    events = dict[int, dict[str, Any]]()
+    broken = list[int]()
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         try:
             event = unseal(line, TournamentError(str(number)))
@@ -69,7 +70,8 @@ class EventLog:
     ) -> None:
         """`keep` stores new lines elsewhere before they are written here; it may ask for the whole
         log instead."""
-        self.path, self._keep = path, keep
+        self.path = path
+        self._keep = keep
         self.records, broken = read_log(path)
         if broken:
             raise TournamentError(

@@ -84,7 +84,8 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     least = 1 + (env.episode_bars or 1)
     blocks = []
     for part in np.array_split(np.arange(sessions), folds):
-        start, stop = int(part[0]), int(part[-1]) + 1
+        start = int(part[0])
+        stop = int(part[-1]) + 1
         around = (0, start - embargo), (stop + embargo, sessions)
         bars = [(int(edges[a]), int(edges[b])) for a, b in around if a < b]
         pieces = tuple(whole.window(a, b) for a, b in bars if b - a >= least)
@@ -125,7 +126,10 @@ class FoldLearners:
         *,
         parent: State | None = None,
     ) -> None:
-        self.spec, self.folder, self.device, self.parent = spec, context.folder, device, parent
+        self.spec = spec
+        self.folder = context.folder
+        self.device = device
+        self.parent = parent
         self.env = env_settings_of(spec)
         self.blocks, whole = _load_blocks(context.market, spec.folds, self.env.model_dump_json())
         self.training = [*(block.pieces for block in self.blocks), (whole,)]
@@ -138,7 +142,8 @@ class FoldLearners:
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Learn until each has used up `share` of its part of the `budget`."""
         count = len(self.names)
-        steps, seconds = budget.env_steps, budget.seconds
+        steps = budget.env_steps
+        seconds = budget.seconds
         part = (
             Budget(env_steps=max(1, steps // count))
             if steps
@@ -179,7 +184,8 @@ class FoldLearners:
 
     def _make(self, number: int) -> Any:
         def make(_: int, __: int, device: torch.device) -> tuple[Agent, Any]:
-            seed, pieces = derive(self.spec.seed, "fold", number), self.training[number]
+            seed = derive(self.spec.seed, "fold", number)
+            pieces = self.training[number]
             env: Any
             if len(pieces) == 1:
                 env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))

@@ -239,7 +239,8 @@ def quantile(ascending: Sequence[float], share: float) -> float:
     """Of numbers in ascending order, between two of them by linear interpolation; looks at no
     other."""
     number, beyond = divmod((len(ascending) - 1) * share, 1.0)
-    low, high = ascending[int(number)], ascending[min(int(number) + 1, len(ascending) - 1)]
+    low = ascending[int(number)]
+    high = ascending[min(int(number) + 1, len(ascending) - 1)]
     return low + (high - low) * beyond
 
 

@@ -49,7 +49,8 @@ from fintrader.tournament.store import RunStore
 FILE = "inherited.json"
 _SEEN = "seen_until"
 _STATISTICS = "normaliser."
-_NOISE, _MOMENTS = "modules.noise.log_std", "optimisers.adam."
+_NOISE = "modules.noise.log_std"
+_MOMENTS = "optimisers.adam."
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def has_pods(folder: RunFolder) -> bool:
 
 def _ranked(source: RunStore) -> list[Entry]:
     """Its pods that others can start from, best first."""
-    specs, results = source.specs(), source.results()
+    specs = source.specs()
+    results = source.results()
     entries = [Entry(specs[pod], result) for pod, result in results.items() if pod in specs]
     return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
 
@@ -179,7 +181,9 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
     layout = TradingEnv.evaluation(split.validation, heirs.env).layout
     here = market_identity(split.train)
     seen = [] if before is None else [before.seen_until]
-    entries, policies, problems = [], {}, []
+    entries = []
+    policies = {}
+    problems = []
     for entry in ranked[: heirs.settings.leaderboard_size]:
         pod = entry.spec.pod
         source.ensure_policy(entry.result)
@@ -233,7 +237,8 @@ def _moved(
     Settings are this run's, but for those that both searched. Raises CheckpointError or
     TournamentError where the networks do not fit.
     """
-    description, trained = header["policy"], header["meta"].get("market")
+    description = header["policy"]
+    trained = header["meta"].get("market")
     if trained is None:
         raise CheckpointError("its policy does not say on which market it was trained")
     stored = check_travels(
@@ -309,7 +314,8 @@ def _restated(
     gets their mean.
     """
     moved = dict(state)
-    noise, count = state.get(_NOISE), layout.num_assets
+    noise = state.get(_NOISE)
+    count = layout.num_assets
     if noise is not None and trained["symbols"] != here["symbols"]:
         each = noise[:count].mean().expand(len(here["symbols"]))
         moved[_NOISE] = torch.cat([each, noise[count:]])

@@ -213,7 +213,8 @@ class LeaderboardIndex:
 
     def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
         for applied, entry in enumerate(entries, first):
-            spec, result = entry.spec, entry.result
+            spec = entry.spec
+            result = entry.result
             parent = self.connection.execute(
                 "SELECT lineage_env_steps FROM entries WHERE pod = ? ORDER BY epoch DESC LIMIT 1",
                 (spec.parent,),

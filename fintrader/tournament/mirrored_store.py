@@ -55,7 +55,8 @@ class MirroredStore(RunStore):
 
     def _push(self, path: Path) -> None:
         """A spec or result that was written before the run had a store, or just before a kill."""
-        pod, text = path.parent.name, path.read_text()
+        pod = path.parent.name
+        text = path.read_text()
         try:
             files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
         except (TournamentError, CheckpointError):

@@ -92,8 +92,12 @@ class Orchestrator:
         launcher: Launcher,
         clock: Clock | None = None,
     ) -> None:
-        self.settings, self.store, self.lease = settings, store, lease
-        self.scheduler, self.generator, self.launcher = scheduler, generator, launcher
+        self.settings = settings
+        self.store = store
+        self.lease = lease
+        self.scheduler = scheduler
+        self.generator = generator
+        self.launcher = launcher
         self.clock = clock or Clock()
         self.log = EventLog(store.run.events, store.keep_events)
         self.retention = Retention(settings, store, self.log)
@@ -172,10 +176,8 @@ class Orchestrator:
 
         Of pods that were dropped snapshot and policy may be gone, unless another starts from them.
         """
-        whole, found = (
-            dict[str, PodResult](),
-            [spec for spec in self.specs if self.store.has_result(spec.pod)],
-        )
+        whole = dict[str, PodResult]()
+        found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
         again = needed_again(self.specs, {spec.pod for spec in found})
         for spec in reversed(found):  # a pod before its parent, which it may need again
             try:
@@ -275,7 +277,8 @@ class Orchestrator:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ended.append(self._inbox.get_nowait())
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         for pod, future in ended:
             self.running.pop(pod, None)
             error = future.exception()
@@ -336,11 +339,10 @@ class Orchestrator:
     def _count(self, pod: str, reason: str) -> tuple[int, int]:
         """One loss more of a pod: how many it has now, and how many of them count against
         `retries`."""
-        lost, failed = (
-            self.lost.get(pod, 0) + 1,
-            self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE),
-        )
-        self.lost[pod], self.failed[pod] = lost, failed
+        lost = self.lost.get(pod, 0) + 1
+        failed = self.failed.get(pod, 0) + (reason not in FROM_OUTSIDE)
+        self.lost[pod] = lost
+        self.failed[pod] = failed
         return lost, failed
 
     def _requeue(self, spec: PodSpec, reason: str = "") -> None:
@@ -387,7 +389,8 @@ class Orchestrator:
     def _settle(self) -> None:
         """Store the specs made since. Where an orchestrator that has lost the run wrote one of that
         pod, it stands."""
-        made, self._made = self._made, []
+        made = self._made
+        self._made = []
         for mine, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
             self.waiting.append(spec)
@@ -437,11 +440,13 @@ class Orchestrator:
         applied = self.leaderboard.applied
         self.index.write_turn(self.specs[specs:], applied[entries:], entries, self._states.values())
         self._indexed = len(self.specs), len(applied)
-        self._events, self._states = [], {}
+        self._events = []
+        self._states = {}
 
     def _check_hopeless(self) -> None:
         """Stop when nothing can come of it."""
-        applied, failed = self.leaderboard.applied, self.leaderboard.failed
+        applied = self.leaderboard.applied
+        failed = self.leaderboard.failed
         under_way = max(self.launcher.capacity(), len(self.running), self.settings.at_once or 0)
         if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
             last = applied[-1].result

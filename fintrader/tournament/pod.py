@@ -75,7 +75,8 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
         ) is not None:  # trained in an earlier attempt, which could not store it
             return _stored(store, spec, context, spooled)
         context.market = store.market(spec.data_hash, context.market)
-        started, location = time.time(), location_of(context.device)
+        started = time.time()
+        location = location_of(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
         with store.keep_training(spec, context.folder, context.store_seconds):
             learned = call(spec, context)
@@ -154,7 +155,8 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _patient(context: PodContext) -> Iterator[None]:
     """Wait for a store that does not answer, and go on giving signs of life meanwhile."""
-    report, last = context.report, (0.0, 0, "")
+    report = context.report
+    last = (0.0, 0, "")
 
     def remembered(share: float, env_steps: int, note: str) -> None:
         nonlocal last

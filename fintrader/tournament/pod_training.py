@@ -58,7 +58,8 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
-    split, looks = load_windows(context.market), Looks(context.folder / "looks.safetensors")
+    split = load_windows(context.market)
+    looks = Looks(context.folder / "looks.safetensors")
     stopped = False
 
     alive = partial(_EvaluationProgress, context)
@@ -261,7 +262,9 @@ class _EvaluationProgress(Progress):
     """Signs of life: a long validation window must not look like a hung pod."""
 
     def __init__(self, context: PodContext, share: float, env_steps: int) -> None:
-        self._context, self._share, self._env_steps = context, share, env_steps
+        self._context = context
+        self._share = share
+        self._env_steps = env_steps
         self._last = time.monotonic()
 
     def changed(self, task: Task) -> None:

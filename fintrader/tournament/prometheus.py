@@ -98,7 +98,9 @@ class Watch:
         self, run: str, settings: TournamentSettings, observe: Callable[[float], None]
     ) -> None:
         """`observe` is told the seconds of each turn."""
-        self.run, self.settings, self._observe = run, settings, observe
+        self.run = run
+        self.settings = settings
+        self._observe = observe
         self.env_steps = 0
         self.last_turn = 0.0
         """Unix time; 0 before the first."""
@@ -115,7 +117,8 @@ class Watch:
 
     def __call__(self, orchestrator: Orchestrator) -> None:
         """Copy the numbers of a turn."""
-        leaderboard, results = orchestrator.leaderboard, self._results
+        leaderboard = orchestrator.leaderboard
+        results = self._results
         self._count_events(orchestrator.log.records)
         self._count_results(orchestrator)
         for pod, at in orchestrator.launcher.progress().items():
@@ -214,7 +217,8 @@ class Endpoint:
         registry.register(self)
         prometheus.ProcessCollector(registry=registry)
         prometheus.PlatformCollector(registry=registry)
-        name, known = "fintrader_build", versions()
+        name = "fintrader_build"
+        known = versions()
         build = {"version": known.get("fintrader", ""), "commit": commit() or ""}
         build |= {package: known.get(package, "") for package in ("python", "torch")}
         prometheus.Info(name, CATALOGUE[name].meaning, registry=registry).info(build)
@@ -256,10 +260,8 @@ class Endpoint:
                 "is taken or not allowed; choose another" if taken else f"cannot be used ({error})"
             )
             raise ConfigError(f"metrics_port: {host}:{port} {problem}") from None
-        self.host, self.port = (
-            str(self._server.server_address[0]),
-            int(self._server.server_address[1]),
-        )
+        self.host = str(self._server.server_address[0])
+        self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True, name="metrics").start()
 
     @contextlib.contextmanager

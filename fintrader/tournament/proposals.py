@@ -89,7 +89,8 @@ def _trial(
 
     params: dict[str, Any] = {}
     for name, space in spaces.items():
-        value, choices = entry.spec.hyper.get(name), [*search[name].choices]
+        value = entry.spec.hyper.get(name)
+        choices = [*search[name].choices]
         if choices:
             value = choices.index(value) if value in choices else -1
         with contextlib.suppress(ValueError):

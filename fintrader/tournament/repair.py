@@ -102,7 +102,8 @@ def _mend_pods(found: Found) -> list[str]:
     for number, pod in enumerate(found.pods):
         if pod not in found.broken:
             continue
-        spec, result = derived.get(pod), found.results.get(pod)
+        spec = derived.get(pod)
+        result = found.results.get(pod)
         if spec is None or (result is not None and result.spec != spec.digest):
             later = [one for one in found.pods[number:] if _set_pod_aside(found.store, one)]
             said = (

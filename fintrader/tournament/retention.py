@@ -28,7 +28,9 @@ class Retention:
     """Decides and deletes for one holder of the lease."""
 
     def __init__(self, settings: TournamentSettings, store: RunStore, log: EventLog) -> None:
-        self.settings, self.store, self.log = settings, store, log
+        self.settings = settings
+        self.store = store
+        self.log = log
         self.dropped = dropped_pods(log.records)
         self._asked = 0
         """Results that had been applied when it was asked last."""

@@ -129,10 +129,8 @@ def run_tournament(
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
         access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
-        access.outage_seconds, access.orphan_seconds = (
-            settings.outage_seconds,
-            settings.orphan_seconds,
-        )
+        access.outage_seconds = settings.outage_seconds
+        access.orphan_seconds = settings.orphan_seconds
         if launcher is None:
             devices = (
                 (device,)
@@ -208,7 +206,8 @@ def _check_market(
 ) -> None:
     """Raises ConfigError before anything is trained when the market does not hold the folds asked
     for, and for agents that do not tilt where tilts are to be shrunk."""
-    kfold, shrinks = settings.validation == "kfold", settings.ensemble_shrinkage != "none"
+    kfold = settings.validation == "kfold"
+    shrinks = settings.ensemble_shrinkage != "none"
     if not isinstance(env, EnvSettings) or not (kfold or shrinks):
         return
     market = MarketTensors.load(path)

@@ -59,7 +59,8 @@ class Generational:
     own."""
 
     def __init__(self, population: int, survivors: int) -> None:
-        self.population, self.survivors = population, survivors
+        self.population = population
+        self.survivors = survivors
         self._chosen: tuple[Leaderboard, int, list[Entry]] | None = None
 
     def needs(self, index: int) -> int | None:
@@ -112,7 +113,8 @@ class Replay:
         inner: Scheduler,
         given: Mapping[int, PodSpec],
     ) -> None:
-        self.inner, self.given = inner, given
+        self.inner = inner
+        self.given = given
         self.positions = {index: position for position, index in enumerate(applied)}
         self.seen = list(seen)
         # it may have seen more than its heir had then; its own result and later pods' came after

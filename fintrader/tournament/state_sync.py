@@ -30,7 +30,8 @@ from fintrader.tournament.spec import PodSpec
 
 MARKER = ".stored.json"
 """In a pod's folder: the hash of the `state.json` that was written or read here last."""
-STATE, LOG = "state.safetensors", "metrics.jsonl"
+STATE = "state.safetensors"
+LOG = "metrics.jsonl"
 _TURNS = {STATE: 0, LOG: 1}
 """Files of these names are taken first, in this order; all others rest on them."""
 _LEFT_OUT = re.compile(
@@ -47,7 +48,9 @@ class TrainingState:
 
     def __init__(self, mirror: Mirror, pod: str, digest: str, folder: Path) -> None:
         """`digest`: of the pod's spec."""
-        self.objects, self.digest, self.folder = mirror.objects, digest, folder
+        self.objects = mirror.objects
+        self.digest = digest
+        self.folder = folder
         self.name = f"{mirror.prefix}pods/{pod}/state"
         self._files: dict[str, str] = {}
         self._lock = threading.RLock()

@@ -42,7 +42,8 @@ def status(run: RunFolder) -> dict[str, Any]:
     losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
-    active, now = leases.is_held(run, mirror_of(run.root)), time.time()
+    active = leases.is_held(run, mirror_of(run.root))
+    now = time.time()
     return {
         "run": run.root.name,
         "active": active,
@@ -181,7 +182,8 @@ def make_index(run: RunFolder) -> int:
     count as running."""
     store = RunStore(run)
     log = EventLog(run.events)
-    specs, results = store.specs(), store.results()
+    specs = store.specs()
+    results = store.results()
     size = int(store.identity()["settings"]["leaderboard_size"])
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
@@ -216,11 +218,13 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
     if set(specs_a) != set(specs_b):
         differences.append(f"pods: {sorted(set(specs_a) ^ set(specs_b))} are in one only")
     for pod in sorted(set(specs_a) & set(specs_b)):
-        a, b = specs_a[pod], specs_b[pod]
+        a = specs_a[pod]
+        b = specs_b[pod]
         if a != b:
             fields = [name for name in PodSpec.model_fields if getattr(a, name) != getattr(b, name)]
             differences.append(f"{pod}: spec ({', '.join(fields)})")
-        left, right = results_a.get(pod), results_b.get(pod)
+        left = results_a.get(pod)
+        right = results_b.get(pod)
         if (left and left.reproducible()) != (right and right.reproducible()):
             differences.append(f"{pod}: result")
     if canonical(one.leaderboard) != canonical(other.leaderboard):

@@ -48,7 +48,8 @@ class RunStore:
     """Reads and writes the immutable files of one run, all of them in its folder."""
 
     def __init__(self, run: RunFolder) -> None:
-        self.run, self._pods = run, run.pods
+        self.run = run
+        self._pods = run.pods
         self.snapshots = run.root / "snapshots"
         self.identity_path = run.root / "tournament.json"
 
@@ -189,7 +190,8 @@ class RunStore:
     def write_spec(self, spec: PodSpec) -> PodSpec:
         """The same of one. Not synced: `keep_spec` does that where the pod runs. Until then a power
         cut may lose it."""
-        path, data = self.spec_path(spec.pod), spec.to_json().encode()
+        path = self.spec_path(spec.pod)
+        data = spec.to_json().encode()
         if publish(path, data, sync=False):
             return spec
         try:

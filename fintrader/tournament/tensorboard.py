@@ -62,7 +62,8 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     try:
         (new / MARK).touch()
         store = RunStore(run)
-        specs, results = store.specs(), store.results()
+        specs = store.specs()
+        results = store.results()
         written = 0
         for name, spec in specs.items():
             with SummaryWriter(str(new / name)) as writer:
@@ -133,7 +134,9 @@ def _hyper(spec: PodSpec) -> dict[str, Any]:
 def _race(events: list[dict[str, Any]], results: dict[str, PodResult]) -> Iterator[Scalar]:
     """The race over the number of results: each score, the best so far, the env-steps and losses
     until then."""
-    best, steps, lost = -math.inf, 0, 0
+    best = -math.inf
+    steps = 0
+    lost = 0
     counted: set[str] = set()
     for event in events:
         lost += event.get("event") == "lost"

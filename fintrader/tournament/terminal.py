@@ -15,7 +15,8 @@ from fintrader.results.leaderboard import BENCHMARK
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.leaderboard import Leaderboard
 
-ROWS, EVENTS = 8, 4
+ROWS = 8
+EVENTS = 4
 _SHOWN = frozenset(
     {
         "applied",
@@ -57,7 +58,8 @@ def leaderboard_table(leaderboard: Leaderboard, metric: str) -> Table:
             justify="right" if name in ("rank", "score", "generation") else "left",
             no_wrap=True,
         )
-    benchmark, passed = leaderboard.benchmark_score, False
+    benchmark = leaderboard.benchmark_score
+    passed = False
     for rank, row in enumerate(leaderboard.rows[:ROWS], 1):
         if benchmark is not None and not passed and row.score <= benchmark:
             table.add_row("", BENCHMARK, f"{benchmark:.3f}")

@@ -45,7 +45,8 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
         return Placement(new=True)
     if leaderboard.niche != "none" and entry.inheritable:
         _compete(leaderboard, entry)
-    rows, parents = leaderboard.rows, leaderboard.parents
+    rows = leaderboard.rows
+    parents = leaderboard.parents
     position = bisect.bisect_left(rows, entry.order, key=_order)
     if position >= leaderboard.size:
         return Placement(new=True)
@@ -61,7 +62,8 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
 def _compete(leaderboard: Leaderboard, entry: Entry) -> None:
     """Let an entry be its niche's, if it is better than the one there. What is crowded out never
     comes back: its niche would have to come with something worse."""
-    niche, elites = leaderboard.niche_of(entry), leaderboard.elites
+    niche = leaderboard.niche_of(entry)
+    elites = leaderboard.elites
     held = next((one for one in elites if leaderboard.niche_of(one) == niche), None)
     if held is not None:
         if held.order < entry.order:

@@ -203,10 +203,8 @@ class Found:
         generator = self.made_by()
         scheduler = scheduler_of(generator.settings)
         said = {str(event["pod"]): int(event["seen"]) for event in self.of_kind("proposed")}
-        board, specs = (
-            Leaderboard(generator.settings.leaderboard_size, generator.settings.niche),
-            dict[str, PodSpec](),
-        )
+        board = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche)
+        specs = dict[str, PodSpec]()
         order = self.order if scheduler.needs(0) is None else self.pods
         for index, pod in enumerate(self.pods):
             needs = scheduler.needs(index)
@@ -355,7 +353,8 @@ def find_foreign(found: Found) -> None:
         elif not found.store.has_policy(result):
             _refuse(found, pod, "its policy is missing or damaged")
     for pod, spec in derived_or_none(found).items():
-        own, known = found.results.get(pod), found.specs.get(pod)
+        own = found.results.get(pod)
+        known = found.specs.get(pod)
         if known not in (None, spec) and (own is None or own.spec == spec.digest):
             found.broken[pod] = (
                 f"{pod}: its spec does not follow from the seed and the results that it had seen"

@@ -144,10 +144,8 @@ def alpha_test(
     freedom = waves.shape[1]
     student = stats.t(freedom)
     if size < FEW:
-        p_value, method = (
-            float(student.sf(found.alpha / error)),
-            f"Student's t, {freedom} degrees of freedom",
-        )
+        p_value = float(student.sf(found.alpha / error))
+        method = f"Student's t, {freedom} degrees of freedom"
         reach = (float(student.isf(level)) + float(student.ppf(POWER))) * error
     else:
         block = max(1, min(round(block_length(found.influence)), size // 6))
@@ -192,7 +190,8 @@ def _resampled(
     rng = numpy_generator(seed, "alpha")
     size = values.size
     pieces = -(-size // block)
-    means, errors = [], []
+    means = []
+    errors = []
     at_once = max(1, 4_000_000 // size)
     for first in range(0, repeats, at_once):
         starts = rng.integers(0, size, (min(at_once, repeats - first), pieces, 1))

@@ -110,7 +110,8 @@ def intervals(
         }, 1.0
     length = block_length(values)
     rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    result, drawn = {}, _statistics(values[rows], sessions_a_year)
+    result = {}
+    drawn = _statistics(values[rows], sessions_a_year)
     for name in names:
         kept = drawn[name][np.isfinite(drawn[name])]
         tails = (

@@ -63,7 +63,8 @@ class SharpeSample:
         dispersion."""
         values = known(returns)
         spread = deviation(values)
-        third, fourth = skew(values), kurtosis(values)
+        third = skew(values)
+        fourth = kurtosis(values)
         if values.size < 3 or not spread > 0 or third is None or fourth is None:
             return None
         return cls(float(values.mean()) / spread, int(values.size), third, fourth + 3)
@@ -219,7 +220,8 @@ def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
     # Sharpe ratios do not change with scale; moments about the mean keep their digits.
     mean = kept.mean(axis=0)
     pieces = (kept - mean).reshape(blocks, size, trials)
-    first, second = pieces.sum(axis=1), np.einsum("bst,bst->bt", pieces, pieces)
+    first = pieces.sum(axis=1)
+    second = np.einsum("bst,bst->bt", pieces, pieces)
     chosen = np.array(list(combinations(range(blocks), blocks // 2)))
     inside = np.zeros((len(chosen), blocks))
     np.put_along_axis(inside, chosen, 1.0, axis=1)

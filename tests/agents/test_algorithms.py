@@ -246,7 +246,8 @@ def test_the_critics_lead_leaves_the_actor_alone(algo: str) -> None:
         given["updates_per_step"] = 1.0
     env = Identity(seed=3)
     agent = make_agent(agent_settings(algo, given), env.layout, seed=0)
-    actor, target = agent.actor.mlp.layers[0].weight, agent.critic_target.mlp.layers[0].weight
+    actor = agent.actor.mlp.layers[0].weight
+    target = agent.critic_target.mlp.layers[0].weight
     before = actor.detach().clone(), target.detach().clone()
     obs, _ = env.reset()
     for _ in range(20):
@@ -274,7 +275,8 @@ def test_children_and_policy_files(algo: str, tmp_path: Path) -> None:
     child = make_agent(settings.model_copy(update={"learning_rate": 0.5}), env.layout, seed=2)
     stream = child.state_dict()["generator"]
     child.inherit(read_agent_state(tmp_path))
-    mine, theirs = child.state_dict(), parent.state_dict()
+    mine = child.state_dict()
+    theirs = parent.state_dict()
     passed_on = [name for name in mine if name.startswith(("modules.", "optimisers."))]
     assert any(name.startswith("optimisers.") for name in passed_on)
     for name in passed_on:

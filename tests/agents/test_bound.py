@@ -70,10 +70,8 @@ def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLa
     """Each bar's action, of bars in no order: blocks are come back to."""
     ask = policy.bind(obs[:, layout.private_width :].numpy())
     assert ask is not None
-    private, actions = (
-        obs[:, : layout.private_width].numpy(),
-        np.zeros((len(obs), layout.num_assets), np.float32),
-    )
+    private = obs[:, : layout.private_width].numpy()
+    actions = np.zeros((len(obs), layout.num_assets), np.float32)
     for bar in [*range(len(obs)), *range(0, len(obs), 4), 0]:
         actions[bar] = ask(bar, private[bar])
     return actions
@@ -101,7 +99,8 @@ ENSEMBLES = {
 @pytest.mark.parametrize("mode", ["mean", "weighted", "vote"])
 @pytest.mark.parametrize("ensemble", ENSEMBLES)
 def test_an_ensemble_of_unlike_members(mode: Any, ensemble: str) -> None:
-    heads, kinds = list(HEADS), ENSEMBLES[ensemble]
+    heads = list(HEADS)
+    kinds = ENSEMBLES[ensemble]
     members = [actor(LAYOUT, k, heads[k % 3], **NETWORKS[kind]) for k, kind in enumerate(kinds)]
     policy = EnsemblePolicy(members, [0.5 + k for k in range(len(members))], mode).eval()
     obs = observations(LAYOUT, 12)

@@ -43,7 +43,8 @@ def buffer_after(steps: int, size: int = 5) -> ReplayBuffer:
 @pytest.mark.parametrize("n", [1, 3])
 def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: int, n: int) -> None:
     batch = buffer_after(steps).sample(400, n, torch.Generator().manual_seed(0))
-    first, account = (batch.reward[0] / 100).floor(), batch.reward[0] % 100
+    first = (batch.reward[0] / 100).floor()
+    account = batch.reward[0] % 100
     for k in range(n):
         torch.testing.assert_close(batch.reward[k], 100 * (first + k) + account)
         torch.testing.assert_close(batch.next_obs[k, :, 0], batch.reward[k] + 0.5)
@@ -58,7 +59,8 @@ def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: in
 
 @pytest.mark.parametrize("steps", [3, 13])
 def test_a_stored_buffer_samples_and_continues_alike(steps: int) -> None:
-    buffer, copy = buffer_after(steps), buffer_after(0)
+    buffer = buffer_after(steps)
+    copy = buffer_after(0)
     for name in ("obs", "next_obs", "latent"):  # what is large is stored from where it lies
         assert buffer.state_dict()[name].data_ptr() == getattr(buffer, name).data_ptr()
     copy.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
@@ -162,7 +164,8 @@ def gae_by_definition(
     """A_t = Σ_k (γλ)^k δ_{t+k}, the sum ending with the first step at which an episode ends."""
     advantages = []
     for t in range(len(rewards)):
-        total, weight = 0.0, 1.0
+        total = 0.0
+        weight = 1.0
         for k in range(t, len(rewards)):
             future = 0.0 if terminated[k] else next_values[k]
             total += weight * (rewards[k] + gamma * future - values[k])

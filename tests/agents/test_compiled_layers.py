@@ -48,7 +48,8 @@ def slopes(out: Tensor | tuple[Tensor, ...], module: nn.Module) -> dict[str, Ten
 
 def graph(out: Tensor) -> set[str]:
     """Names of the operations behind a tensor."""
-    found, waiting = set(), [out.grad_fn]
+    found = set()
+    waiting = [out.grad_fn]
     while waiting:
         node: Any = waiting.pop()
         if node is not None:
@@ -72,15 +73,18 @@ def test_networks_and_their_slopes_are_those_in_float64(
     }
     settings = NetworkSettings.model_validate(values)
     torch.manual_seed(1)
-    actor, critic = Actor(LAYOUT, settings, common=1, outputs=2), Critic(LAYOUT, settings)
+    actor = Actor(LAYOUT, settings, common=1, outputs=2)
+    critic = Critic(LAYOUT, settings)
     bars = 40 if shared else 90
     place = torch.arange(90) * 7 % bars if shared else None
     seen = Seen(randn(90, LAYOUT.private_width), randn(bars, LAYOUT.market_width, seed=1), place)
     exact = Seen(seen.private.double(), seen.rows.double(), place)
     for network in (actor, critic):
         twin = copy.deepcopy(network).double()
-        out, wanted = network(seen), twin(exact)
-        found, expected = slopes(out, network), slopes(wanted, twin)
+        out = network(seen)
+        wanted = twin(exact)
+        found = slopes(out, network)
+        expected = slopes(wanted, twin)
         torch.testing.assert_close(out, wanted, check_dtype=False, atol=2e-4, rtol=2e-4)
         assert found.keys() == expected.keys()
         for name, slope in expected.items():
@@ -105,7 +109,9 @@ def test_values_that_slopes_go_through_to_holdings_take_torchs_operations() -> N
 @pytest.mark.parametrize("fused", ["none", "relu", "tanh"])
 @needs_onednn
 def test_a_product_by_onednn_is_the_product(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, bias = randn(300, 70), randn(70, 64, seed=1), randn(64, seed=2)
+    x = randn(300, 70)
+    weight = randn(70, 64, seed=1)
+    bias = randn(64, seed=2)
     plain = {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh}[fused](
         x.double() @ weight.double() + bias
     )
@@ -133,14 +139,14 @@ def test_tanh_is_right_to_two_roundings() -> None:
 def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
     """The mean is not always read, nor the embeddings themselves."""
     trunk = AssetTrunk(4, 2, (8, 8), "relu")
-    assets, common = randn(6, 5, 4), randn(6, 2, seed=1)
+    assets = randn(6, 5, 4)
+    common = randn(6, 2, seed=1)
     twin = copy.deepcopy(trunk).double()
     for part in (0, 1):
-        out, wanted = (
-            trunk.pooled(assets, common)[part],
-            twin.pooled(assets.double(), common.double())[part],
-        )
-        found, expected = slopes(out, trunk), slopes(wanted, twin)
+        out = trunk.pooled(assets, common)[part]
+        wanted = twin.pooled(assets.double(), common.double())[part]
+        found = slopes(out, trunk)
+        expected = slopes(wanted, twin)
         for name, slope in expected.items():
             torch.testing.assert_close(
                 found[name], slope, check_dtype=False, atol=1e-4, rtol=1e-4, msg=name
@@ -169,7 +175,8 @@ def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
     )
     env = agent.training_env(env)
     obs = as_tensor(env.reset(seed=3)[0])
-    seen, plain = 0, agent.mean_latent
+    seen = 0
+    plain = agent.mean_latent
     agent.mean_latent = lambda _: pytest.fail("it should have looked ahead")
     for _ in range(21):
         action = agent.act(obs)

@@ -88,7 +88,8 @@ def test_permuting_assets_permutes_actions_and_leaves_the_value(
     agent.normaliser.update(torch.randn(50, LAYOUT.width) * 3 + 1)
     obs = torch.rand(7, LAYOUT.width)
     order = torch.tensor([3, 0, 4, 1, 2])
-    action, moved = agent.policy(obs), agent.policy(permuted(obs, order))
+    action = agent.policy(obs)
+    moved = agent.policy(permuted(obs, order))
     torch.testing.assert_close(moved, action[:, order])
     assert float((action[:, 0] - action[:, 1]).abs().max()) > 1e-3
     (latent,), (other,) = (agent.actor(agent.see(each)) for each in (obs, permuted(obs, order)))
@@ -101,7 +102,8 @@ def test_permuting_assets_permutes_actions_and_leaves_the_value(
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 def test_a_latent_critic_sees_each_latent_at_its_asset(kind: str) -> None:
     critic = Critic(LAYOUT, network("none", kind=kind), latents=6)
-    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
+    obs = torch.randn(3, LAYOUT.width)
+    latent = torch.randn(3, 6)
     order = torch.tensor([3, 0, 4, 1, 2])
     moved = torch.cat([latent[:, order], latent[:, 5:]], dim=1)
     value = critic(raw(obs, LAYOUT), latent)
@@ -119,8 +121,10 @@ def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
     settings = network("none", kind=kind, account=True, holdings=True)
     twice = dataclasses.replace(LAYOUT, num_assets=10)
     order = torch.arange(5).repeat(2)
-    obs, latent = torch.randn(3, LAYOUT.width), torch.randn(3, 6)
-    part, cash = LAYOUT.split(obs), latent[:, 5:]
+    obs = torch.randn(3, LAYOUT.width)
+    latent = torch.randn(3, 6)
+    part = LAYOUT.split(obs)
+    cash = latent[:, 5:]
     doubled = torch.cat(
         [part["account"], part["holdings"][:, order], part["features"][:, order].flatten(1)]
         + [part["tradable"][:, order], part["context"]],
@@ -176,9 +180,11 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
     modules = nn.ModuleList([policy, *critics])
     for parameter in modules.parameters():
         nn.init.normal_(parameter, std=0.3)
-    normalise, table = policy.normaliser, torch.randn(9, layout.market_width)
+    normalise = policy.normaliser
+    table = torch.randn(9, layout.market_width)
     normalise.update_market(table)
-    bar, latent = torch.tensor([4, 0, 4, 8, 8, 4, 2]), torch.randn(7, 6)
+    bar = torch.tensor([4, 0, 4, 8, 8, 4, 2])
+    latent = torch.randn(7, 6)
 
     def numbers(clocked: bool) -> list[Tensor]:
         private = torch.randn(
@@ -193,14 +199,16 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
         sum((one * torch.arange(one.numel()).view_as(one).cos()).sum() for one in said).backward()  # type: ignore[union-attr]
         return [*said, private.grad, *(parameter.grad for parameter in modules.parameters())]
 
-    flat, clocked = numbers(False), numbers(True)
+    flat = numbers(False)
+    clocked = numbers(True)
     assert all(float(one.detach().std()) > 1e-3 for one in flat[:5])
     for one, other in zip(flat, clocked, strict=True):
         torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
 
 
 def test_samples_taken_bring_the_rows_that_they_see() -> None:
-    private, rows = torch.arange(6.0).unsqueeze(1), 10 * torch.arange(4.0).unsqueeze(1)
+    private = torch.arange(6.0).unsqueeze(1)
+    rows = 10 * torch.arange(4.0).unsqueeze(1)
     place = torch.tensor([3, 1, 1, 0, 3, 2])
     part = Seen(private, rows, place).take(torch.tensor([4, 2, 0]))
     assert part.private.flatten().tolist() == [4, 2, 0]
@@ -256,9 +264,11 @@ def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values:
 
 def test_history_is_what_the_bars_before_showed() -> None:
     market = make_market(60, 4)
-    obs, plain = seen(market), seen(market, lookback=1)
+    obs = seen(market)
+    plain = seen(market, lookback=1)
     layout, single = (ObservationLayout.of(market, bars) for bars in (BARS, 1))
-    parts, rows = layout.split(obs), plain[:, single.private_width :]
+    parts = layout.split(obs)
+    rows = plain[:, single.private_width :]
     assert torch.equal(obs[:, : layout.private_width], plain[:, : single.private_width])
     assert torch.equal(obs[:, -single.row_width :], rows)
     for t in range(30):
@@ -278,7 +288,8 @@ def test_history_is_what_the_bars_before_showed() -> None:
 def test_no_future(cut: int) -> None:
     market = make_market(60, 4, seed=1)
     other = make_market(60, 4, seed=2)
-    before, after = seen(market, fill="close"), seen(joined(market, other, cut), fill="close")
+    before = seen(market, fill="close")
+    after = seen(joined(market, other, cut), fill="close")
     assert torch.equal(before[:cut], after[:cut])
     assert not torch.equal(before[cut], after[cut])
     policy = make_agent(PPO(network=network("gru")), ObservationLayout.of(market, BARS)).policy
@@ -295,7 +306,8 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     actor = Actor(layout, network(encoder, kind=kind), common=1, out_gain=1.0)
     features = market.features.clone()
     features[10, 2] += 1.0
-    obs, bumped = seen(market), seen(dataclasses.replace(market, features=features))
+    obs = seen(market)
+    bumped = seen(dataclasses.replace(market, features=features))
     with torch.no_grad():
         moved = (actor(raw(obs, layout))[0] - actor(raw(bumped, layout))[0]).abs().amax(
             dim=1
@@ -305,7 +317,8 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
 
 def test_the_gru_is_that_of_torch() -> None:
     torch.manual_seed(0)
-    ours, theirs = GruEncoder(3, 5, BARS), nn.GRU(3, 5, batch_first=True)
+    ours = GruEncoder(3, 5, BARS)
+    theirs = nn.GRU(3, 5, batch_first=True)
     with torch.no_grad():
         for name, layer in (("ih", ours.input), ("hh", ours.recurrent)):
             layer.bias.normal_()
@@ -320,7 +333,8 @@ def test_the_gru_is_that_of_torch() -> None:
 def test_members_are_independent_networks(kind: str, encoder: str) -> None:
     several = Critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
     single = Critic(WINDOWED, network(encoder, kind=kind), latents=6)
-    obs, latent = torch.randn(2, WINDOWED.width), torch.randn(2, 6)
+    obs = torch.randn(2, WINDOWED.width)
+    latent = torch.randn(2, 6)
     values = several(raw(obs, WINDOWED), latent)
     assert values.shape == (3, 2)
     for k in range(3):

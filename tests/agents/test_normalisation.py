@@ -40,7 +40,8 @@ def test_observation_statistics_pool_assets_and_match_numpy() -> None:
 def test_a_table_is_known_from_the_start(lookback: int) -> None:
     """5,000 bars, which go into the statistics in two pieces."""
     layout = ObservationLayout(5, 3, 2, lookback=lookback)
-    normaliser, bars = ObservationNormaliser(layout), 5_000
+    normaliser = ObservationNormaliser(layout)
+    bars = 5_000
     rows = torch.randn(bars, layout.row_width, generator=torch.Generator().manual_seed(0)) * 3 + 7
     table = torch.cat(
         [rows[(torch.arange(bars) - back).clamp_min(0)] for back in range(lookback)][::-1], dim=1
@@ -68,10 +69,12 @@ def test_a_table_is_known_from_the_start(lookback: int) -> None:
 
 
 def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
-    flat, clocked = ObservationNormaliser(LAYOUT), ObservationNormaliser(LAYOUT)
+    flat = ObservationNormaliser(LAYOUT)
+    clocked = ObservationNormaliser(LAYOUT)
     table = torch.randn(30, LAYOUT.market_width)
     clocked.update_market(table)
-    before, private = clocked.state_dict()["mean"].clone(), LAYOUT.account_width + 1
+    before = clocked.state_dict()["mean"].clone()
+    private = LAYOUT.account_width + 1
     for seed, count in enumerate((1, 9, 30)):
         obs = torch.randn(count, LAYOUT.width, generator=torch.Generator().manual_seed(seed)) + seed
         flat.update(obs)
@@ -79,7 +82,8 @@ def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
             torch.cat([obs[:, : LAYOUT.private_width], torch.full((count, 1), 29.0)], dim=1)
         )
     for name in ("mean", "var", "count"):
-        mine, theirs = clocked.state_dict()[name], flat.state_dict()[name]
+        mine = clocked.state_dict()[name]
+        theirs = flat.state_dict()[name]
         torch.testing.assert_close(mine[:private], theirs[:private])
     assert torch.equal(clocked.mean[private:], before[private:])
     assert ObservationNormaliser(FlatLayout(3, 1)).knows_market  # there is none

@@ -60,7 +60,8 @@ def test_losses_in_pieces_are_the_loss(
     algo: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, so that the order of sums does not show."""
-    layout, results = ObservationLayout(5, 3, 2), []
+    layout = ObservationLayout(5, 3, 2)
+    results = []
     small = {"num_minibatches": 2, "update_epochs": 2} if algo == "ppo" else {}
     for rows_at_once in (1_000, 7):
         monkeypatch.setattr(on_policy, "ROWS_AT_ONCE", rows_at_once)
@@ -108,7 +109,8 @@ def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
         torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()
     )
     assert clocked.training_env(env) is env
-    said, obs = [], env.reset(seed=1)[0]
+    said = []
+    obs = env.reset(seed=1)[0]
     for _ in range(12):
         shown = [as_tensor(obs), env.layout.assemble(obs["private"], env.market_rows[obs["clock"]])]
         actions = [agent.act(each) for agent, each in zip((clocked, flat), shown, strict=True)]

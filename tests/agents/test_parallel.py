@@ -54,7 +54,9 @@ def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: b
 def test_learners_in_a_batch_are_learners_one_after_another(
     algo: str, kind: str, clocked: bool
 ) -> None:
-    steps, accounts, learners = 4, 3, 3
+    steps = 4
+    accounts = 3
+    learners = 3
     network = {"hidden": [8, 8], "kind": "auto" if kind == "classic" else kind, "account": True}
     values: dict[str, Any] = {
         "num_steps": steps,
@@ -171,7 +173,8 @@ def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) ->
 )
 def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Path) -> None:
     def run(folder: str, on_progress: Any = None) -> int:
-        agent, budget = pipelined(algo, values), Budget(env_steps=16 * 60)
+        agent = pipelined(algo, values)
+        budget = Budget(env_steps=16 * 60)
         train(
             agent,
             Identity(seed=3),
@@ -192,7 +195,8 @@ def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Pat
 def test_accounts_trade_on_while_an_update_runs() -> None:
     """The update waits for the next step of the accounts: in turns, neither would ever end."""
     agent = pipelined("ddpg", {"report_every": 10_000})
-    inner, learn = agent.agent, agent.agent.learn
+    inner = agent.agent
+    learn = agent.agent.learn
     acted = threading.Event()
 
     def learn_after_the_accounts_acted(sample: Any) -> dict[str, torch.Tensor]:
@@ -244,7 +248,8 @@ def test_the_thread_learns_what_the_agent_alone_learns(device: str) -> None:
     ahead.agent.generator.set_state(alone.generator.get_state())
     alone.update()
     ahead.update()
-    mine, theirs = ahead.state_dict(), alone.state_dict()
+    mine = ahead.state_dict()
+    theirs = alone.state_dict()
     assert ahead.agent.learned == alone.learned == 40
     for name, tensor in theirs.items():
         if name.startswith(("modules.", "optimisers.")):

@@ -98,7 +98,8 @@ def slopes(loss: Tensor, agent: Any) -> list[Tensor]:
 
 def test_the_first_step_is_that_of_the_joint_ratio() -> None:
     agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
-    batch, log_std = some_rollout(agent), agent.noise["log_std"]
+    batch = some_rollout(agent)
+    log_std = agent.noise["log_std"]
     _, found = agent.loss(batch)
     noise = (batch.latent - agent.mean_latent(batch.seen)) * torch.exp(-log_std)
     joint = (each_log_prob(noise, log_std) - batch.log_prob).sum(dim=-1).exp()
@@ -131,7 +132,8 @@ def test_the_compiled_pass_is_the_tensors(kind: str, moved: float) -> None:
         loss, parts = agent.loss(batch)
         parts = {name: float(value) for name, value in parts.items()}
         found[agent.batched] = parts | {"slopes": slopes(loss, agent)}
-    compiled, tensors = found[False], found[True]
+    compiled = found[False]
+    tensors = found[True]
     for name in ("policy_loss", "value_loss", "kl", "clip_fraction"):
         assert compiled[name] == pytest.approx(tensors[name], rel=1e-3, abs=1e-5)
     assert (tensors["clip_fraction"] > 0.2) == (moved > 0)
@@ -190,7 +192,9 @@ def test_aim_actions_are_refused_by_a_trade_environment() -> None:
     assert train(make_agent(direct, env.layout), env, Budget(env_steps=16)).updates == 2
 
 
-UPDATES, STEPS, ACCOUNTS = 4, 5, 32
+UPDATES = 4
+STEPS = 5
+ACCOUNTS = 32
 
 
 class Unwaiting(PPOAgent):

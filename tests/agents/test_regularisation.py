@@ -42,7 +42,9 @@ def windows(count: int = 30) -> Tensor:
 
 
 def test_whole_features_are_hidden_and_the_others_make_up_for_them() -> None:
-    rows, hides, kept = windows(), perturbation(0.25, 0.0), []
+    rows = windows()
+    hides = perturbation(0.25, 0.0)
+    kept = []
     for _ in range(400):
         shown = bars(hides(rows, None))
         ratio = (shown / bars(rows))[..., :12].unflatten(-1, (3, 4))  # [U, L, N, F]
@@ -56,7 +58,8 @@ def test_whole_features_are_hidden_and_the_others_make_up_for_them() -> None:
 
 
 def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
-    rows, noisy = windows(), perturbation(0.0, 0.5)
+    rows = windows()
+    noisy = perturbation(0.0, 0.5)
     numbers = torch.arange(100, 130)
     shown = noisy(rows, numbers)
     noise = bars(shown - rows)[..., :12]
@@ -102,7 +105,8 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
     assert torch.equal(agent.see(first).rows, agent.see(first).rows)
     for _ in range(3):
         before = agent.see(first).rows
-        drawn, metrics = agent.perturbation.drawn, None
+        drawn = agent.perturbation.drawn
+        metrics = None
         while agent.perturbation.drawn is drawn:
             assert metrics is None
             assert torch.equal(agent.see(first).rows, before), "changed between updates"
@@ -111,7 +115,8 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
             after = as_tensor(shown)
             led_to = true_next_obs(after, info, terminated, truncated)
             agent.observe(Transition(obs, action, reward.float(), terminated, truncated, led_to))
-            obs, metrics = after, agent.update()
+            obs = after
+            metrics = agent.update()
         assert not torch.equal(agent.see(first).rows, before)
         obs = obs.detach()
         own.load_state_dict({name: tensor.detach() for name, tensor in own.state_dict().items()})

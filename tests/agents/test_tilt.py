@@ -65,10 +65,8 @@ def test_untrained_it_is_its_benchmark(
     assert isinstance(agent, BaseAgent)
     assert agent.head.kind == "tilt", "auto, where there is a benchmark"
     played = market.window(*window)
-    result, expected = (
-        simulate(agent.policy, played, settings),
-        benchmark_portfolio(played, settings),
-    )
+    result = simulate(agent.policy, played, settings)
+    expected = benchmark_portfolio(played, settings)
     assert np.abs(result.equity / expected.equity - 1).max() < bps * 1e-4
     assert abs(expected.equity[-1] / expected.equity[0] - 1) > 5e-3, "nothing happened"
     invested = 1 - (result.cash / result.equity)[2:]  # not everything trades in the first bar
@@ -91,8 +89,10 @@ def test_untrained_it_is_its_benchmark(
 )
 def test_the_formula(values: dict[str, Any]) -> None:
     settings = ActionHeadSettings(kind="tilt", **values)
-    head, cases = ActionHead(LAYOUT, settings), 200
-    benchmark, held = weights(cases, 5, 1, cash=False), weights(cases, 5, 2, cash=True)
+    head = ActionHead(LAYOUT, settings)
+    cases = 200
+    benchmark = weights(cases, 5, 1, cash=False)
+    held = weights(cases, 5, 2, cash=True)
     latent = torch.randn(
         cases, head.latents, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
     )
@@ -151,7 +151,8 @@ def test_no_more_than_allowed_lies_elsewhere() -> None:
 
 def test_permuting_symbols_permutes_the_action() -> None:
     head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", max_active_tilt=0.2))
-    benchmark, held = weights(20, 5, 1, cash=False), weights(20, 5, 2, cash=True)
+    benchmark = weights(20, 5, 1, cash=False)
+    held = weights(20, 5, 2, cash=True)
     latent = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     order = [3, 0, 4, 1, 2]
     moved = head.tilt(benchmark[:, order], held[:, order], latent[:, [*order, 5]])

@@ -58,7 +58,8 @@ def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(
 ) -> None:
     """On a clock of the test's own: an action takes a second, and each look at where training
     stands an hour."""
-    now, seen = [0.0], []
+    now = [0.0]
+    seen = []
 
     def look(progress: TrainProgress) -> None:
         now[0] += 3600.0
@@ -87,7 +88,8 @@ def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None
 def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies
     between two saves."""
-    now, saves = [0.0], []
+    now = [0.0]
+    saves = []
 
     def save(self: Any, name: str = "") -> None:
         saves.append(self.updates)
@@ -162,7 +164,8 @@ class Spoilt:
     """An agent whose actions are NaN from the third on, made to believe that it works on a GPU."""
 
     def __init__(self, agent: Any) -> None:
-        self.agent, self.acted = agent, 0
+        self.agent = agent
+        self.acted = 0
 
     def __getattr__(self, name: str) -> Any:
         return torch.device("meta") if name == "device" else getattr(self.agent, name)
@@ -194,7 +197,8 @@ def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_pat
     env = Identity()
     agent = make_agent(SMALL, env.layout)
 
-    learn, learned = agent.update, []
+    learn = agent.update
+    learned = []
 
     def update() -> Any:
         metrics = learn()
@@ -296,7 +300,8 @@ def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> N
 
     for steps in (8 * 16 * 4, 8 * 16 * 8):  # the longer budget goes on where its own line stands
         agent: Any = make_agent(agent_settings(algo, given), market_env().layout, seed=5)
-        first, seen = rate(), []
+        first = rate()
+        seen = []
 
         def look(progress: TrainProgress, seen: list[Any] = seen) -> None:
             seen.append((rate(), 1 - progress.fraction))

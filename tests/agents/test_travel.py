@@ -124,7 +124,8 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
 
 def test_a_column_that_did_not_vary_in_training_says_nothing(tmp_path: Path) -> None:
     stored(tmp_path / "one")  # there everything traded in every bar
-    moved, obs = load_policy(tmp_path / "one", universe=AWAY), observed(AWAY)
+    moved = load_policy(tmp_path / "one", universe=AWAY)
+    obs = observed(AWAY)
     silent = obs.clone()
     silent[:, moved.layout.slices["tradable"]] = 0.0  # type: ignore[union-attr]
     torch.testing.assert_close(moved(silent), moved(obs))
@@ -185,7 +186,8 @@ def test_what_is_learned_on_some_planted_symbols_pays_on_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    home, away = planted(1, 4), planted(2, 9)
+    home = planted(1, 4)
+    away = planted(2, 9)
     settings = EnvSettings(num_envs=64, episode_bars=195, decision_interval=5, trade_rate=0.2)
     env = fintrader.TradingEnv(home.split().train, settings)
     result = fintrader.train(PPO(), env, env_steps=40_000)

@@ -48,8 +48,10 @@ def metrics_of(site: Path, name: str) -> dict[str, Any]:
 def test_headline_cards_and_the_papers_table_are_the_stored_metrics(
     open_page: Open, template: Path
 ) -> None:
-    test, metrics = open_page(template, "runs", run="demo"), metrics_of(template, "demo")
-    mine, index = metrics["ensemble"], metrics["benchmark"]
+    test = open_page(template, "runs", run="demo")
+    metrics = metrics_of(template, "demo")
+    mine = metrics["ensemble"]
+    index = metrics["benchmark"]
     shown = {metric.label: metric for metric in test.metric}
     assert set(shown) == {title for _, title in tables.SHORT_HEADLINE}, (
         "ten sessions have no figures of a year"
@@ -175,7 +177,8 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(
     lines = ("demo / ensemble", "second / best")
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
     table = table_with(test, "Metric").set_index("Metric")
-    one, two = metrics_of(template, "demo")["ensemble"], metrics_of(template, "second")["best"]
+    one = metrics_of(template, "demo")["ensemble"]
+    two = metrics_of(template, "second")["best"]
     keys = {tables.title_of(key): key for key in one}
     assert len(table) == 15
     for title, row in table.iterrows():
@@ -252,7 +255,8 @@ def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(
     found = read_backtest(template / "runs" / "demo" / "backtest")
     wealth = found.curve()["ensemble"].to_numpy()
     page = open_page(template, "backtest", run="demo", part="profit")
-    by_symbol, months = table_with(page, "fills"), table_with(page, "month")
+    by_symbol = table_with(page, "fills")
+    months = table_with(page, "month")
     assert months["profit_usd"].sum() == pytest.approx(wealth[-1] - wealth[0], abs=0.02)
     fills = found.trades[
         (found.trades["strategy"] == "ensemble") & (found.trades["kind"] != "split")

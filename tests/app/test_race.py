@@ -226,7 +226,8 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) 
         assert (f"child of {row['parent']}" in told) == isinstance(row["parent"], str)
     drawn = set(place.values())
     assert len(drawn) == sum(len(cloud["customdata"]) for cloud in clouds) <= race.MOST_PODS
-    x, y = numbers(edges["x"]), numbers(edges["y"])
+    x = numbers(edges["x"])
+    y = numbers(edges["y"])
     ends = zip(x[::3], y[::3], x[1::3], y[1::3], strict=True)
     pairs = {place[end[2:]]: place[end[:2]] for end in ends}
     assert pairs == {

@@ -235,7 +235,8 @@ CLEAN = (
 
 
 def scaled_by_everything() -> None:
-    common, own = build.standardise, draft.scale
+    common = build.standardise
+    own = draft.scale
     build.standardise = lambda values, names, _train, *how: common(
         values, names, (0, len(values)), *how
     )
@@ -268,12 +269,10 @@ def _one_ahead(values: Array) -> Array:
 
 def several_faults() -> None:
     """The index, context, `tradable` and membership, each a bar or a day early."""
-    level, context, days, bars = (
-        build._benchmark,
-        build.ft.context_features,
-        build.member_days,
-        reading.symbol_bars,
-    )
+    level = build._benchmark
+    context = build.ft.context_features
+    days = build.member_days
+    bars = reading.symbol_bars
 
     def early_level(*what: Any) -> Any:
         values, *rest = level(*what)
@@ -383,7 +382,8 @@ def given_columns(path: Path) -> tuple[Alarm, ...]:
 def peeking(how: str) -> Any:
     """Accounts that see the next bar, trade by it, or are shown the weights of the next bar's
     benchmark."""
-    observe, act = BacktestAccount.observe, BacktestAccount.act
+    observe = BacktestAccount.observe
+    act = BacktestAccount.act
 
     def ahead(account: BacktestAccount) -> int:
         return min(account.bar + 1, account.market.num_bars - 1)

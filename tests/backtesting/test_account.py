@@ -44,7 +44,8 @@ ENDS_AND_IS_CALLED_IN = EnvSettings(
 
 
 def both(chosen: EnvSettings, seed: int) -> tuple[Any, Any]:
-    volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
+    volume = (1e9, 400.0)[seed % 2]
+    events = seed % 3 > 0
     market = make_market(70, 5, seed=seed, volatility=0.03, volume=volume, events=events)
     policy = noisy_policy(5, seed)
     account = BacktestAccount(market, chosen)
@@ -110,12 +111,17 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
 def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     """Every action is the networks' own to float32 rounding, and the same actions give the same
     equities."""
-    market, chosen = make_market(150, 5, session_bars=30), EnvSettings(decision_interval=interval)
+    market = make_market(150, 5, session_bars=30)
+    chosen = EnvSettings(decision_interval=interval)
     policy = networks(5, 4)
-    fast, slow = BacktestAccount(market, chosen), EnvAccount(market, chosen)
-    decide, over, moved = ask(policy, fast, "bound"), False, 0.0
+    fast = BacktestAccount(market, chosen)
+    slow = EnvAccount(market, chosen)
+    decide = ask(policy, fast, "bound")
+    over = False
+    moved = 0.0
     while not over:
-        action, seen = decide(fast), fast.observe()
+        action = decide(fast)
+        seen = fast.observe()
         assert isinstance(action, np.ndarray)
         assert torch.equal(seen, slow.observe())
         own = policy(seen)[0].numpy()
@@ -128,7 +134,8 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     assert moved > 0.15
     assert (fast.trade_log.equity == slow.trade_log.equity).all()
     assert (fast.trade_log.shares == slow.trade_log.shares).all()
-    whole, exact = simulate(policy, market, chosen), simulate_in_environment(policy, market, chosen)
+    whole = simulate(policy, market, chosen)
+    exact = simulate_in_environment(policy, market, chosen)
     assert (whole.equity == fast.trade_log.equity).all()
     assert whole.equity == pytest.approx(
         exact.equity, rel=1e-4
@@ -136,7 +143,8 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
 
 
 def test_a_diverged_network_is_named_however_it_is_asked() -> None:
-    market, policy = make_market(40, 5), networks(5, 2)
+    market = make_market(40, 5)
+    policy = networks(5, 2)
     next(policy.parameters()).fill_(float("nan"))
     with pytest.raises(BacktestError, match="diverged"):
         simulate(policy, market, EnvSettings())
@@ -181,7 +189,8 @@ def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
 def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
     market = crashing_market()
     gone = torch.arange(market.num_bars) > 30
-    close, open_ = market.close.clone(), market.open.clone()
+    close = market.close.clone()
+    open_ = market.open.clone()
     close[gone, 1] = open_[gone, 1] = float("nan")
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
@@ -202,7 +211,8 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
 def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    market, chosen = make_market(120, 5, session_bars=20), EnvSettings(decision_interval=3)
+    market = make_market(120, 5, session_bars=20)
+    chosen = EnvSettings(decision_interval=3)
     weight = torch.randn(26, 5, generator=torch.Generator().manual_seed(0))
     placed = weight.cuda()
     here = simulate(lambda obs: torch.tanh(obs @ weight[: obs.shape[1]]), market, chosen)

@@ -102,7 +102,8 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
     }
     for t in range(1, 300):
         for who, sign in ((ours, 1.0), (theirs, -1.0)):
-            capital, before = ours.equity[t - 1], who.equity[t - 1]
+            capital = ours.equity[t - 1]
+            before = who.equity[t - 1]
             weight = who.weights(slice(t - 1, t))[0]
             for k in range(4):
                 selection += sign * capital * mean[who.name][k] * returns[t, k]
@@ -122,7 +123,8 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
 
 def test_a_walk_forward_is_attributed_as_a_whole() -> None:
     market = make_market(400, 4, session_bars=20, gaps=False)
-    settings, windows = EnvSettings(cost_bps=5), [market.window(0, 200), market.window(200, 400)]
+    settings = EnvSettings(cost_bps=5)
+    windows = [market.window(0, 200), market.window(200, 400)]
     own = stitch([simulate(noisy_policy(4), one, settings, name="ensemble") for one in windows])
     rival = stitch(
         [simulate_baselines(one, settings)["equal_weight"] for one in windows], name="equal_weight"
@@ -175,8 +177,11 @@ def test_execution_by_hand() -> None:
 def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
     market = make_market(200, 4, session_bars=20, volume=3e4, events=events)
     result = simulate(noisy_policy(4), market, EnvSettings(cost_bps=5), name="ensemble")
-    found, adjusted = execution(result, [market]), market.adjusted_close.numpy()
-    slipped, largest, without = 0.0, 0.0, 0
+    found = execution(result, [market])
+    adjusted = market.adjusted_close.numpy()
+    slipped = 0.0
+    largest = 0.0
+    without = 0
     for fill in result.trades[result.trades["kind"] == "order"].itertuples():
         k = int(fill.symbol[1:])
         seen = (

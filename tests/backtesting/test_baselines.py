@@ -40,7 +40,9 @@ def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
 
 def test_buy_and_hold_asks_again_for_what_did_not_trade() -> None:
     market = make_market(60, 4, gaps=False, session_bars=20)
-    open_, close, tradable = market.open.clone(), market.close.clone(), market.tradable.clone()
+    open_ = market.open.clone()
+    close = market.close.clone()
+    tradable = market.tradable.clone()
     tradable[1:4, 0] = False  # nothing trades where its order would have been filled
     for prices in (
         open_,
@@ -176,11 +178,18 @@ def test_vol_targeted_steps_back_as_far_as_the_target_says() -> None:
 def test_active_figures_are_those_of_hand_made_numbers() -> None:
     market = make_market(60, 2, gaps=False, session_bars=20)
     held = buy_and_hold(market, EnvSettings(cost_bps=0))
-    equity, other = np.full(60, 100.0), np.full(60, 100.0)
-    equity[19:], equity[39:], equity[59:] = 102.0, 102.0 * 1.01, 102.0 * 1.01 * 0.99
-    other[19:], other[39:], other[59:] = 101.0, 101.0 * 1.01, 101.0 * 1.01 * 1.01
-    shares, mark = np.zeros((60, 2)), np.ones((60, 2))
-    shares[1:, 0], shares[31:, 1] = 50.0, 25.0
+    equity = np.full(60, 100.0)
+    other = np.full(60, 100.0)
+    equity[19:] = 102.0
+    equity[39:] = 102.0 * 1.01
+    equity[59:] = 102.0 * 1.01 * 0.99
+    other[19:] = 101.0
+    other[39:] = 101.0 * 1.01
+    other[59:] = 101.0 * 1.01 * 1.01
+    shares = np.zeros((60, 2))
+    mark = np.ones((60, 2))
+    shares[1:, 0] = 50.0
+    shares[31:, 1] = 25.0
     ours = replace(held, equity=equity, shares=shares, mark=mark)
     portfolio = replace(held, equity=other, name="equal_weight")
     found = measured_against({"ours": ours, "equal_weight": portfolio}, portfolio)

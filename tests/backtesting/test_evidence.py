@@ -103,7 +103,8 @@ def test_more_sessions_are_asked_for_where_there_is_something_to_see() -> None:
 
 def test_shifts_are_what_moving_the_holdings_bar_by_bar_would_earn() -> None:
     rng = np.random.default_rng(0)
-    weights, returns = rng.normal(size=(60, 3)), rng.normal(size=(60, 3))
+    weights = rng.normal(size=(60, 3))
+    returns = rng.normal(size=(60, 3))
     found = ev.shift_test(zip(weights.T, returns.T, strict=True), seed=0)
     assert found is not None
     slow = [sum(float(weights[(t - k) % 60] @ returns[t]) for t in range(60)) for k in range(60)]

@@ -98,7 +98,9 @@ def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_rows_are_the_simulations_they_name() -> None:
-    market, settings, policy = make_market(100, 4), EnvSettings(cost_bps=7), noisy_policy(4)
+    market = make_market(100, 4)
+    settings = EnvSettings(cost_bps=7)
+    policy = noisy_policy(4)
     groups = by_kind(sensitivity(policy, market, settings))
     assert list(groups) == [
         "cost_bps",
@@ -122,10 +124,8 @@ def test_rows_are_the_simulations_they_name() -> None:
 
 
 def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
-    market, settings = (
-        make_market(60, 3, gaps=False, volume=600.0),
-        EnvSettings(cost_bps=0.0, impact_bps=50.0),
-    )
+    market = make_market(60, 3, gaps=False, volume=600.0)
+    settings = EnvSettings(cost_bps=0.0, impact_bps=50.0)
     rows = by_kind(
         sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False)
     )["capital_usd"]
@@ -142,11 +142,9 @@ def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
 
 @pytest.mark.parametrize("interval", [1, 7])
 def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
-    market, settings, policy = (
-        make_market(100, 4),
-        EnvSettings(decision_interval=interval),
-        noisy_policy(4),
-    )
+    market = make_market(100, 4)
+    settings = EnvSettings(decision_interval=interval)
+    policy = noisy_policy(4)
     rows = without_each(policy, market, settings)
     for n, row in enumerate(rows):
 
@@ -206,7 +204,8 @@ def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
 
 
 def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
-    market, settings = make_market(20 * 12, 4, session_bars=20), EnvSettings(cost_bps=7)
+    market = make_market(20 * 12, 4, session_bars=20)
+    settings = EnvSettings(cost_bps=7)
     windows = [market.window(0, 80), market.window(100, 180)]
     policies = [noisy_policy(4, seed) for seed in (0, 1)]
     groups = by_kind(sensitivity(policies, windows, settings))

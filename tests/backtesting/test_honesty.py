@@ -167,7 +167,8 @@ def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: Backte
 
 
 def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
-    market, settings = make_market(60, 3), EnvSettings()
+    market = make_market(60, 3)
+    settings = EnvSettings()
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
     assert idle["verdict"] == "Never traded: there is nothing to judge."
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
@@ -269,10 +270,8 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
 
 
 def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
-    market, settings = (
-        make_market(20 * 12, 1, session_bars=20, gaps=False),
-        EnvSettings(cost_bps=50),
-    )
+    market = make_market(20 * 12, 1, session_bars=20, gaps=False)
+    settings = EnvSettings(cost_bps=50)
     windows = [market.window(0, 100), market.window(120, 240)]
     drawn = random_portfolios(windows, settings, seed=0, count=3).cumulative_return
     expected = 1.0

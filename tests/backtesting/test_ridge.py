@@ -66,7 +66,8 @@ def test_later_bars_change_nothing_that_was_fitted_or_done_before(market: Market
     other = replace(planted_market(4500, 8, session_bars=100, seed=5), windows=market.windows)
     start = market.windows.validation[0]
     for cut, given in ((start, False), (market.windows.test[0], True)):
-        one, changed = market.split(), joined(market, other, cut).split()
+        one = market.split()
+        changed = joined(market, other, cut).split()
         fits = [
             fit_ridge(part.train, SETTINGS, validation=part.validation if given else None)
             for part in (one, changed)

@@ -68,7 +68,8 @@ def test_expected_best_is_what_simulation_shows() -> None:
 
 
 CORRELATIONS = (0.0, 0.3, 0.6, 0.9)
-TRIALS, PERIODS = 80, 252
+TRIALS = 80
+PERIODS = 252
 
 
 def passing(searches: int) -> dict[float, dict[str, float]]:

@@ -39,7 +39,8 @@ def replay(result: BacktestResult, market: MarketTensors, settings: EnvSettings)
     """Equity at every bar from the trade list alone, one trade at a time."""
     position = dict.fromkeys(result.symbols, 0.0)
     interest = result.costs_usd.sum() - result.trades["cost_usd"].sum()
-    cash, equity = settings.initial_cash_usd, []
+    cash = settings.initial_cash_usd
+    equity = []
     rows = result.trades.to_dict("records")
     for bar in range(market.num_bars):
         # Orders filled at the close of bar t show in the equity from bar t + 1 on.
@@ -143,7 +144,8 @@ def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
     benchmark[100:140] = math.nan  # sessions 5 and 6: no level, and no return into session 7
     holed = replace(result, benchmark=benchmark)
     kept = np.setdiff1d(np.arange(20), [5, 6, 7])
-    ours, theirs = result.daily_returns[kept], daily_returns(result.benchmark, result.session)[kept]
+    ours = result.daily_returns[kept]
+    theirs = daily_returns(result.benchmark, result.session)[kept]
     assert holed.metrics["beta"] == pytest.approx(np.cov(ours, theirs)[0, 1] / theirs.var(ddof=1))
     assert holed.metrics["beta"] != result.metrics["beta"]
     assert holed.metrics["sharpe"] == result.metrics["sharpe"]

@@ -202,7 +202,8 @@ def test_scales_and_payments_of_any_actions() -> None:
     basis = dt.date(2016, 1, 25)
     shares = cash = 0.0
     for start in (dt.date(2016, 1, 4), dt.date(2016, 1, 6), dt.date(2016, 1, 9)):
-        shares, cash = 1.0, 0.0
+        shares = 1.0
+        cash = 0.0
         for one in actions:
             if one.day > start:
                 cash += shares * one.dividend_usd
@@ -241,10 +242,8 @@ def test_duplicates_and_unknown_symbols_are_errors(tmp_path: Path, rows: str, me
 
 def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate() -> None:
     day = dt.date(2016, 1, 7)
-    split, dividend = (
-        Action(symbol="AAA", day=day, split=2.0),
-        Action(symbol="AAA", day=day, dividend_usd=1.0),
-    )
+    split = Action(symbol="AAA", day=day, split=2.0)
+    dividend = Action(symbol="AAA", day=day, dividend_usd=1.0)
     assert len(load_actions(AdjustSettings(actions=(split, dividend)))) == 2
     with pytest.raises(DataError, match=r"data.adjust.actions\[2\]: a second split of AAA"):
         load_actions(AdjustSettings(actions=(split, dividend, split)))

@@ -61,7 +61,8 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
 ) -> None:
     table = minute_table(2, 60)  # January to March
     month = table.ts.dt.strftime("%Y-%m")
-    folder, store = tmp_path / "months", tmp_path / "store"
+    folder = tmp_path / "months"
+    store = tmp_path / "store"
     for name in ("2016-01", "2016-02"):
         write_csv(folder, table[month == name], f"{name}.csv")
     wanted = settings(folder, store=str(store))

@@ -71,10 +71,8 @@ FUND = ("META", "2021-12-01", "2022-01-28", 15.0)
 def test_a_company_that_changed_its_ticker_is_one_symbol_and_the_letters_of_others_are_not_it(
     tmp_path: Path,
 ) -> None:
-    old, new = (
-        ("FB", "2021-12-01", "2022-06-08", 300.0),
-        ("META", "2022-06-09", "2022-07-29", 180.0),
-    )
+    old = ("FB", "2021-12-01", "2022-06-08", 300.0)
+    new = ("META", "2022-06-09", "2022-07-29", 180.0)
     table = daily(ALWAYS, FUND, old, new)
     market, report = built(tmp_path, table)
     assert market.symbols == ("AAPL", "META")
@@ -128,10 +126,8 @@ def test_a_file_with_the_tickers_of_one_day_says_so(
 def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(
     tmp_path: Path,
 ) -> None:
-    watchers, willis = (
-        ("WTW", "2018-11-01", "2019-04-18", 50.0),
-        ("WLTW", "2018-11-01", "2020-05-29", 150.0),
-    )
+    watchers = ("WTW", "2018-11-01", "2019-04-18", 50.0)
+    willis = ("WLTW", "2018-11-01", "2020-05-29", 150.0)
     market, _ = built(
         tmp_path, daily(("AAPL", "2018-11-01", "2020-05-29", 150.0), watchers, willis)
     )
@@ -160,10 +156,8 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path: Path) -> None:
 def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
     tmp_path: Path,
 ) -> None:
-    old, new = (
-        ("FB", "2021-12-01", "2022-06-08", 300.0),
-        ("META", "2022-06-09", "2022-07-29", 180.0),
-    )
+    old = ("FB", "2021-12-01", "2022-06-08", 300.0)
+    new = ("META", "2022-06-09", "2022-07-29", 180.0)
     market, _ = built(tmp_path, daily(ALWAYS, old, new), symbols=["FB"])
     assert market.symbols == ("FB",)
     assert len(prices(market, "FB")) == len(market)
@@ -185,7 +179,8 @@ def test_the_table_is_part_of_a_markets_address(
 def slow_equal_weight(close: pd.DataFrame, member: pd.DataFrame) -> pd.Series:
     """100, then every day the mean return of the day's members that have a price on it and on the
     day before."""
-    level, found = 100.0, []
+    level = 100.0
+    found = []
     for day in range(len(close)):
         steps = [
             close.iat[day, name] / close.iat[day - 1, name]

@@ -102,10 +102,8 @@ def test_a_vendors_adjustment_is_undone(tmp_path: Path) -> None:
     table, raw = split_table(4.0)
     later = (table.ticker != "AAA") | (table.ts >= pd.Timestamp(EX_DAY))
     path = write_csv(tmp_path / "vendor", table.assign(factor=np.where(later, 1.0, 4.0)))
-    traded, plain = (
-        market_of(path, factor_column="factor"),
-        market_of(write_csv(tmp_path / "raw", raw)),
-    )
+    traded = market_of(path, factor_column="factor")
+    plain = market_of(write_csv(tmp_path / "raw", raw))
     torch.testing.assert_close(traded.close, plain.close, rtol=1e-6, atol=0)
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
 
@@ -225,7 +223,8 @@ def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(
     bought = 1e6 / price if fractional else float(1e6 // price)
     wanted = Holdings(np.array([bought]))
     result = trade(lambda one: wanted if one.bar == 0 else None, account, name="hold")
-    shares, cash = bought, 1e6 - bought * price
+    shares = bought
+    cash = 1e6 - bought * price
     for split, paid in events.values():
         cash += shares * paid
         shares *= split

@@ -55,7 +55,9 @@ class Bitstamp:
     """What www.bitstamp.net answers with, and what it was asked."""
 
     def __init__(self, table: pd.DataFrame) -> None:
-        self.table, self.asked, self.faults = table, [], []
+        self.table = table
+        self.asked = []
+        self.faults = []
 
     def answer(self, request: Any) -> tuple[int, dict[str, str], str]:
         pair = re.search(r"/ohlc/(\w+)/", request.url)
@@ -125,7 +127,8 @@ def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path: Path) -> None:
         feed = ccxt_feed(tmp_path)
         feed.prepare()
         for symbol in ("BTC/USD", "ETH/USD"):
-            mine, got = table[table.ticker == symbol], feed.bars(symbol)
+            mine = table[table.ticker == symbol]
+            got = feed.bars(symbol)
             for name in ("open", "high", "low", "close", "volume"):
                 np.testing.assert_array_equal(getattr(got, name), mine[name])
             np.testing.assert_array_equal(

@@ -211,7 +211,8 @@ def test_what_was_found_is_told_with_how_sure_it_is(bars: pd.DataFrame, tmp_path
 
 
 def test_a_configuration_is_not_written_over(bars: pd.DataFrame, tmp_path: Path) -> None:
-    found, path = detect(str(write_csv(tmp_path, bars))), tmp_path / "my.yaml"
+    found = detect(str(write_csv(tmp_path, bars)))
+    path = tmp_path / "my.yaml"
     write_config(found, path)
     with pytest.raises(ConfigError, match="--force"):
         write_config(found, path)

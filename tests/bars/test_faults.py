@@ -33,7 +33,8 @@ Change = Callable[[pd.DataFrame], pd.DataFrame]
 def rows_of(
     table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB"
 ) -> pd.Index:
-    clock, day = table.ts.dt.strftime("%H:%M"), table.ts.dt.strftime("%Y-%m-%d")
+    clock = table.ts.dt.strftime("%H:%M")
+    day = table.ts.dt.strftime("%Y-%m-%d")
     return table.index[(table.ticker == symbol) & (day == DAY) & (clock >= start) & (clock <= stop)]
 
 
@@ -77,7 +78,8 @@ def day_of(function: Callable[[pd.DataFrame], Any]) -> Change:
     """Another content for all of BBB's rows of DAY."""
 
     def change(table: pd.DataFrame) -> pd.DataFrame:
-        rows, columns = rows_of(table), [*PRICES, "volume"]
+        rows = rows_of(table)
+        columns = [*PRICES, "volume"]
         table = table.astype({"volume": float})
         table.loc[rows, columns] = np.asarray(function(table.loc[rows, columns]))
         return table
@@ -120,7 +122,8 @@ def every(step: int) -> Change:
 
 
 def freeze(table: pd.DataFrame) -> pd.DataFrame:
-    rows, columns = rows_of(table, "11:00", "11:19"), [*PRICES, "volume"]
+    rows = rows_of(table, "11:00", "11:19")
+    columns = [*PRICES, "volume"]
     table.loc[rows, columns] = table.loc[rows[0], columns].to_numpy()
     return table
 
@@ -151,7 +154,8 @@ def listed(start: str, stop: str) -> Change:
 
 def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
     """BBB's prices times `ratio` from DAY on, for so many days."""
-    table, until = table.copy(), pd.Timestamp(DAY) + pd.Timedelta(days=days)
+    table = table.copy()
+    until = pd.Timestamp(DAY) + pd.Timedelta(days=days)
     table.loc[(table.ticker == "BBB") & (table.ts >= DAY) & (table.ts < until), PRICES] *= ratio
     return table
 

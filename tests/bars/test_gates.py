@@ -60,7 +60,8 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(
 
 
 def test_the_message_alone_is_enough_to_go_on(tmp_path: Path, healthy: pd.DataFrame) -> None:
-    up, last = FAULTS["a day 6 % up"][1], FAULTS["last bar 8 % up"][1]
+    up = FAULTS["a day 6 % up"][1]
+    last = FAULTS["last bar 8 % up"][1]
     path = write_csv(tmp_path, last(up(healthy.copy())))
     with pytest.raises(BarError) as caught:
         make_market(file_settings(path))

@@ -150,7 +150,8 @@ def test_what_is_found_builds_the_market_that_was_written(
 def test_nothing_to_be_inferred(
     tmp_path: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bars, out = write_csv(tmp_path, table), tmp_path / "my.yaml"
+    bars = write_csv(tmp_path, table)
+    out = tmp_path / "my.yaml"
     with pytest.raises(SystemExit, match="2"):
         main(["init", str(bars), "--out", str(out)])
     said = capsys.readouterr().err
@@ -223,7 +224,8 @@ def days_table(sessions: int, a_day: int) -> pd.DataFrame:
     from exchange_calendars import get_calendar
 
     days = get_calendar("XNAS").sessions_in_range("2015-03-02", "2016-12-30")[:sessions]
-    random, opens = np.random.default_rng(3), pd.Timedelta("9h30min")
+    random = np.random.default_rng(3)
+    opens = pd.Timedelta("9h30min")
     ts = (
         [day + opens + k * pd.Timedelta("30min") for day in days for k in range(a_day)]
         if a_day > 1

@@ -28,7 +28,8 @@ from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
 
 TODAY = dt.date(2016, 1, 29)
-KEY, SECRET = "PKTESTKEY123", "very-secret-value-456"
+KEY = "PKTESTKEY123"
+SECRET = "very-secret-value-456"
 ENDPOINT = "https://alpaca.test"
 
 
@@ -100,7 +101,8 @@ def test_bars_come_as_they_are_and_once(
     feed = feed_of(kind, tmp_path / "store")
     feed.prepare()
     for symbol in ("AAA", "BBB"):
-        mine, got = expected(bars, symbol, "2016-01-22"), feed.bars(symbol).sorted()
+        mine = expected(bars, symbol, "2016-01-22")
+        got = feed.bars(symbol).sorted()
         for name in ("open", "high", "low", "close", "volume"):
             np.testing.assert_allclose(getattr(got, name), mine[name], rtol=1e-12)
         stamps = (

@@ -13,7 +13,8 @@ from fintrader.cli import _COMMANDS
 from fintrader.cli.help import GROUPS, SETTINGS, SHELLS
 from tests.engines.runs import fintrader
 
-LINES, COLUMNS = 40, 100
+LINES = 40
+COLUMNS = 100
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,8 @@ def test_the_context_holds_what_is_named_and_nothing_else(
 
 def test_the_two_images_differ_only_in_torch_and_the_driver() -> None:
     file = parse(TEXT)
-    cpu, cuda = file.stage("build-cpu").steps, file.stage("build-cuda").steps
+    cpu = file.stage("build-cpu").steps
+    cuda = file.stage("build-cuda").steps
     without = [step for step in cpu if step[0] != "ARG" and " torch" not in step[1]]
     assert without == [step for step in cuda if " torch" not in step[1]]
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in " ".join(file.stage("cuda").all("ENV"))
@@ -95,7 +96,8 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_every_package_of_the_image_has_a_version() -> None:
-    ours, image = pins("constraints.txt"), pins("constraints-image.txt")
+    ours = pins("constraints.txt")
+    image = pins("constraints-image.txt")
     assert not set(ours) & set(image), "each package is pinned in one place"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.search(r"ARG EXTRAS=(\S+)", TEXT)

@@ -37,7 +37,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands."""
     home = tmp_path_factory.mktemp("image")
     home.chmod(0o755)
-    source, prefix = home / "src", home / "opt"
+    source = home / "src"
+    prefix = home / "opt"
     file = parse((ROOT / "Dockerfile").read_text())
     context = copied(ROOT, (ROOT / ".dockerignore").read_text())
     variables = {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}

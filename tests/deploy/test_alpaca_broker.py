@@ -118,14 +118,14 @@ def test_every_status_of_alpaca_has_a_state(server: LoopbackAlpaca, broker: Alpa
     row = server.accept("AAA", -10.0, "one")
     server.tick = lambda: None  # type: ignore[method-assign]
     for status, state in STATES.items():
-        row["status"], row["filled_qty"] = (
-            status,
-            {"filled": "10", "partially_filled": "4"}.get(status, "0"),
-        )
+        row["status"] = status
+        row["filled_qty"] = {"filled": "10", "partially_filled": "4"}.get(status, "0")
         report = broker.order("one")
         assert report is not None
         assert (status, report.state) == (status, state)
-    row["status"], row["filled_qty"], row["filled_avg_price"] = "held", "4", "9.5"
+    row["status"] = "held"
+    row["filled_qty"] = "4"
+    row["filled_avg_price"] = "9.5"
     report = broker.order("one")
     assert report is not None
     assert (report.state, report.filled, report.price_usd) == ("partial", -4.0, 9.5)
@@ -176,7 +176,8 @@ def test_fractional_shares_where_they_are_asked_for(server: LoopbackAlpaca) -> N
 
 
 def test_an_id_that_is_taken_stands(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
-    first, second = broker.submit(order()), broker.submit(order())
+    first = broker.submit(order())
+    second = broker.submit(order())
     assert first.broker_id == second.broker_id
     assert len(server.orders) == 1
 
@@ -192,7 +193,8 @@ def test_an_order_that_never_was_is_none(server: LoopbackAlpaca, broker: AlpacaB
 def test_refused_keys_are_named_by_their_variables(
     fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
 ) -> None:
-    server.faults, server.echo = {1: fault, 2: fault}, True
+    server.faults = {1: fault, 2: fault}
+    server.echo = True
     with pytest.raises(BrokerError, match="check APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
         broker.account()
     with pytest.raises(BrokerError, match=f"status {fault}"):
@@ -245,7 +247,8 @@ def test_an_empty_object_is_not_an_empty_account(
 def test_a_server_that_hangs_a_minute_is_left_at_the_limit(
     server: LoopbackAlpaca, broker: AlpacaBroker
 ) -> None:
-    server.faults, server.hang_s = {1: "hang_after"}, 60.0
+    server.faults = {1: "hang_after"}
+    server.hang_s = 60.0
     with pytest.raises(BrokerUnsureError, match="ReadTimeout"):
         broker.submit(order())
     found = broker.order(order().id)
@@ -264,7 +267,8 @@ def test_asking_ends(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) 
 def test_too_many_requests_wait_as_told_and_send_again(
     server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
 ) -> None:
-    server.faults, server.retry_after = {1: "429", 2: "429"}, "2"
+    server.faults = {1: "429", 2: "429"}
+    server.retry_after = "2"
     assert broker.submit(order()).state == "accepted"
     assert clock.slept == [2.0, 2.0]
     assert len(server.orders) == 1
@@ -277,7 +281,8 @@ def test_too_many_requests_wait_as_told_and_send_again(
 def test_a_long_closure_is_no_wait(
     server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
 ) -> None:
-    server.faults, server.retry_after = {1: "429"}, "30"
+    server.faults = {1: "429"}
+    server.retry_after = "30"
     with pytest.raises(BrokerUnsureError, match="30 seconds"):
         broker.submit(order())
     with pytest.raises(BrokerUnsureError, match="30 seconds"):
@@ -371,7 +376,8 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 def test_no_key_is_written_anywhere(server: LoopbackAlpaca, tmp_path: Path, caplog: Any) -> None:
     """Whatever the server sends back, and it sends back the keys."""
     caplog.set_level(logging.DEBUG)
-    server.echo, server.hang_s = True, 0.12
+    server.echo = True
+    server.hang_s = 0.12
     broker = AlpacaBroker(server.endpoint, limit_s=0.1, patience_s=0.0)
     said = [repr(broker), str(vars(broker))]
     calls = (

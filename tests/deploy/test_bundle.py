@@ -139,7 +139,8 @@ def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_model_for_other_programs_says_what_it_is(home: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    old, market = Bundle.open(home / "bundle"), make_market(settings())[0].split().test
+    old = Bundle.open(home / "bundle")
+    market = make_market(settings())[0].split().test
     bundle = freeze(
         tmp_path,
         name="x",

@@ -57,7 +57,8 @@ class Stepping(LiveClock):
 
     def __init__(self, start: int, exchange: Travelling, server: LoopbackMarket) -> None:
         super().__init__(start)
-        self.exchange, self.server = exchange, server
+        self.exchange = exchange
+        self.server = server
         exchange.moment = start / 1e9
 
     def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
@@ -166,7 +167,8 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(
     homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
     words = ["paper", "runs/mine", "--feed", "alpaca"]
     account = [*words, "--broker", "alpaca", "--endpoint", market.endpoint]
-    shadow, paper = command(*words), command(*account)
+    shadow = command(*words)
+    paper = command(*account)
     try:
         for home in homes:
             wait_for(lambda home=home: decisions(home) >= 2, 300)
@@ -204,9 +206,11 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(
 def twenty_days_on_paper(server: LoopbackMarket) -> Path:
     """A deployment that has traded a paper account for twenty-one days, up to now."""
     settings = PaperSettings(feed="alpaca", broker="alpaca", endpoint=server.endpoint)
-    bundle, exchange = freeze_run("runs/mine", settings), server.bars.now
+    bundle = freeze_run("runs/mine", settings)
+    exchange = server.bars.now
     assert isinstance(exchange, Travelling)
-    home, until = home_of(bundle.name, settings.deployments_dir), time.time_ns() - 5 * MINUTE
+    home = home_of(bundle.name, settings.deployments_dir)
+    until = time.time_ns() - 5 * MINUTE
     clock = Stepping(until - 21 * DAY, exchange, server)
     feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
     broker = AlpacaBroker(server.endpoint, monotonic=exchange, sleep=lambda seconds: None)

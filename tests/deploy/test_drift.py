@@ -68,8 +68,10 @@ def test_the_recorded_market_is_the_one_that_was_built(
 
 def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
     bundle, market = frozen(tmp_path, DATA)
-    bar, price = 3, float(market.close[3, 0])
-    opened, closed = float(market.open[4, 0]), float(market.close[4, 0])
+    bar = 3
+    price = float(market.close[3, 0])
+    opened = float(market.open[4, 0])
+    closed = float(market.close[4, 0])
     decided = int(market.minutes[bar]) + 15 * MINUTE
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write(

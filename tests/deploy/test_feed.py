@@ -177,7 +177,8 @@ def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch: pytest.Mo
             start=dt.date(2016, 1, 4), endpoint=server.endpoint, timeout_seconds=0.5
         )
         feed = AlpacaFeed(settings, ["AAA"], "24/7")
-        since, at = int((now - 605) * 1e9), int(now * 1e9)
+        since = int((now - 605) * 1e9)
+        at = int(now * 1e9)
         assert not len(feed.poll(since, at))  # given up, and asked again with the next bar
         assert server.fired == ["hang"]
         assert len(feed.poll(since, at)) == 10

@@ -38,7 +38,8 @@ def test_no_order_breaks_a_limit(
     turnover: float,
 ) -> None:
     chosen = LimitSettings(weight=weight, order=order, turnover=turnover)
-    limits, equity = Limits(chosen), cash + float(held @ price)
+    limits = Limits(chosen)
+    equity = cash + float(held @ price)
     if equity < 1:
         return
     limits.watch(0, equity)
@@ -62,7 +63,8 @@ def test_no_order_breaks_a_limit(
 def test_what_limits_allow_is_left_as_it_is() -> None:
     limits = Limits(LimitSettings())
     limits.watch(0, 1e6)
-    want, held = np.array([100.0, 50.0]), np.array([90.0, 60.0])
+    want = np.array([100.0, 50.0])
+    held = np.array([90.0, 60.0])
     clipped = limits.clip(want, held, np.array([100.0, 20.0]), 1e6, np.zeros(2))
     assert clipped.by == ()
     assert (clipped.shares == want).all()
@@ -99,7 +101,8 @@ def test_losses_halt(equities: list[tuple[int, float]], why: str) -> None:
 def test_a_new_session_may_turn_over_again() -> None:
     limits = Limits(LimitSettings(turnover=0.1, order=1.0, weight=1.0))
     limits.watch(0, 1e6)
-    price, nothing = np.array([10.0]), np.zeros(1)
+    price = np.array([10.0])
+    nothing = np.zeros(1)
     first = limits.clip(np.array([50_000.0]), nothing, price, 1e6, nothing).shares
     assert first[0] == 10_000.0
     assert limits.clip(np.array([50_000.0]), first, price, 1e6, nothing).shares[0] == first[0]

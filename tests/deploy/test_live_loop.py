@@ -55,7 +55,8 @@ def deployed(
 
 def backtested(bundle: Bundle, market: MarketTensors, journal: Journal) -> int:
     """Decisions before the first whose equity is not the backtest's to the last bit."""
-    equity, minutes = simulate(bundle.policy, market, bundle.env).equity, market.minutes.numpy()
+    equity = simulate(bundle.policy, market, bundle.env).equity
+    minutes = market.minutes.numpy()
     for number, (bar, known) in enumerate(equities(journal).items()):
         if known != equity[np.searchsorted(minutes, bar)]:
             return number

@@ -84,7 +84,9 @@ def check_boundaries(driver: Driver, root: Path, count: int) -> None:
 
 def check_random_kills(driver: Driver, root: Path, count: int) -> None:
     """At times drawn evenly from a life's length, as many as hit it while it lives."""
-    draw, folder, killed = random.Random(20), folders(root), 0
+    draw = random.Random(20)
+    folder = folders(root)
+    killed = 0
     for _ in range(10 * count):
         if killed == count:
             break
@@ -131,7 +133,9 @@ def lives(server: LoopbackAlpaca, folder: Path, draw: random.Random, crash: int)
 
 def check_faults(root: Path, count: int, kinds: tuple[str, ...], *, crash: int = 0) -> Counter[str]:
     """Lives under drawn faults, a fifth of all requests, until so many have struck."""
-    draw, folder, fired = random.Random(f"{kinds}{crash}"), folders(root), Counter[str]()
+    draw = random.Random(f"{kinds}{crash}")
+    folder = folders(root)
+    fired = Counter[str]()
     while fired.total() < count:
         here = next(folder)
         witness = Witness(here)

@@ -52,10 +52,8 @@ class Deployment(RuleBasedStateMachine):
         it."""
         if self.journal is not None:
             self.journal.close()
-        self.journal, self.broker = (
-            Journal(self.folder / "journal.sqlite"),
-            connect(self.server.endpoint),
-        )
+        self.journal = Journal(self.folder / "journal.sqlite")
+        self.broker = connect(self.server.endpoint)
         self.boundaries = Boundaries(by_signal=False)
         self.boundaries.watch(self.journal, self.broker)
         self.execution = None

@@ -368,7 +368,8 @@ def test_an_older_answer_takes_nothing_back(
     row = server.by_client_id()[order_id(BUNDLE, OPENED, "HALF")]
     assert row["filled_qty"] == "50"
     server.tick = lambda: None  # type: ignore[method-assign]
-    row["filled_qty"], row["status"] = "20", "partially_filled"
+    row["filled_qty"] = "20"
+    row["status"] = "partially_filled"
     for second in range(4, 20):
         execution.step(OPENED + second * SECOND)
     assert [entry.body["filled"] for entry in journal.entries("order")] == [0.0, 0.0, 0.0, 50.0]

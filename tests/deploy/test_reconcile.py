@@ -260,7 +260,8 @@ def test_another_account_and_a_blocked_one(
     ]
     with pytest.raises(DeployError, match="ask the broker why"):
         look(journal, broker, start=True, adopt=True)
-    server.blocked, server.number = False, "PA2"
+    server.blocked = False
+    server.number = "PA2"
     assert [one.text for one in look(journal, broker)] == [
         "the keys are of account PA2, the journal of PA1LOOPBACK"
     ]

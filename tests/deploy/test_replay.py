@@ -106,7 +106,8 @@ class _Mortal(Journal):
 
     def __init__(self, path: Path, at: int, after: bool) -> None:
         super().__init__(path, durable=False)
-        self.left, self.after = at, after
+        self.left = at
+        self.after = after
 
     def write(self, kind: str, key: str = "", /, *, at: int, **body: Any) -> None:
         self.left -= 1
@@ -120,7 +121,8 @@ class _Mortal(Journal):
 def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     bundle, market = frozen(tmp_path, decision_interval=9)
     expected = simulate(bundle.policy, market, bundle.env).equity
-    rng, kills = default_rng(0), 60 if os.environ.get("FINTRADER_SLOW") else 12
+    rng = default_rng(0)
+    kills = 60 if os.environ.get("FINTRADER_SLOW") else 12
     lives = 0
     for _ in range(kills):
         journal = _Mortal(tmp_path / JOURNAL, int(rng.integers(1, 120)), bool(rng.integers(2)))

@@ -23,7 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-KEY, SECRET = "PKCANARYKEY0123456789", "canary-secret-value-abcdef"
+KEY = "PKCANARYKEY0123456789"
+SECRET = "canary-secret-value-abcdef"
 TRANSIENT = (
     *("302", "408", "429", "500", "502_html", "503", "504"),
     *("200_html", "truncated", "empty", "null", "object", "strange"),
@@ -51,7 +52,8 @@ NOT_UNIQUE = {"code": 40010001, "message": "client_order_id must be unique"}
 class Refusal(Exception):
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(status)
-        self.status, self.body = status, body
+        self.status = status
+        self.body = body
 
 
 class LoopbackAlpaca:
@@ -76,12 +78,19 @@ class LoopbackAlpaca:
         hang_s: float = 0.3,
         witness: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.cash, self.prices, self.positions = cash, dict(prices), dict(positions or {})
-        self.pace, self.races = dict(pace or {}), set(races)
-        self.margin, self.retry_after = margin, "0"
-        self.faults, self.hang_s, self.witness = dict(faults or {}), hang_s, witness
+        self.cash = cash
+        self.prices = dict(prices)
+        self.positions = dict(positions or {})
+        self.pace = dict(pace or {})
+        self.races = set(races)
+        self.margin = margin
+        self.retry_after = "0"
+        self.faults = dict(faults or {})
+        self.hang_s = hang_s
+        self.witness = witness
         self.orders: dict[str, dict[str, Any]] = {}
-        self.number, self.blocked = "PA1LOOPBACK", False
+        self.number = "PA1LOOPBACK"
+        self.blocked = False
         self.echo = False
         """Whether refusals quote the keys that came with the request."""
         self.seen: list[tuple[str, str]] = []
@@ -173,19 +182,19 @@ class LoopbackAlpaca:
                 self._submit(item[1])
 
     def _fill(self, row: dict[str, Any], share: float) -> None:
-        asked, before = float(row["qty"]), float(row["filled_qty"])
+        asked = float(row["qty"])
+        before = float(row["filled_qty"])
         filled = asked if share == 1.0 else math.floor(asked * share)
-        sign, symbol = (1.0 if row["side"] == "buy" else -1.0), row["symbol"]
+        sign = 1.0 if row["side"] == "buy" else -1.0
+        symbol = row["symbol"]
         price = self.prices[symbol]
         self.cash -= sign * (filled - before) * price
         self.least_cash = min(self.least_cash, self.cash)
         held = self.positions.pop(symbol, 0.0) + sign * (filled - before)
         if held:
             self.positions[symbol] = held
-        row["filled_qty"], row["filled_avg_price"] = (
-            f"{filled:.12g}",
-            f"{price:.12g}" if filled else None,
-        )
+        row["filled_qty"] = f"{filled:.12g}"
+        row["filled_avg_price"] = f"{price:.12g}" if filled else None
         row["status"] = "filled" if filled == asked else "partially_filled" if filled else "new"
 
     def answer(
@@ -228,7 +237,9 @@ class LoopbackAlpaca:
         raise Refusal(404, {"message": "endpoint not found."})
 
     def _submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        name, symbol, shares = body["client_order_id"], body["symbol"], float(body["qty"])
+        name = body["client_order_id"]
+        symbol = body["symbol"]
+        shares = float(body["qty"])
         assert body["type"] == "market"
         assert body["time_in_force"] == "day"
         if name in self.by_client_id():
@@ -304,7 +315,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _serve(self) -> None:
-        alpaca, parts = self.alpaca, urlsplit(self.path)
+        alpaca = self.alpaca
+        parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with alpaca.lock:
@@ -313,7 +325,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fault:
                 alpaca.fired.append(fault)
             alpaca.arrive()
-            status, body, asked = 0, None, json.loads(text) if text else None
+            status = 0
+            body = None
+            asked = json.loads(text) if text else None
             if fault.endswith("_late"):
                 alpaca.delay(self.command, asked)
             if not fault or fault.endswith("_after"):

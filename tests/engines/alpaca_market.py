@@ -29,7 +29,8 @@ class MadeUpBars:
         self, symbols: Sequence[str], *, now: Callable[[], float], days: int = 60, seed: int = 18
     ) -> None:
         today = int(now()) // 86_400 * 86_400
-        self.symbols, self.now = tuple(symbols), now
+        self.symbols = tuple(symbols)
+        self.now = now
         self.minutes = np.arange(today - days * 86_400, today + 2 * 86_400, MINUTE_S)
         draws = np.random.default_rng(seed)
         steps = draws.normal(0.0, 2e-4, (len(symbols), len(self.minutes)))
@@ -39,7 +40,8 @@ class MadeUpBars:
     def rows(self, symbol: str, start: float, end: float, minutes: int) -> Iterator[dict[str, Any]]:
         """Bars of so many minutes that begin in `[start, end]`; the newest as far as it has come,
         as Alpaca does."""
-        number, step = self.symbols.index(symbol), minutes * MINUTE_S
+        number = self.symbols.index(symbol)
+        step = minutes * MINUTE_S
         begins = self.minutes[::minutes]
         known = int(np.searchsorted(self.minutes, self.now() - MINUTE_S, side="right"))
         for moment in begins[(begins >= start) & (begins <= end)]:

@@ -33,7 +33,9 @@ from tests.engines import stubs
 from tests.engines.waiting import gone, until
 
 WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
-DONE, REFUSED, BROKEN = 0, 7, 9
+DONE = 0
+REFUSED = 7
+BROKEN = 9
 
 
 @dataclass
@@ -58,7 +60,9 @@ class Faults:
         return True
 
 
-_open, _write, _kill = os.open, os.write, os.kill
+_open = os.open
+_write = os.write
+_kill = os.kill
 
 
 def install(faults: Faults) -> None:

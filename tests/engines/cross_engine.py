@@ -47,7 +47,9 @@ def environment() -> Path:
     CannotInstallError.
     """
     folder = ROOT / ".venv-engines"
-    python, ready, wanted = folder / "bin" / "python", folder / "pins.txt", "\n".join(PINS)
+    python = folder / "bin" / "python"
+    ready = folder / "pins.txt"
+    wanted = "\n".join(PINS)
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
@@ -192,7 +194,8 @@ def play(
     }
     python = environment()
     with tempfile.TemporaryDirectory() as folder:
-        job_file, result_file = Path(folder) / "job.json", Path(folder) / "result.json"
+        job_file = Path(folder) / "job.json"
+        result_file = Path(folder) / "result.json"
         job_file.write_text(json.dumps(job))
         variables = {
             key: value for key, value in os.environ.items() if not key.startswith("PYTHON")

@@ -50,7 +50,8 @@ def parse(text: str) -> Dockerfile:
         if not line or line.startswith("#"):
             continue
         word, _, rest = line.partition(" ")
-        word, rest = word.upper(), re.sub(r"\s+", " ", rest).strip()
+        word = word.upper()
+        rest = re.sub(r"\s+", " ", rest).strip()
         if word == "FROM":
             base, _, name = re.sub(r"(?i) as ", " as ", rest).partition(" as ")
             stages.append(Stage(base, name or str(len(stages))))

@@ -155,7 +155,8 @@ def make_backtest(
 
 def explanation_of(market: MarketTensors, rng: np.random.Generator) -> dict[str, Any]:
     """What might have moved some decisions."""
-    inputs, symbols = [*market.feature_names, OWN], list(market.symbols[:3])
+    inputs = [*market.feature_names, OWN]
+    symbols = list(market.symbols[:3])
     looks = [
         {
             "time": (
@@ -185,11 +186,9 @@ def make_tournament(
     While `racing`, the last two pods have not ended: one is at work, one waits.
     """
     rng = np.random.default_rng(seed)
-    store, log, board = (
-        RunStore(folder),
-        EventLog(folder.events),
-        LeaderboardIndex(folder.leaderboard),
-    )
+    store = RunStore(folder)
+    log = EventLog(folder.events)
+    board = LeaderboardIndex(folder.leaderboard)
     log.append({"event": "started", "token": 1, "seed": seed})
     entries: list[Entry] = []
     specs: list[PodSpec] = []
@@ -217,7 +216,8 @@ def make_tournament(
         )
         if racing and index == pods - 1:
             continue
-        running, failed = racing and index == pods - 2, index == 3
+        running = racing and index == pods - 2
+        failed = index == 3
         begin = START + 12.0 * (index // 2)
         log.append(
             {"event": "launched", **pod, "attempt": 1, **({} if running else {"time": begin})}
@@ -317,7 +317,8 @@ def many_runs(template: RunFolder, runs: Path, count: int) -> None:
 def long_backtest(folder: RunFolder, *, bars: int) -> int:
     """Put a backtest of two strategies over `bars` minute bars in the place of the run's; returns
     its rows."""
-    settings, results = EnvSettings(), {}
+    settings = EnvSettings()
+    results = {}
     for seed, name in enumerate(("ensemble", "benchmark")):
         market = make_market(bars, 1, seed=seed, gaps=False, session_bars=390, volatility=1e-4)
         results[name] = replace(
@@ -331,7 +332,8 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
     rng = np.random.default_rng(5)
     for path in folder.root.glob("leaderboard.sqlite*"):
         path.unlink()
-    specs, entries = [], []
+    specs = []
+    entries = []
     for index in range(pods):
         parent = (
             specs[int(rng.integers(max(0, index - 200), index))]

@@ -98,7 +98,8 @@ def _insert(data: bytes, choose: random.Random, _: list[Path]) -> bytes:
 def _line(data: bytes, choose: random.Random, _: list[Path]) -> bytes:
     """One line is gone, twice there, elsewhere, or another one."""
     lines = data.splitlines(keepends=True) or [b""]
-    at, to = choose.randrange(len(lines)), choose.randrange(len(lines))
+    at = choose.randrange(len(lines))
+    to = choose.randrange(len(lines))
     what: list[Callable[[], None]] = [
         lambda: lines.__setitem__(at, b""),
         lambda: lines.insert(to, lines[at]),

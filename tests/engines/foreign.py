@@ -34,11 +34,14 @@ def with_backtesting(job: dict[str, Any]) -> dict[str, Any]:
     """Equity, fills and commissions summed over an account for each symbol."""
     from backtesting import Backtest, Strategy, __version__
 
-    cash, fee = AMPLE * job["cash"], job["fee"]
+    cash = AMPLE * job["cash"]
+    fee = job["fee"]
     orders: dict[int, dict[int, int]] = defaultdict(dict)
     for bar, asset, shares in job["orders"]:
         orders[asset][bar + IDLE] = shares
-    equity, paid, fills = np.full(len(job["dates"]), job["cash"]), 0.0, []
+    equity = np.full(len(job["dates"]), job["cash"])
+    paid = 0.0
+    fills = []
     for asset, name in enumerate(job["symbols"]):
         mine = orders[asset]
 
@@ -67,7 +70,8 @@ def with_backtesting(job: dict[str, Any]) -> dict[str, Any]:
             ).run()
         equity += found["_equity_curve"]["Equity"].to_numpy()[IDLE:] - cash
         traded: dict[int, list[float]] = {}
-        closed, still = found["_trades"], found["_strategy"].trades
+        closed = found["_trades"]
+        still = found["_strategy"].trades
         paid += closed["Commission"].sum() + sum(
             fee * trade.size * trade.entry_price for trade in still
         )
@@ -100,7 +104,8 @@ def with_zipline(job: dict[str, Any]) -> dict[str, Any]:
     from zipline.finance.trading import SimulationParameters
     from zipline.utils.calendar_utils import get_calendar
 
-    calendar, dates = get_calendar("XNYS"), pd.DatetimeIndex(job["dates"])
+    calendar = get_calendar("XNYS")
+    dates = pd.DatetimeIndex(job["dates"])
     place = {date: bar for bar, date in enumerate(dates)}
     columns = range(len(job["symbols"]))
     frames = {

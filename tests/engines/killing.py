@@ -25,7 +25,8 @@ SERVER.set_forkserver_preload(
 
 
 def _counted(work: Callable[[], Any], kill_at: int | None, writes: Any) -> None:
-    real, done = os.replace, 0
+    real = os.replace
+    done = 0
 
     def replace(source: Any, target: Any) -> None:
         nonlocal done

@@ -46,7 +46,10 @@ DECISIONS: tuple[Mapping[str, float], ...] = (
     },  # more than the cash suffices for
     {"CCC": -100.0, "HALF": -20.0, "AAA": 40.0},
 )
-ENDED, HALTED, REFUSED, LOST = 0, 3, 4, 5
+ENDED = 0
+HALTED = 3
+REFUSED = 4
+LOST = 5
 
 
 def loopback(**how: Any) -> LoopbackAlpaca:
@@ -54,7 +57,8 @@ def loopback(**how: Any) -> LoopbackAlpaca:
 
 
 def connect(endpoint: str, limit_s: float = 5.0) -> AlpacaBroker:
-    os.environ["APCA_API_KEY_ID"], os.environ["APCA_API_SECRET_KEY"] = KEY, SECRET
+    os.environ["APCA_API_KEY_ID"] = KEY
+    os.environ["APCA_API_SECRET_KEY"] = SECRET
     return AlpacaBroker(endpoint, limit_s=limit_s, patience_s=0.0, per_minute=1_000_000)
 
 
@@ -144,7 +148,8 @@ class _Statements:
     more."""
 
     def __init__(self, base: Any, boundaries: Boundaries) -> None:
-        self._base, self._boundaries = base, boundaries
+        self._base = base
+        self._boundaries = boundaries
         self.execute = boundaries.around(base.execute)
 
     def __getattr__(self, name: str) -> Any:
@@ -165,7 +170,8 @@ def problems(server: LoopbackAlpaca, folder: Path) -> list[str]:
     """What is lost, doubled, unjournalled or unexplained once all is over."""
     found = []
     with Journal(folder / "journal.sqlite", reading=True) as journal:
-        told, known = server.by_client_id(), journal.orders()
+        told = server.by_client_id()
+        known = journal.orders()
         if len(told) != len(server.orders):
             found.append("an id stands twice")
         found += [f"{name} is in no journal" for name in told.keys() - known.keys()]

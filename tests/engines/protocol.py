@@ -246,7 +246,8 @@ def _make(state: State, number: int, head: Head, rules: Rules) -> Iterator[tuple
     if not head.making:
         yield "has its specs stored", _with(state, number, head._replace(at="turn"))
         return
-    pod, mine = len(head.specs), head.making[0]
+    pod = len(head.specs)
+    mine = head.making[0]
     standing = state.specs[pod]
     if standing is not None and standing != mine and not rules.adopt:
         if head.token == state.newest:

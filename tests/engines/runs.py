@@ -57,7 +57,9 @@ class Done:
 
 def fintrader(*words: str) -> Done:
     """`fintrader WORDS` in this process: importing torch takes longer than most commands."""
-    out, err, status = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    status = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(list(words))

@@ -45,7 +45,8 @@ def _again(world: World, home: Path, number: int, wanted: TournamentSettings) ->
             if not world.lives[f"machine{machine}"]:
                 world.pause(world.random.random() * 60)
             if world.random.random() < 0.5:
-                victim, alone = f"machine{machine}", world.random.random() < 0.6
+                victim = f"machine{machine}"
+                alone = world.random.random() < 0.6
                 world.start(
                     f"killer{machine}-{attempt}",
                     lambda who=victim, how=alone: _kill_later(world, who, how),

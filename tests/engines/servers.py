@@ -98,7 +98,8 @@ def yahoo(fake: Fake, path: str, query: dict[str, str], _: Any) -> tuple[int, An
     if ticker not in set(fake.table.ticker):
         error = {"code": "Not Found", "description": "No data found, symbol may be delisted"}
         return 404, {"chart": {"result": None, "error": error}}
-    start, stop = int(query.get("period1", 0)), int(query.get("period2", 2**33))
+    start = int(query.get("period1", 0))
+    stop = int(query.get("period2", 2**33))
     if query.get("interval") == "1m" and stop - start > 7 * 86_400 + 3_600:
         error = {
             "code": "Unprocessable Entity",
@@ -194,7 +195,8 @@ def alpaca(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[
         return status, {"code": status, "message": f"fault for {fake.keys[-1]}"}
     if not path.endswith("/v2/stocks/bars"):
         return 404, {"message": "no such endpoint"}
-    start, stop = pd.Timestamp(query["start"]), pd.Timestamp(query["end"])
+    start = pd.Timestamp(query["start"])
+    stop = pd.Timestamp(query["end"])
     start, stop = (
         moment if moment.tzinfo else moment.tz_localize("UTC") for moment in (start, stop)
     )

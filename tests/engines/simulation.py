@@ -54,7 +54,8 @@ class World:
     """The store's content, the clock, and who runs."""
 
     def __init__(self, seed: int, *, faults: float = 0.1) -> None:
-        self.random, self.faults = random.Random(seed), faults
+        self.random = random.Random(seed)
+        self.faults = faults
         self.content: dict[str, bytes] = {}
         self.late: list[Callable[[], object]] = []
         self.problems: list[str] = []
@@ -280,7 +281,10 @@ class _Pods:
     """A launcher whose pods are processes of the simulated world."""
 
     def __init__(self, world: World, machine: str, access: PodContext, slots: int) -> None:
-        self.world, self.machine, self.access, self.slots = world, machine, access, slots
+        self.world = world
+        self.machine = machine
+        self.access = access
+        self.slots = slots
 
     def capacity(self) -> int:
         return self.slots

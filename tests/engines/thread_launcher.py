@@ -25,9 +25,13 @@ class ThreadLauncher:
         token: int | None = None,
         store_seconds: float = 0.0,
     ) -> None:
-        self.run, self.market, self.body, self.token = run, market, body, token
+        self.run = run
+        self.market = market
+        self.body = body
+        self.token = token
         self.mirror = mirror_of(run.root)
-        self._limit, self._store_seconds = workers, store_seconds
+        self._limit = workers
+        self._store_seconds = store_seconds
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
         self._progress: dict[str, PodProgress] = {}
 

@@ -32,7 +32,9 @@ def agent_settings(algo: str, values: dict[str, Any]) -> Any:
 class TinyEnv:
     """Base: `width` observation columns, `actions` action columns, a clock per account."""
 
-    width, actions, limit = 1, 1, 8
+    width = 1
+    actions = 1
+    limit = 8
 
     def __init__(self, num_envs: int = 16, seed: int = 0) -> None:
         self.num_envs = num_envs
@@ -67,7 +69,8 @@ class TinyEnv:
         return {"clock": self.clock, "obs": self.obs, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.clock, self.obs = state["clock"].clone(), state["obs"].clone()
+        self.clock = state["clock"].clone()
+        self.obs = state["obs"].clone()
         self.generator.set_state(state["generator"])
 
 
@@ -86,7 +89,9 @@ class ConstantRewardEnding(TinyEnv):
 class Identity(TinyEnv):
     """Show a number in [-1, 1], be rewarded for giving it back: reward -(a - s)²."""
 
-    width, actions, limit = 2, 2, 8
+    width = 2
+    actions = 2
+    limit = 8
 
     def draw(self) -> Tensor:
         return torch.rand(self.num_envs, self.actions, generator=self.generator) * 1.6 - 0.8
@@ -99,7 +104,9 @@ class IdentityMarket(Identity):
     """The same in a market's clothes and without end, for agents that differentiate: each asset
     shows its number."""
 
-    width, limit, differentiable = 6, 2**62, True
+    width = 6
+    limit = 2**62
+    differentiable = True
 
     def __init__(self, num_envs: int = 16, seed: int = 0) -> None:
         super().__init__(num_envs, seed)

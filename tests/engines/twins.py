@@ -36,7 +36,8 @@ def assert_bit_equal(
     for env in (slow, fast):
         env.reset(options=endowment(slow.num_envs, slow.market.num_assets, endowed))
     for action in actions:
-        a, b = slow.step(action), fast.step(action)
+        a = slow.step(action)
+        b = fast.step(action)
         assert all(map(equal, rows_of(a[0], everyone), rows_of(b[0], everyone)))
         assert all(torch.equal(a[place], b[place]) for place in (1, 2, 3))
         assert set(a[4]) == set(b[4])

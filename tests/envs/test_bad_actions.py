@@ -53,8 +53,10 @@ def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
 def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(
     engine: str, mode: AutoresetMode
 ) -> None:
-    env, twin = stepped(mode, engine), stepped(mode, engine)
-    before, account = env.state_dict(), env.account
+    env = stepped(mode, engine)
+    twin = stepped(mode, engine)
+    before = env.state_dict()
+    account = env.account
     for value, row in product(
         NOT_FINITE.values(), (0, 1)
     ):  # under NEXT_STEP the action in row 0 counts for nothing
@@ -111,7 +113,8 @@ def test_engines_refuse_the_same(engine: Any, action: Any, message: str) -> None
     ids=str,
 )
 def test_every_floating_point_format_is_an_action(engine: Any, kind: Any) -> None:
-    env, twin = stepped(AutoresetMode.SAME_STEP, engine), stepped(AutoresetMode.SAME_STEP, engine)
+    env = stepped(AutoresetMode.SAME_STEP, engine)
+    twin = stepped(AutoresetMode.SAME_STEP, engine)
     action = torch.full((2, 3), 0.25)
     env.step(action.to(kind) if isinstance(kind, torch.dtype) else action.numpy().astype(kind))
     twin.step(action)
@@ -165,7 +168,8 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
 
 @pytest.mark.parametrize("seed", [[3, 4], (3, 4), np.array([3, 4]), torch.tensor([3, 4])], ids=str)
 def test_seeds_may_come_in_any_sequence(seed: Any) -> None:
-    env, twin = TradingEnv(MARKET, num_envs=2), TradingEnv(MARKET, num_envs=2)
+    env = TradingEnv(MARKET, num_envs=2)
+    twin = TradingEnv(MARKET, num_envs=2)
     env.reset(seed=seed)
     twin.reset(seed=[3, 4])
     assert torch.equal(env.state_dict()["key"], twin.state_dict()["key"])

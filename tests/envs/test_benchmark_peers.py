@@ -33,7 +33,9 @@ def test_the_rebuilt_torchtrade_trades_as_its_contract_says(kind, market) -> Non
     env.reset()
     generator = torch.Generator().manual_seed(2)
     for bar in range(100):
-        value, held, trades = env.value.clone(), env.weights.clone(), market.tradable[bar]
+        value = env.value.clone()
+        held = env.weights.clone()
+        trades = market.tradable[bar]
         action = torch.rand(4, 7, generator=generator)
         seen, reward, *_ = env.step(action)
         move = market.close[bar + 1].double() / market.close[bar].double()

@@ -51,7 +51,9 @@ def temporal_differences(
     )
     obs, _ = env.reset()
     begins = torch.zeros(16, dtype=torch.bool)  # NEXT_STEP: this step only begins the next episode
-    errors, cuts, ruins = [], 0, 0
+    errors = []
+    cuts = 0
+    ruins = 0
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         following, reward, terminated, truncated, info = env.step(
@@ -65,7 +67,8 @@ def temporal_differences(
             end = torch.zeros_like(end)
         error = reward + GAMMA * value(successor) * ~end - value(obs)
         errors.append(error[~begins])
-        cuts, ruins = cuts + int(truncated.sum()), ruins + int(terminated.sum())
+        cuts = cuts + int(truncated.sum())
+        ruins = ruins + int(terminated.sum())
         done = terminated | truncated
         if mode is AutoresetMode.NEXT_STEP:
             begins = done

@@ -35,10 +35,8 @@ CASES: list[dict[str, Any]] = [
 
 
 def test_steps_with_and_without_gradients_take_turns() -> None:
-    market, config = (
-        make_market(30, 3, gaps=False),
-        EnvSettings(fractional=True, random_start=False),
-    )
+    market = make_market(30, 3, gaps=False)
+    config = EnvSettings(fractional=True, random_start=False)
     env, plain = (TradingEnv(market, config, num_envs=2) for _ in range(2))
     assert env.engine == "fused"
     action = torch.tensor([[0.2, 0.3, 0.1], [0.5, 0.1, 0.0]])
@@ -80,7 +78,8 @@ def rollout(env: TradingEnv, actions: list[Tensor], seed: int) -> tuple[list[Ten
         seen = [obs, info["final_obs"]] if "final_obs" in info else [obs]
         made += [part if isinstance(part, Tensor) else part["private"] for part in seen]
         made += [reward, terminated, truncated]
-    first, account = env.account.first_equity.unsqueeze(1), env.account
+    first = env.account.first_equity.unsqueeze(1)
+    account = env.account
     made += [account.memory, account.shares]
     made += [
         value / first.squeeze(1) for value in (account.cash, account.equity, account.peak_equity)

@@ -31,7 +31,8 @@ def assert_equal(first: TradingEnv, second: TradingEnv, count: int, steps: int =
     first.reset()
     second.reset()
     for action in random_actions(0, steps, count, 6):
-        a, b = first.step(action), second.step(action)
+        a = first.step(action)
+        b = second.step(action)
         for place in (0, 2, 3):
             assert torch.equal(a[place], b[place])
         torch.testing.assert_close(a[1], b[1], rtol=1e-5, atol=1e-9)
@@ -46,7 +47,8 @@ def assert_equal(first: TradingEnv, second: TradingEnv, count: int, steps: int =
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler")
 @pytest.mark.parametrize("case", CASES[1:2], ids=str)
 def test_compiled_core_equals_the_eager_one(case: dict[str, Any]) -> None:
-    market, settings = make_market(60, 6), EnvSettings(episode_bars=9, **case)
+    market = make_market(60, 6)
+    settings = EnvSettings(episode_bars=9, **case)
     eager = TradingEnv(market, settings, num_envs=16, engine="torch")
     compiled = TradingEnv(market, settings, num_envs=16, engine="compiled")
     assert_equal(eager, compiled, 16)
@@ -57,13 +59,15 @@ def test_compiled_core_equals_the_eager_one(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cuda_equals_the_cpu(case: dict[str, Any], mode: AutoresetMode) -> None:
-    market, settings = make_market(60, 6), EnvSettings(episode_bars=9, **case)
+    market = make_market(60, 6)
+    settings = EnvSettings(episode_bars=9, **case)
     cpu = TradingEnv(market, settings, num_envs=64, autoreset_mode=mode, engine="torch")
     cuda = TradingEnv(market, settings, num_envs=64, autoreset_mode=mode, device="cuda")
     cpu.reset()
     cuda.reset()
     for action in random_actions(0, 25, 64, 6):
-        a, b = cpu.step(action), cuda.step(action.cuda())
+        a = cpu.step(action)
+        b = cuda.step(action.cuda())
         torch.testing.assert_close(a[0], b[0].cpu(), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(a[1], b[1].cpu(), rtol=1e-5, atol=1e-7)
         assert torch.equal(a[2], b[2].cpu())

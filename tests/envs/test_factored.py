@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from fintrader.envs import FactoredLinear, project_market
 from fintrader.errors import EnvError
 
-BARS, WIDTH, HIDDEN = 50, 17, 6
+BARS = 50
+WIDTH = 17
+HIDDEN = 6
 
 
 @pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
@@ -75,7 +77,8 @@ def test_result_and_gradients_are_the_flat_layers(
     count: int, bars: int, rows: int, projected: list[int]
 ) -> None:
     """Whichever way the rows are projected: `rows` is how many are."""
-    layer, obs = make_layer(), samples(count, bars)
+    layer = make_layer()
+    obs = samples(count, bars)
     obs["private"].requires_grad_()
     twin = nn.Linear(WIDTH, HIDDEN)
     twin.load_state_dict(layer.flat.state_dict())
@@ -92,7 +95,8 @@ def test_result_and_gradients_are_the_flat_layers(
 
 
 def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
-    layer, obs = make_layer().eval(), samples(20, 20)
+    layer = make_layer().eval()
+    obs = samples(20, 20)
     optimiser = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
 
     def agrees() -> int:

@@ -78,7 +78,8 @@ def reference(
 def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None:
     # Fixed starts: gymnasium's sub-environments keep counting their episodes as ours do, with the
     # same seeds.
-    market, count = make_market(40, 3), 3
+    market = make_market(40, 3)
+    count = 3
     settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
     theirs = reference(mode, market, settings, count)
     ours = TradingEnv(market, settings, num_envs=count, autoreset_mode=mode)
@@ -127,7 +128,8 @@ WRAPPERS: dict[str, Any] = {
 def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environments(
     wrapper: str, mode: AutoresetMode
 ) -> None:
-    market, count = make_market(40, 3), 3
+    market = make_market(40, 3)
+    count = 3
     settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
     theirs = WRAPPERS[wrapper](reference(mode, market, settings, count))
     ours = WRAPPERS[wrapper](
@@ -136,7 +138,8 @@ def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environment
     expected, _ = theirs.reset(seed=[5, 6, 7])
     obs, _ = ours.reset(seed=[5, 6, 7])
     np.testing.assert_allclose(obs, expected, rtol=1e-5, atol=1e-5)
-    rng, ends = np.random.default_rng(1), 0
+    rng = np.random.default_rng(1)
+    ends = 0
     for _ in range(40):
         action = rng.uniform(-1, 1, (count, 3)).astype(np.float32)
         *their_out, their_info = theirs.step(action)
@@ -178,12 +181,16 @@ def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation: str) -
     settings = EnvSettings(observation=observation, observation_dtype="bfloat16", episode_bars=5)
     env = TradingEnv(make_market(60, 3), settings, num_envs=4)
     obs, _ = env.reset(seed=1)
-    part, space, single = obs, env.observation_space, env.single_observation_space
+    part = obs
+    space = env.observation_space
+    single = env.single_observation_space
     assert env.observation_space.contains(
         obs if observation == "flat" else {**obs, "clock": obs["clock"].numpy()}
     )
     if observation == "factored":
-        part, space, single = obs["private"], space["private"], single["private"]
+        part = obs["private"]
+        space = space["private"]
+        single = single["private"]
     assert part.dtype == space.tensor_dtype == single.tensor_dtype == torch.bfloat16
     assert space.shape == tuple(part.shape)
     assert single.contains(part[0])

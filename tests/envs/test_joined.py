@@ -50,7 +50,8 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> N
 
     seen, _ = joined.reset()
     assert torch.equal(flat(seen), joint([env.reset()[0] for env in alone]))
-    generator, ended = torch.Generator().manual_seed(0), 0
+    generator = torch.Generator().manual_seed(0)
+    ended = 0
     for _ in range(40):
         action = torch.rand((7, 3), generator=generator)
         seen, reward, _, truncated, info = joined.step(action)
@@ -88,7 +89,8 @@ def test_agents_learn_in_it_and_resume_bit_exactly(agent: Any, tmp_path: Any) ->
             train(made, env, Budget(env_steps=128), folder=tmp_path / folder, share=share)
         return read_agent_state(tmp_path / folder)
 
-    whole, parts = learn("whole", 1.0), learn("parts", 0.25, 0.5, 1.0)
+    whole = learn("whole", 1.0)
+    parts = learn("parts", 0.25, 0.5, 1.0)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
 

@@ -19,7 +19,9 @@ from tests.engines.strategies import env_settings, random_actions
 from tests.factories import examples, make_market
 from tests.oracles.ledger_oracle import LedgerOracle
 
-NUM_ENVS, NUM_ASSETS, NUM_BARS = 4, 5, 70
+NUM_ENVS = 4
+NUM_ASSETS = 5
+NUM_BARS = 70
 
 MODES = st.sampled_from(list(AutoresetMode))
 GIVEN = st.sets(st.sampled_from(["start", "cash_usd", "shares", "episode_bars"]))
@@ -41,7 +43,9 @@ class Episodes:
     account does."""
 
     def __init__(self, env: TradingEnv, given: set[str], seed: int) -> None:
-        self.env, self.given, self.rng = env, given, np.random.default_rng(seed)
+        self.env = env
+        self.given = given
+        self.rng = np.random.default_rng(seed)
         self.cash = np.full(env.num_envs, env.settings.initial_cash_usd)
         self.shares = np.zeros((env.num_envs, NUM_ASSETS))
         self.length = np.full(env.num_envs, env.settings.episode_bars or 0)
@@ -51,8 +55,11 @@ class Episodes:
     def options(self) -> dict[str, np.ndarray]:
         """Random values of the options that are given, which `cash`, `shares` and `length` then
         hold."""
-        env, rng, options = self.env, self.rng, {}
-        count, config = env.num_envs, env.settings
+        env = self.env
+        rng = self.rng
+        options = {}
+        count = env.num_envs
+        config = env.settings
         if self.given & {"start", "shares"}:  # what is owned must be listed at the start
             options["start"] = rng.integers(0, NUM_BARS - 1, count)
         if "cash_usd" in self.given:
@@ -82,7 +89,8 @@ class Episodes:
     def oracle(self, i: int) -> LedgerOracle:
         """Account i's, from the bar it stands at."""
         account = self.env.account
-        start, end = int(account.bar[i]), int(account.end_bar[i])
+        start = int(account.bar[i])
+        end = int(account.end_bar[i])
         assert end == (
             min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
         )
@@ -124,7 +132,8 @@ def compare(
     given: frozenset[str] | set[str] = frozenset(),
 ) -> int:
     """Step environment and oracles side by side; returns the number of account steps compared."""
-    volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
+    volume = (1e9, 400.0)[seed % 2]
+    events = seed % 3 > 0
     market = make_market(
         NUM_BARS, NUM_ASSETS, seed=seed % 7, volatility=0.03, volume=volume, events=events
     )

@@ -22,7 +22,8 @@ def flat_market(prices: list[float]) -> MarketTensors:
 
 
 def test_without_impact_each_trader_is_a_plain_account() -> None:
-    market, settings = make_market(60, 3), EnvSettings(episode_bars=6)
+    market = make_market(60, 3)
+    settings = EnvSettings(episode_bars=6)
     game = MultiTraderEnv(
         market,
         settings,
@@ -62,7 +63,8 @@ def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
 
 @pytest.mark.parametrize("cooperation", [1.0, 0.25, 0.0, -0.5, -1.0])
 def test_rewards_are_shared_as_asked(cooperation: float) -> None:
-    market, settings = make_market(60, 3), EnvSettings(random_start=False, cost_bps=0.0)
+    market = make_market(60, 3)
+    settings = EnvSettings(random_start=False, cost_bps=0.0)
     games = [
         MultiTraderEnv(market, settings, TraderSettings(num_traders=3, cooperation=c), num_games=2)
         for c in (0.0, cooperation)
@@ -122,9 +124,12 @@ def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
     for game in games:
         game.reset()
         game.step(action)
-    spoilt_action, zero = action.clone(), action.clone()
-    spoilt_action[0, 1, 2], zero[0, 1, 2] = float("nan"), 0.0
-    spoilt_action[1, 0, 1], zero[1, 0, 1] = float("inf"), 1.0
+    spoilt_action = action.clone()
+    zero = action.clone()
+    spoilt_action[0, 1, 2] = float("nan")
+    zero[0, 1, 2] = 0.0
+    spoilt_action[1, 0, 1] = float("inf")
+    zero[1, 0, 1] = 1.0
     for a, b in zip(spoilt.step(spoilt_action)[:4], plain.step(zero)[:4], strict=True):
         assert torch.equal(a, b)
     assert all(torch.equal(a, b) for a, b in zip(spoilt.account, plain.account, strict=True))

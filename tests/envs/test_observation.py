@@ -38,7 +38,8 @@ def test_every_part_holds_what_it_says() -> None:
     for action in actions:
         obs, *_ = env.step(action)
         equities.append(env.equity)
-    parts, account = env.layout.split(obs.double()), env.account
+    parts = env.layout.split(obs.double())
+    account = env.account
     bar = int(account.bar[0])
     peak = torch.stack(equities).amax(0)
     expected = torch.stack(

@@ -46,7 +46,8 @@ def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[s
     obs, *_ = env.step(
         torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.05, 0.0, 0.1], [0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]])
     )
-    held, cash = env.account.shares.clone(), env.account.cash.clone()
+    held = env.account.shares.clone()
+    cash = env.account.cash.clone()
     assert float(held.sum()) > 0
     for _ in range(1000):
         obs, *_ = env.step(obs[:, 4:11])  # the weights held
@@ -100,7 +101,8 @@ def test_small_steps_reach_their_target_whatever_the_band(
     config = EnvSettings(trade_rate=rate, rebalance_band=band, random_start=False, cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
     env.reset()
-    target, invested = torch.full((1, 20), 0.048), []
+    target = torch.full((1, 20), 0.048)
+    invested = []
     for _ in range(200):
         env.step(target)
         invested.append(1.0 - float(env.account.cash / env.equity))
@@ -195,7 +197,8 @@ def test_what_no_order_can_mean_is_refused() -> None:
 def test_engines_agree_on_any_amount_of_money_and_any_price(
     config: EnvSettings, cash: float, cheapest: float, seed: int
 ) -> None:
-    volume, events = (1e9, 400.0)[seed % 2], seed % 3 > 0
+    volume = (1e9, 400.0)[seed % 2]
+    events = seed % 3 > 0
     market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
     scale = torch.logspace(float(np.log10(cheapest / 20.0)), 1.0, 6)
     market = replace(market, open=market.open * scale, close=market.close * scale)

@@ -53,7 +53,8 @@ def growths(market: MarketTensors) -> list[list[float]]:
         row = []
         for n in range(market.num_assets):
             split, dividend = events.get((t, n), (1.0, 0.0))
-            before, now = close[t - 1][n], close[t][n]
+            before = close[t - 1][n]
+            now = close[t][n]
             row.append(
                 1.0 if math.isnan(before) or math.isnan(now) else (split * now + dividend) / before
             )
@@ -64,18 +65,23 @@ def growths(market: MarketTensors) -> list[list[float]]:
 def worth_of_a_share(env: TradingEnv, symbol: int) -> list[float]:
     """One share of a symbol at the close of each bar of a variant, splits and dividends collected
     as shares, from what its ledger reads."""
-    view, shares, worth = env.view, 1.0, []
+    view = env.view
+    shares = 1.0
+    worth = []
     for t in range(env.market.num_bars):
-        row, mark = int(view.event_row[t]), float(view.mark[t, symbol])
+        row = int(view.event_row[t])
+        mark = float(view.mark[t, symbol])
         if t and row:
-            split, paid = float(view.splits[row, symbol]), float(view.dividends[row, symbol])
+            split = float(view.splits[row, symbol])
+            paid = float(view.dividends[row, symbol])
             shares *= split + paid / mark
         worth.append(shares * mark)
     return worth
 
 
 def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order() -> None:
-    session, firsts = MARKET.session, set()
+    session = MARKET.session
+    firsts = set()
     for seed in range(20):
         bars = drawn_bars(session, 3, generator(seed, "test"))
         assert len(bars) == len(session)
@@ -116,7 +122,8 @@ def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago() -> None:
 
 
 def test_a_flat_observation_is_the_factored_one_put_together() -> None:
-    flat, factored = randomised(observation="flat"), randomised()
+    flat = randomised(observation="flat")
+    factored = randomised()
     seen, _ = flat.reset(seed=1)
     parts, _ = factored.reset(seed=1)
     for step in range(25):
@@ -142,7 +149,8 @@ def test_dollars_of_volume_stay_and_an_order_takes_its_part_of_them() -> None:
     env = randomised(participation=0.25)
     for variant in env.variants:
         assert variant.source is not None
-        view, bar = variant.view, variant.source
+        view = variant.view
+        bar = variant.source
         dollars = torch.nan_to_num(MARKET.open * MARKET.volume * MARKET.tradable)[bar] * 0.25
         assert torch.allclose(view.most * view.fill, dollars, rtol=1e-5)
 
@@ -201,7 +209,9 @@ def test_costs_lie_between_the_bounds_and_reach_the_ledger() -> None:
 
 
 def test_the_seed_says_which_variants() -> None:
-    one, same, other = randomised(), randomised(), randomised(seed=6)
+    one = randomised()
+    same = randomised()
+    other = randomised(seed=6)
     for a, b in zip(one.variants, same.variants, strict=True):
         assert torch.equal(a.view.mark, b.view.mark)
         assert (a.delay, a.settings.cost_bps) == (b.delay, b.settings.cost_bps)

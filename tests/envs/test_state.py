@@ -16,7 +16,9 @@ from fintrader.errors import CheckpointError
 from tests.engines.strategies import env_settings, random_actions
 from tests.factories import examples, make_market
 
-BARS, COUNT, ASSETS = 60, 4, 4
+BARS = 60
+COUNT = 4
+ASSETS = 4
 State = dict[str, Tensor]
 
 

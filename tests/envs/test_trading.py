@@ -272,7 +272,8 @@ def test_more_accounts_than_memory_are_refused() -> None:
 
 
 def test_state_dict_continues_bit_exactly() -> None:
-    market, settings = make_market(40, 3), EnvSettings(episode_bars=6, reward="differential_sharpe")
+    market = make_market(40, 3)
+    settings = EnvSettings(episode_bars=6, reward="differential_sharpe")
     first = TradingEnv(market, settings, num_envs=4, seed=1)
     first.reset(options={"cash_usd": torch.tensor([1e5, 2e5, 3e5, 4e5])})
     actions = random_actions(0, 30, 4, 3)
@@ -281,7 +282,8 @@ def test_state_dict_continues_bit_exactly() -> None:
     second = TradingEnv(market, settings, num_envs=4, seed=99)
     second.load_state_dict(first.state_dict())
     for action in actions[10:]:
-        a, b = first.step(action), second.step(action)
+        a = first.step(action)
+        b = second.step(action)
         assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
 
 
@@ -304,7 +306,8 @@ def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None
     env = TradingEnv(make_market(30, 3), num_envs=2, copy=False)
     env.reset()
     obs, *_ = env.step(torch.full((2, 3), 0.2))
-    kept, before = obs.clone(), env.state_dict()
+    kept = obs.clone()
+    before = env.state_dict()
     with pytest.raises(EnvError, match=message):
         env.step(action)
     assert torch.equal(obs, kept)
@@ -341,7 +344,9 @@ def test_bad_options_leave_the_state_alone(options: dict[str, object], message: 
 
 
 def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() -> None:
-    market, late = make_market(60, 4), torch.tensor([0.0, 7.0, 0.0, 0.0])  # lists at bar 12
+    # lists at bar 12
+    market = make_market(60, 4)
+    late = torch.tensor([0.0, 7.0, 0.0, 0.0])
     given = {"start": 20, "cash_usd": 0.0, "shares": late}
     env = TradingEnv(market, num_envs=2)
     env.reset()
@@ -366,7 +371,8 @@ def test_a_finished_account_does_not_step_on(engine: Literal["torch", "auto"]) -
     env.reset(options={"episode_bars": torch.tensor([1, 5])})
     obs, _, _, truncated, _ = env.step(torch.full((2, 3), 0.3))
     assert truncated.tolist() == [True, False]
-    kept, before = obs.clone(), env.state_dict()
+    kept = obs.clone()
+    before = env.state_dict()
     with pytest.raises(EnvError, match="reset_mask"):
         env.step(torch.full((2, 3), 0.9))
     assert torch.equal(obs, kept)

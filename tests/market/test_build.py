@@ -162,7 +162,8 @@ def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
         assert torch.equal(old[: cut + 1].nan_to_num(-7.0), new[: cut + 1].nan_to_num(-7.0)), name
     assert before.symbols == later.symbols
     for name in ("open", "close", "features", "benchmark", "tradable"):
-        old, new = getattr(before, name)[cut + 1 :], getattr(later, name)[cut + 1 :]
+        old = getattr(before, name)[cut + 1 :]
+        new = getattr(later, name)[cut + 1 :]
         assert not torch.equal(old.nan_to_num(-7.0), new.nan_to_num(-7.0)), name
 
 
@@ -176,7 +177,8 @@ def eventful_market(
 ) -> MarketTensors:
     """The market of the table; with a `cut`, everything that is known only after that bar is
     another."""
-    random, table = np.random.default_rng(seed), table.astype({"volume": float})
+    random = np.random.default_rng(seed)
+    table = table.astype({"volume": float})
     daily = 20.0 + np.arange(grid.num_sessions)
     if cut is not None:
         after = stamps_of(table) > grid.minutes[cut]

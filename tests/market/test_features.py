@@ -63,7 +63,8 @@ def test_values_agree_with_stockstats_and_pandas() -> None:
     stockstats = pytest.importorskip("stockstats")
     bars = one_symbol()
     table = frame(bars)
-    close, volume = table.close, table.volume
+    close = table.close
+    volume = table.volume
     theirs = stockstats.wrap(
         table.assign(date=pd.date_range("2016-01-04", periods=len(bars), freq="min"))
     )
@@ -107,7 +108,8 @@ def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
 def test_nights_and_days_add_up_over_sessions() -> None:
     """Against loops; the first minutes of some sessions are silent."""
     bars = replace(one_symbol(360, silent=0.3), session=np.arange(360) // 60)
-    night, day = np.full(360, np.nan), np.zeros(360)
+    night = np.full(360, np.nan)
+    day = np.zeros(360)
     for t in range(360):
         begin = t // 60 * 60
         traded = [k for k in range(begin, t + 1) if bars.tradable[k]]
@@ -148,7 +150,8 @@ def test_beta_is_the_slope_on_the_members_mean() -> None:
     own = np.diff(np.log(close.astype(float)), axis=0, prepend=np.nan)
     mean = np.nanmean(np.where(member, own, np.nan)[1:], axis=1)
     for t, n in ((60, 0), (140, 0), (90, 1), (149, 2), (199, 3)):
-        x, y = mean[t - 20 : t], own[t - 19 : t + 1, n]
+        x = mean[t - 20 : t]
+        y = own[t - 19 : t + 1, n]
         assert got[t, n] == pytest.approx(np.cov(x, y)[0, 1] / np.var(x, ddof=1), rel=1e-5)
     assert [int(np.isfinite(column).argmax()) for column in got.T] == [20, 70, 20, 20]
     assert np.isnan(got[150:, 2]).all()
@@ -213,7 +216,8 @@ def test_turbulence_sees_finished_days_only() -> None:
     assert np.isnan(level[:11]).all()
     assert level[30] > 20 * np.nanmedian(level)
     returns = np.diff(np.log(close), axis=0)
-    past, today = returns[19:29], returns[29]
+    past = returns[19:29]
+    today = returns[29]
     covariance = np.cov(past, rowvar=False)
     shrunk = 0.5 * covariance + 0.5 * np.diag(np.diag(covariance))
     gap = today - past.mean(axis=0)

@@ -71,7 +71,8 @@ def test_garbage_is_listed_and_then_removed(
 def test_what_a_run_was_made_from_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, _ = made(tmp_path, "one", 0)
     two, other = made(tmp_path, "two", 1)
-    both, run = kept(tmp_path), tmp_path / "runs" / "earlier"
+    both = kept(tmp_path)
+    run = tmp_path / "runs" / "earlier"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(two.read_text())
     write_json(run / "manifest.json", {"market": str(other)})

@@ -51,7 +51,8 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(
     tmp_path: Path, kind: str, layout: str
 ) -> None:
     table = LAYOUTS[layout](TABLE)
-    store, cache = tmp_path / "store", tmp_path / "cache"
+    store = tmp_path / "store"
+    cache = tmp_path / "cache"
     path = put(tmp_path, table[table.ts < LAST], kind)
     build_market(file_settings(path, store=str(store)), cache=cache)
     before = stored(store)
@@ -71,7 +72,8 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(
 def test_what_was_read_of_a_csv_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, rows = LAYOUTS["by time"](TABLE), []
+    table = LAYOUTS["by time"](TABLE)
+    rows = []
     real = files.table_bars
 
     def counted(part: object, *rest: object, **named: object) -> object:
@@ -99,7 +101,8 @@ def test_what_was_read_of_a_csv_is_not_read_again(
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_changed_bar_costs_its_own_month(tmp_path: Path, kind: str) -> None:
-    store, table = tmp_path / "store", TABLE.copy()
+    store = tmp_path / "store"
+    table = TABLE.copy()
     path = put(tmp_path, table, kind)
     build_market(file_settings(path, store=str(store)), cache=tmp_path / "cache")
     before = stored(store)
@@ -122,7 +125,8 @@ def from_config(config: Path, cache: Path) -> Path:
 )
 def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
     table = LAYOUTS["by time"](TABLE)
-    config, path = tmp_path / "data.yaml", tmp_path / "bars.csv"
+    config = tmp_path / "data.yaml"
+    path = tmp_path / "bars.csv"
     config.write_text(dump_yaml(file_settings(path)))
     hashes = []
     for home in ("counted", "killed"):
@@ -148,7 +152,9 @@ def write_days(folder: Path, table: pd.DataFrame) -> list[Path]:
 
 
 def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path) -> None:
-    table, bars, store = LAYOUTS["by time"](TABLE), tmp_path / "bars", tmp_path / "store"
+    table = LAYOUTS["by time"](TABLE)
+    bars = tmp_path / "bars"
+    store = tmp_path / "store"
     write_days(bars, table[table.ts < LAST])
     settings = file_settings(bars, store=str(store))
     build_market(settings, cache=tmp_path / "cache")
@@ -176,7 +182,9 @@ def market_of(path: Path) -> dict[str, object]:
 
 
 def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None:
-    table, bars, store = LAYOUTS["by time"](TABLE), tmp_path / "bars", tmp_path / "store"
+    table = LAYOUTS["by time"](TABLE)
+    bars = tmp_path / "bars"
+    store = tmp_path / "store"
     days = write_days(bars, table)
     third = days[2].read_bytes()
     days[2].unlink()
@@ -193,7 +201,8 @@ def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None
 
 
 def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path: Path) -> None:
-    table, bars = LAYOUTS["by time"](TABLE), tmp_path / "bars"
+    table = LAYOUTS["by time"](TABLE)
+    bars = tmp_path / "bars"
     days = write_days(bars, table)
     lines = days[4].read_text().splitlines()
     other = lines[7].rsplit(",", 1)[0] + ",123456"

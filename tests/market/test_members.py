@@ -20,7 +20,8 @@ from tests.bars.tables import REAL_FOLDER
 HERE = Path(__file__).resolve().parent
 DIFFERENCES = HERE.parents[1] / "docs" / "assets" / "members_differences.csv"
 LIST = REAL_FOLDER / "n100_membership_20151012_20210601.csv"
-FIRST, LAST = dt.date(2007, 2, 1), dt.date(2026, 10, 9)
+FIRST = dt.date(2007, 2, 1)
+LAST = dt.date(2026, 10, 9)
 DAY = dt.timedelta(days=1)
 Table = dict[str, set[dt.date]]
 
@@ -72,7 +73,8 @@ def by_constitution() -> tuple[Table, dt.date, dt.date]:
     if importlib.metadata.version("index-constitution") != "1.0.1":
         pytest.skip("the differences are those of index-constitution 1.0.1")
     found: Table = {}
-    history, stop = package.history("nasdaq100"), LAST + DAY
+    history = package.history("nasdaq100")
+    stop = LAST + DAY
     renamed = {"TCFCA": "TFCFA", "TCFCB": "TFCF", "NLTI": "NTLI"}
     named = {"Monster Worldwide": "MWW", "Monster Beverage Corporation": "MNST"}
     for symbol, name, first, last in zip(
@@ -108,7 +110,8 @@ def by_list() -> tuple[Table, dt.date, dt.date]:
         pytest.skip("real bars are not here")
     found: Table = {}
     rows = list(csv.DictReader(LIST.open()))
-    first, last = dt.date(2015, 10, 12), dt.date(2021, 6, 1)
+    first = dt.date(2015, 10, 12)
+    last = dt.date(2021, 6, 1)
     for row in rows:
         for day in weekdays(
             *(dt.date.fromisoformat(row[name]) for name in ("member_from", "member_to"))

@@ -50,7 +50,8 @@ def test_ranks_have_unit_scale_and_outliers_are_cut_off() -> None:
     values = np.zeros((2, 200, 1), dtype=np.float32)
     values[0, :, 0] = np.random.default_rng(0).standard_cauchy(200)
     member = np.ones((2, 200), dtype=bool)
-    ranks, scores = values.copy(), values.copy()
+    ranks = values.copy()
+    scores = values.copy()
     cross_section(ranks, member, [0], "rank", 10.0)
     cross_section(scores, member, [0], "zscore", 2.0)
     assert ranks[0].mean() == pytest.approx(0, abs=1e-6)
@@ -73,7 +74,8 @@ def test_later_bars_are_scaled_by_an_earlier_markets_statistics(
     two_markets: tuple[Path, Path, Path],
 ) -> None:
     early, late, bars = two_markets
-    own, first = MarketTensors.load(late), MarketTensors.load(early)
+    own = MarketTensors.load(late)
+    first = MarketTensors.load(early)
     assert own.meta["normalisation_hash"] != first.meta["normalisation_hash"]
     assert not torch.equal(own.features[: first.num_bars], first.features)
     plain = early.with_name("statistics.json")
@@ -97,10 +99,8 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(
     first = MarketTensors.load(early)
     env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
     save_policy(tmp_path / "policy", make_agent(PPO(), env.layout, seed=0), market=first)
-    here, there = (
-        statistics_hash(MarketTensors.load(late).meta["normalisation"]),
-        first.meta["normalisation_hash"],
-    )
+    here = statistics_hash(MarketTensors.load(late).meta["normalisation"])
+    there = first.meta["normalisation_hash"]
     with pytest.raises(
         CheckpointError,
         match=rf"\({there} there, {here} here\).*data.features.normalisation set to",

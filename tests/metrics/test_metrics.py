@@ -88,7 +88,8 @@ def test_two_series_agree_with_empyrical(pairs: list[tuple[float, float]]) -> No
         np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)
     )
     both = ~np.isnan(returns) & ~np.isnan(benchmark)
-    returns, benchmark = returns[both], benchmark[both]
+    returns = returns[both]
+    benchmark = benchmark[both]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for ours, theirs in TWO_SERIES.items():
@@ -132,7 +133,8 @@ def test_drawdown_episodes_by_hand() -> None:
 
 
 def test_daily_equity_is_the_last_value_of_each_session() -> None:
-    equity, session = [100, 101, 102, 99, 105], [7, 7, 8, 8, 9]
+    equity = [100, 101, 102, 99, 105]
+    session = [7, 7, 8, 8, 9]
     assert metrics.daily_equity(equity, session).tolist() == [101, 99, 105]
     assert metrics.daily_returns(equity, session) == pytest.approx(
         [0.01, 99 / 101 - 1, 105 / 99 - 1]

@@ -10,7 +10,8 @@ from typing import Any
 def weights_at(market: Any, kind: str, t: int) -> list[float]:
     """The weights at the close of bar t; shares no code with `envs.benchmark`."""
     price = market.adjusted_close.tolist()
-    count, bars = len(market.symbols), market.num_bars
+    count = len(market.symbols)
+    bars = market.num_bars
     prices = [[price[s][n] for s in range(bars)] for n in range(count)]
     last = [
         max((s for s in range(bars) if not math.isnan(prices[n][s])), default=-1)
@@ -36,7 +37,10 @@ def levels(market: Any, kind: str) -> list[float]:
     """What 1 becomes: put into the weights at the close of every session's first bar, and left
     alone in between."""
     price = market.adjusted_close.tolist()
-    wealth, units, cash, known = 1.0, [0.0] * len(market.symbols), 1.0, list(price[0])
+    wealth = 1.0
+    units = [0.0] * len(market.symbols)
+    cash = 1.0
+    known = list(price[0])
     found = []
     for t in range(market.num_bars):
         known = [old if math.isnan(new) else new for old, new in zip(known, price[t], strict=True)]

@@ -31,7 +31,9 @@ class EnvAccount:
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         self.env = TradingEnv.evaluation(market, settings)
-        self.market, self.settings, self.layout = market, settings, self.env.layout
+        self.market = market
+        self.settings = settings
+        self.layout = self.env.layout
         self.trade_log = TradeLog(market, settings, self.env._view)
         self._obs: Tensor = self.env.reset()[0]
 
@@ -68,13 +70,19 @@ class EnvAccount:
     def _write(self, info: dict[str, NDArray[np.float64]]) -> None:
         """One decision: its fills, then each bar it lasted, with what happened to the shares
         there."""
-        log, view, bars = self.trade_log, self.env._view, info["bars"].astype(np.int64)
-        first, held = int(bars[0]), log.shares[int(info["decision_bar"])].copy()
-        decided, filled = int(info["decision_bar"]), int(info["fill_bar"])
+        log = self.trade_log
+        view = self.env._view
+        bars = info["bars"].astype(np.int64)
+        first = int(bars[0])
+        held = log.shares[int(info["decision_bar"])].copy()
+        decided = int(info["decision_bar"])
+        filled = int(info["fill_bar"])
         traded, price, cost = (
             info[name].astype(np.float64) for name in ("fill_shares", "fill_price", "fill_cost")
         )
-        closed, costs, at_once = info["closed_shares"], info["closed_cost"], filled == decided
+        closed = info["closed_shares"]
+        costs = info["closed_cost"]
+        at_once = filled == decided
         if at_once:
             log.trade("order", decided, filled, first, traded, price, cost)
             held += traded

@@ -75,7 +75,8 @@ class LedgerOracle:
         self.first = self.peak = self.equity()
         known = settings.benchmark in ("equal_weight", "buy_and_hold")
         self.benchmark = levels(market, settings.benchmark) if known else [1.0] * self.T
-        self.moment_1, self.moment_2 = 0.0, settings.sharpe_prior_volatility**2
+        self.moment_1 = 0.0
+        self.moment_2 = settings.sharpe_prior_volatility**2
 
     # --- prices -----------------------------------------------------------------------------------
 
@@ -133,7 +134,8 @@ class LedgerOracle:
         return x if self.s.fractional else float(math.trunc(x))
 
     def wanted(self, action: list[float]) -> list[float]:
-        s, V = self.s, self.equity()
+        s = self.s
+        V = self.equity()
         action = [min(1.0, max(-1.0, a)) for a in action]
         if (
             self.turbulence is not None
@@ -179,7 +181,8 @@ class LedgerOracle:
         for n in range(self.N):  # what brings a position nearer to zero, first
             if not self.tradable[f][n]:
                 continue
-            held, goal = self.shares[n], want[n]
+            held = self.shares[n]
+            goal = want[n]
             if s.participation != "none":
                 most = self.whole(self.volume[f][n] * s.participation)
                 goal = min(max(goal, held - most), held + most)
@@ -218,9 +221,11 @@ class LedgerOracle:
         if s.short:
             V = self.cash + sum(h * price[n] for n, h in enumerate(self.shares) if h)
             G = sum(abs(h) * price[n] for n, h in enumerate(self.shares) if h)
-            room, L = s.max_leverage * V - G, s.max_leverage
+            room = s.max_leverage * V - G
+            L = s.max_leverage
         else:
-            room, L = self.cash, 1.0
+            room = self.cash
+            L = 1.0
         least = s.min_commission_usd * sum(v > 0.01 for v in x)
         full = sum(x) + L * sum(
             self.cost(n, f, additions[n], v, least=False) for n, v in enumerate(x)
@@ -256,7 +261,9 @@ class LedgerOracle:
 
     def step(self, action: list[float]) -> OracleStep:
         s = self.s
-        before, peak_before, began = self.equity(), self.peak, self.t
+        before = self.equity()
+        peak_before = self.peak
+        began = self.t
         want = self.wanted(action)
         f = self.t if s.fill == "close" else self.t + 1
         # Price P&L, added up symbol by symbol: old holdings to the fill price, new holdings from
@@ -287,7 +294,8 @@ class LedgerOracle:
             self.t += 1
             if number > 0 or f < self.t:
                 more, gained = self.turn(self.t, reference)
-                income, pnl = income + more, pnl + gained
+                income = income + more
+                pnl = pnl + gained
             if s.short and s.borrow_bps_per_year > 0:
                 ratios = [self.events.get((self.t, n), (1.0, 0.0))[0] for n in range(self.N)]
                 borrowed = sum(
@@ -305,15 +313,20 @@ class LedgerOracle:
                 pnl += self.shares[n] * (mark - reference[n])
                 reference[n] = mark
             c, x = self.close_out([n for n in range(self.N) if self.ended_at(n, self.t)])
-            cost, turnover = cost + c, turnover + x
+            cost = cost + c
+            turnover = turnover + x
             gross = sum(abs(h) * self.mark(n, self.t) for n, h in enumerate(self.shares))
             if s.maintenance_margin > 0 and self.equity() < s.maintenance_margin * gross:
                 c, x = self.close_out([n for n in range(self.N) if self.tradable[self.t][n]])
-                cost, turnover = cost + c, turnover + x
+                cost = cost + c
+                turnover = turnover + x
             self.peak = max(self.peak, self.equity())
             result.bar_equity.append(self.equity())
         after = self.equity()
-        result.pnl, result.cost, result.turnover, result.income = pnl, cost, turnover, income
+        result.pnl = pnl
+        result.cost = cost
+        result.turnover = turnover
+        result.income = income
         result.terminated = after <= s.ruin_fraction * self.first
         result.truncated = self.t >= self.end and not result.terminated
         result.reward = s.reward_scale * self.reward(
@@ -339,7 +352,8 @@ class LedgerOracle:
             return r
         if s.reward == "active_mean_variance":
             return r - s.risk_aversion / 2 * r**2
-        a, b = self.moment_1, self.moment_2
+        a = self.moment_1
+        b = self.moment_2
         variance = max(b - a**2, (0.1 * s.sharpe_prior_volatility) ** 2)
         value = (b * (r - a) - a * (r**2 - b) / 2) / variance**1.5
         self.moment_1 += s.sharpe_decay * (r - a)

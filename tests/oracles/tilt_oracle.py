@@ -26,7 +26,8 @@ def tilted(
     """The action; `latents` are the symbols', the trade rate's and, where cash may be held,
     cash's."""
     count = len(benchmark)
-    wanted, rate_latent = latents[:count], latents[count]
+    wanted = latents[:count]
+    rate_latent = latents[count]
     middle = sum(b * z for b, z in zip(benchmark, wanted, strict=True))
     raised = [
         b * math.exp(trust * math.tanh((z - middle) / trust))

@@ -146,7 +146,8 @@ def the_result_and_its_seal(run: Path) -> None:
 def the_whole_ledger(run: Path) -> None:
     """Written anew, its chain whole, with fewer trials."""
     path = run.parent / "looks.jsonl"
-    lines, before = [], json.loads(path.read_bytes().splitlines()[0])["before"]
+    lines = []
+    before = json.loads(path.read_bytes().splitlines()[0])["before"]
     for raw in path.read_bytes().splitlines():
         body = json.loads(raw)
         del body["sha256"]
@@ -215,7 +216,8 @@ def test_a_run_is_verified_and_mended(run: Path) -> None:
     assert "2 made again from the seed and what they had seen, and equal" in done.out, done.out
     assert "made again from the leaderboard, and equal" in done.out
     policy = run / "ensemble" / "policy.safetensors"
-    whole, spec = policy.read_bytes(), (run / "pods" / "p0001" / "spec.json").read_bytes()
+    whole = policy.read_bytes()
+    spec = (run / "pods" / "p0001" / "spec.json").read_bytes()
     policy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     sealed("pods/p0001/spec.json", seed=77)(run)
     done = fintrader("verify", str(run))

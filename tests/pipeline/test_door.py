@@ -283,11 +283,9 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None
     market = fintrader.load_market(**SMALL, cache=tmp_path)
     assert (market.num_assets, market.bar_minutes) == (2, 1)
     settings = validate(DataSettings, SMALL, "test")
-    path, data, run = (
-        build_market(settings, cache=tmp_path),
-        tmp_path / "data.yaml",
-        tmp_path / "run.yaml",
-    )
+    path = build_market(settings, cache=tmp_path)
+    data = tmp_path / "data.yaml"
+    run = tmp_path / "run.yaml"
     data.write_text(yaml.safe_dump(SMALL))
     run.write_text(yaml.safe_dump({"data": SMALL}))
     for what in (path, str(path), settings, data, run):

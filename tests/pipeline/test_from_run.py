@@ -167,7 +167,8 @@ def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path: Path) -> No
         load_config(write_config(tmp_path / "old", tournament=folds, name="old"))
     )
     run = run_tournament(configured(tmp_path / "new", earlier))
-    there, spec = snapshot_of(earlier, "p0000"), RunStore(RunFolder(run)).specs()["p0000"]
+    there = snapshot_of(earlier, "p0000")
+    spec = RunStore(RunFolder(run)).specs()["p0000"]
     assert spec.parent == "old:p0000"
     assert spec.folds == 0
     began = load_file(RunStore(RunFolder(run)).snapshot_path(str(spec.snapshot)))

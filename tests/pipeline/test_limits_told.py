@@ -16,10 +16,8 @@ def test_folds_are_chained_and_what_bound_is_counted(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     bundle, market = frozen(tmp_path_factory.mktemp("limits"))
-    halves, limits = (
-        [market.window(0, 200), market.window(200, market.num_bars)],
-        LimitSettings(order=0.02),
-    )
+    halves = [market.window(0, 200), market.window(200, market.num_bars)]
+    limits = LimitSettings(order=0.02)
     env: EnvSettings = bundle.env
     found = _within_limits([bundle.policy] * 2, halves, env, limits, None)
     apart = [twin(bundle.policy, half, env, limits) for half in halves]

@@ -60,10 +60,8 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
     judged: Path, tmp_path: Path
 ) -> None:
     folder = copy_of(judged, tmp_path / "with a space")
-    own, before = (
-        (folder / "backtest" / "metrics.json").read_bytes(),
-        read_backtest(folder / "backtest").context,
-    )
+    own = (folder / "backtest" / "metrics.json").read_bytes()
+    before = read_backtest(folder / "backtest").context
     main(["backtest", str(folder), *OTHERWISE])
     first = read_backtest(folder / "backtest")
     metrics = (folder / "backtest" / "metrics.json").read_bytes()
@@ -152,7 +150,8 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
 @pytest.mark.slow
 def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Path) -> None:
     folder = copy_of(judged, tmp_path)
-    home, own = folder / "backtest", (folder / "backtest" / "metrics.json").read_bytes()
+    home = folder / "backtest"
+    own = (folder / "backtest" / "metrics.json").read_bytes()
     main(["backtest", str(folder), "--backtest.window", "validation"])
     assert (home / "metrics.json").read_bytes() == own
     assert read_backtest(home).context["looks"] == 1

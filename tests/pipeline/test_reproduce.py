@@ -50,7 +50,8 @@ def _written(path: Path, text: str) -> Path:
 
 
 def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Path) -> None:
-    record, stored = read_record(report), read_backtest(finished / "backtest")
+    record = read_record(report)
+    stored = read_backtest(finished / "backtest")
     assert record["metrics"] == stored.metrics  # unrounded
     recipe = record["recipe"]
     assert recipe["config"] == portable(load_config(finished / "config.yaml"))

@@ -51,7 +51,8 @@ def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(
     s3: Any, tmp_path: Path
 ) -> None:
     small = TINY["tournament"] | {"pods": 1, "ensemble_size": 1}
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     run_tournament(load_config(write(here, store=URL, tournament=small, name="old")))
     new = {"store": URL, "tournament": small, "name": "new", "from_run": f"{URL}/old"}
     with pytest.raises(Struck), struck_when("new/pods/*/spec.json"):
@@ -90,7 +91,8 @@ def empty(machine: Path) -> None:
 def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here = tmp_path / "here"
+    elsewhere = tmp_path / "elsewhere"
     run(load_config(write(tmp_path / "plain")))
     expected = artifacts(tmp_path / "plain")
 

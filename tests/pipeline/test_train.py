@@ -206,7 +206,8 @@ AGENTS: dict[str, dict[str, Any]] = {
 def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
     """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after
     every update."""
-    updates, kills = 100, 50 if "FINTRADER_SLOW" in os.environ else 5
+    updates = 100
+    kills = 50 if "FINTRADER_SLOW" in os.environ else 5
     budget = {"env_steps": updates * 16 * (4 if algo == "sac" else 8)}
     env = {"num_envs": 16, "episode_bars": 100, "decision_interval": 5}
     how = {

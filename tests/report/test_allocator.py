@@ -142,7 +142,8 @@ def test_survivorship_and_costs_in_words(stored: StoredBacktest) -> None:
 def test_profit_is_told_by_symbol_and_by_month_and_sums_up(
     page: str, stored: StoredBacktest
 ) -> None:
-    text, wealth = section(page, "profit"), stored.curve()["ensemble"]
+    text = section(page, "profit")
+    wealth = stored.curve()["ensemble"]
     totals = [cells[1] for cells in rows(text) if cells[0] == "All"]
     assert totals == [usd(wealth.iloc[-1] - wealth.iloc[0])] * 2
     assert len([cells for cells in rows(text) if re.fullmatch(r"S\d{3}", cells[0])]) == 9
@@ -153,7 +154,8 @@ def test_profit_is_told_by_symbol_and_by_month_and_sums_up(
 def test_the_parts_of_the_active_profit_are_in_the_report(
     page: str, stored: StoredBacktest
 ) -> None:
-    text, found = section(page, "attribution"), stored.analysis["attribution"]
+    text = section(page, "attribution")
+    found = stored.analysis["attribution"]
     for name, key in (
         ("Selection", "selection"),
         ("Timing", "timing"),
@@ -166,7 +168,8 @@ def test_the_parts_of_the_active_profit_are_in_the_report(
 
 
 def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> None:
-    own, analysis = stored.metrics["ensemble"], stored.analysis
+    own = stored.metrics["ensemble"]
+    analysis = stored.analysis
     assert row(section(page, "round-trips"), "All")[0] == f"{own['round_trips']:,.0f}"
     held = section(page, "exposure")
     closes = [stored.weights("ensemble").sum(axis=1), stored.weights("ensemble").ne(0).sum(axis=1)]
@@ -194,7 +197,8 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
 
 
 def test_what_cannot_be_said_is_not_said(market: MarketTensors) -> None:
-    short, settings = market.window(0, 100), EnvSettings(cost_bps=5)
+    short = market.window(0, 100)
+    settings = EnvSettings(cost_bps=5)
     page = render_report(
         tabulate({"ensemble": simulate(noisy_policy(9), short, settings, name="ensemble")})
     )

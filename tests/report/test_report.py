@@ -58,7 +58,8 @@ def values_of(packed: Any) -> np.ndarray:
 
 
 def test_every_odd_result_has_a_report() -> None:
-    market, settings = make_market(60, 4), EnvSettings()
+    market = make_market(60, 4)
+    settings = EnvSettings()
     idle = simulate(idle_policy, make_market(60, 3), settings)
     assert "Never traded" in page_of({"ensemble": idle})
     assert "never held a position" in page_of({"ensemble": idle})
@@ -75,11 +76,9 @@ def test_every_odd_result_has_a_report() -> None:
 
 
 def test_charts_hold_what_was_simulated() -> None:
-    market, settings, policy = (
-        make_market(45 * 20, 4, session_bars=20),
-        EnvSettings(cost_bps=3),
-        noisy_policy(4),
-    )
+    market = make_market(45 * 20, 4, session_bars=20)
+    settings = EnvSettings(cost_bps=3)
+    policy = noisy_policy(4)
     results = {
         "ensemble": simulate(policy, market, settings),
         **simulate_baselines(market, settings, every=True),
@@ -184,7 +183,8 @@ def test_folds_and_data_have_their_sections() -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredBacktest]:
-    market, settings = make_market(20 * 30, 4, session_bars=20), EnvSettings(cost_bps=2)
+    market = make_market(20 * 30, 4, session_bars=20)
+    settings = EnvSettings(cost_bps=2)
     found = {}
     for seed in (0, 1):
         folder = tmp_path_factory.mktemp(f"run{seed}")

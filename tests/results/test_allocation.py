@@ -58,7 +58,8 @@ def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events: bool, short: b
 
 
 def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
-    market, settings = make_market(400, 4, session_bars=20, gaps=False), EnvSettings(cost_bps=5)
+    market = make_market(400, 4, session_bars=20, gaps=False)
+    settings = EnvSettings(cost_bps=5)
     windows = [market.window(0, 200), market.window(200, 400)]
     whole = stitch([simulate(noisy_policy(4), one, settings, name="ensemble") for one in windows])
     profit = symbol_pnl(tabulate({"ensemble": whole}), "ensemble")
@@ -118,11 +119,13 @@ def test_round_trips_by_hand() -> None:
 
 
 def test_active_share_by_hand() -> None:
-    market, settings = make_market(60, 4, session_bars=20, gaps=False), EnvSettings(cost_bps=5)
+    market = make_market(60, 4, session_bars=20, gaps=False)
+    settings = EnvSettings(cost_bps=5)
     baselines = simulate_baselines(market, settings, every=True)
     stored = tabulate({"ensemble": simulate(noisy_policy(4), market, settings), **baselines})
     found = active_shares(stored, "ensemble", "equal_weight")
-    own, theirs = stored.weights("ensemble"), stored.weights("equal_weight")
+    own = stored.weights("ensemble")
+    theirs = stored.weights("equal_weight")
     for k in range(3):
         gaps = [abs(own.get(s, theirs[s] * 0).iloc[k] - theirs[s].iloc[k]) for s in theirs.columns]
         cash = abs(own.iloc[k].sum() - theirs.iloc[k].sum())
@@ -181,7 +184,8 @@ def test_stress_days_are_the_worst_of_the_index() -> None:
 def test_regimes_are_what_loops_say() -> None:
     frame = daily()
     table = periods.regime_table(frame, "benchmark", "ensemble")
-    index, ours = frame["benchmark"].to_numpy(), frame["ensemble"].to_numpy()
+    index = frame["benchmark"].to_numpy()
+    ours = frame["ensemble"].to_numpy()
     days = range(periods.LOOKBACK, 120)
     spread = {s: np.std(index[s - periods.LOOKBACK : s], ddof=1) for s in days}
     bounds = np.quantile(list(spread.values()), [1 / 3, 2 / 3])

@@ -140,10 +140,8 @@ def test_scores_of_the_tournament(market: MarketTensors) -> None:
         usual = score(returns, metric, index)
         assert usual is not None
         assert score(returns, metric, index, 365) == pytest.approx(usual * factor), metric
-    growth, depth = (
-        empyrical.annual_return(returns, annualization=365),
-        empyrical.max_drawdown(returns),
-    )
+    growth = empyrical.annual_return(returns, annualization=365)
+    depth = empyrical.max_drawdown(returns)
     assert score(returns, "calmar", index, 365) == pytest.approx(growth / -depth)
     restless = replace(market, meta={"sessions_a_year": 365})
     usual, more = (

@@ -36,7 +36,8 @@ CONTEXT = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, BacktestResult]:
-    market, settings = make_market(100, 4), EnvSettings(cost_bps=5)
+    market = make_market(100, 4)
+    settings = EnvSettings(cost_bps=5)
     best = simulate(noisy_policy(4), market, settings, name="best")
     return {
         "best": best,

@@ -130,10 +130,8 @@ def test_drawdown_is_the_metric_of_its_grain() -> None:
     market = make_market(400, 3, session_bars=20)
     result = simulate(noisy_policy(3), market, EnvSettings())
     curve = pd.DataFrame({"a": result.equity}, index=pd.to_datetime(result.minutes, utc=True))
-    by_bar, by_session = (
-        figures.drawdown_figure(curve),
-        figures.drawdown_figure(curve, session=result.session),
-    )
+    by_bar = figures.drawdown_figure(curve)
+    by_session = figures.drawdown_figure(curve, session=result.session)
     assert min(by_bar.data[0].y) == pytest.approx(result.metrics["minute_max_drawdown"])
     assert min(by_session.data[0].y) == pytest.approx(result.metrics["max_drawdown"])
     closes = curve["a"].iloc[[0, *range(19, 400, 20)]]
@@ -173,7 +171,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs on a market in Tokyo, written by the writers of real ones."""
     root = tmp_path_factory.mktemp("tokyo")
     tensors = fakes.save_market(root / "data" / "tensors", bars=900)
-    settings, policy = EnvSettings(cost_bps=2.0), noisy_policy(5)
+    settings = EnvSettings(cost_bps=2.0)
+    policy = noisy_policy(5)
     for seed, name in enumerate(("demo", "second")):
         fakes.make_run(root / "runs", name, market=tensors, seed=seed)
         window = make_market(30 * 30, 5, 3, session_bars=30, volatility=0.002)
@@ -242,7 +241,8 @@ def test_report_and_app_draw_the_same_numbers(
         for page, part, _ in set(BOTH.values())
     }
     for key, (page, part, element) in BOTH.items():
-        ours, theirs = traces(report[key]), traces(pages[page, part][element])
+        ours = traces(report[key])
+        theirs = traces(pages[page, part][element])
         assert ours == theirs, key
         assert any(value is not None for _, values in ours.values() for value in values), key
     # a backtest is told in the time of its market

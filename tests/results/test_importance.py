@@ -18,7 +18,8 @@ def race(
     """Pods with a log-uniform rate, a gamma and a choice, none of which matters but the `planted`
     one."""
     random = np.random.default_rng(seed)
-    rate, gamma = 10 ** random.uniform(-5, -2, size), random.uniform(0.9, 1.0, size)
+    rate = 10 ** random.uniform(-5, -2, size)
+    gamma = random.uniform(0.9, 1.0, size)
     network = random.choice(["small", "wide", "deep"], size)
     effect = {
         "": np.zeros(size),
@@ -65,10 +66,8 @@ def test_a_lucky_founders_line_does_not_vote() -> None:
             for k in range(200)
         ]
     )
-    alone, together = (
-        importance(founders),
-        importance(pd.concat([founders, children], ignore_index=True)),
-    )
+    alone = importance(founders)
+    together = importance(pd.concat([founders, children], ignore_index=True))
     assert alone == together
     assert not any(one.important for one in together.shares)
     assert any(

@@ -53,10 +53,8 @@ def numbers(ledger: Ledger, *looks: Look) -> list[int]:
 
 def test_a_window_is_known_by_its_bars() -> None:
     bars = window()
-    minutes, close = (
-        20_000 * DAY + np.arange(10) * DAY,
-        np.array([[ord(x) + t for x in "DCBA"] for t in range(10)]),
-    )
+    minutes = 20_000 * DAY + np.arange(10) * DAY
+    close = np.array([[ord(x) + t for x in "DCBA"] for t in range(10)])
     assert Window.of(("D", "C", "B", "A"), minutes, close.astype(np.float32)) == bars, (
         "columns in another order"
     )

@@ -25,7 +25,8 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
     assert run.events[0]["event"] == "started"
     assert list(run.backtests) == ["test"]
     assert run.evidence["verdict"] in repr(run)
-    text, page = repr(run), run._repr_html_()
+    text = repr(run)
+    page = run._repr_html_()
     assert text.splitlines()[0].startswith("Run demo: finished")
     returned = f"{run.backtest('test').metrics['ensemble']['cumulative_return']:.2%}".replace(
         "%", " %"

@@ -93,7 +93,9 @@ def test_the_papers_table_in_report_terminal_and_notebook(
     template: Path, stored: StoredBacktest, report: dict
 ) -> None:
     run = Run(template / "runs" / "demo")
-    page, printed, notebook = render_report(stored), repr(run), run._repr_html_()
+    page = render_report(stored)
+    printed = repr(run)
+    notebook = run._repr_html_()
     other = render_comparison({"one": stored, "two": stored})
     paper = [lines_of(printed), rows_of(notebook), report]
     where = "Against cash"

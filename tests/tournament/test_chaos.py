@@ -39,7 +39,8 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
 def test_struck_at_many_operations(
     tmp_path: Path, undisturbed: RunFolder, points: int, mode: str, stride: int
 ) -> None:
-    tally, expected = Tally(), everything(undisturbed)
+    tally = Tally()
+    expected = everything(undisturbed)
     for at in range(
         1, points // 2 if mode == "full" else points, stride
     ):  # `full` strikes before, never after

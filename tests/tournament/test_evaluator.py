@@ -28,7 +28,8 @@ def cautious(obs: torch.Tensor) -> torch.Tensor:
 def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
     windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    market, traded = make_market(100, 3, session_bars=10), []
+    market = make_market(100, 3, session_bars=10)
+    traded = []
 
     def portfolio(market: object, env: object, **named: object) -> object:
         traded.append(market)
@@ -96,7 +97,8 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
     tmp_path: Path,
 ) -> None:
     market = make_market(100, 3, session_bars=10)
-    policy, asked = _Idle(), []
+    policy = _Idle()
+    asked = []
 
     def alive(share: float, env_steps: int) -> Progress:
         asked.append((share, env_steps))

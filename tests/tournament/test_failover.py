@@ -227,7 +227,8 @@ def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> N
 def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_there_now(
     run: RunFolder,
 ) -> None:
-    store, other = RunStore(run), stubs.spec(0, seed=7)
+    store = RunStore(run)
+    other = stubs.spec(0, seed=7)
     store.write_spec(other)
     with pytest.raises(Fenced, match="holds another run by now"):
         run_pod(stubs.spec(0), PodContext(run, run.root), stubs.body)

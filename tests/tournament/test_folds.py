@@ -38,7 +38,10 @@ def sessions(market: MarketTensors) -> set[int]:
 
 @pytest.mark.parametrize("folds", [2, 3, 5])
 def test_no_learner_sees_its_block_or_the_embargo_around_it(folds: int) -> None:
-    first, last, embargo, test = 20, 300, 2, (330, 400)
+    first = 20
+    last = 300
+    embargo = 2
+    test = (330, 400)
     windows = Windows((first, 200), (200 + 10 * embargo, last), test)
     market = replace(make_market(400, 3, session_bars=10), windows=windows)
     blocks = make_blocks(market, folds, EnvSettings(num_envs=4))
@@ -106,7 +109,8 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
     spec = first_spec(**KFOLD)
     result, context = train_pod(tmp_path, spec)
     state = load(RunStore(context.run).get(str(result.snapshot)))
-    train, began = learners.train, []
+    train = learners.train
+    began = []
 
     def spy(agent: object, env: TradingEnv | JoinedEnv, *rest: object, **named: object) -> object:
         bars = len(env.market_rows)

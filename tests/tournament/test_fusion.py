@@ -138,7 +138,8 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
         alone.env_steps,
     )
     for number in range(2):
-        one, other = read_round(there.folder, number), read_round(here.folder, number)
+        one = read_round(there.folder, number)
+        other = read_round(here.folder, number)
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
         assert [total.env_steps for total in one[1]] == [total.env_steps for total in other[1]]
     again, _ = train_pod(tmp_path / "ranked", spec)  # finished: no process is needed to say so
@@ -210,7 +211,8 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     assert [(event["pod"], event["reason"]) for event in lost] == [("p0000", "killed")]
     assert "rank 1 of 2 on cpu: killed by signal 9" in lost[0]["detail"]
     stored = RunStore(result.folder)
-    found, spec = stored.read_result("p0000"), stored.read_spec("p0000")
+    found = stored.read_result("p0000")
+    spec = stored.read_spec("p0000")
     assert found.attempts == 2
     alone = run_pod(spec, PodContext(RunFolder(tmp_path / "alone"), market_file(tmp_path)))
     assert found.reproducible() == alone.reproducible()
@@ -252,10 +254,8 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
     )
     monkeypatch.setattr(nodes, "address", lambda: LOOPBACK)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    url, spec = (
-        f"file://{tmp_path}/store/run",
-        fused_spec().model_copy(update={"data_hash": "digest"}),
-    )
+    url = f"file://{tmp_path}/store/run"
+    spec = fused_spec().model_copy(update={"data_hash": "digest"})
     here = RunFolder(tmp_path / "run")
     mirror = attach(here.root, url)
     alone, _ = train_pod(tmp_path / "alone", spec)

@@ -55,7 +55,8 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(
     race: Race, run: RunFolder, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """Whoever holds the run keeps it, no pod is taken for hung, and nothing is done twice."""
-    plain, real = race("plain", order="submission"), time.time
+    plain = race("plain", order="submission")
+    real = time.time
 
     def jump(orchestrator: Orchestrator) -> None:
         if len(orchestrator.leaderboard.applied) >= 3:
@@ -127,7 +128,8 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
 def test_killed_anywhere_then_the_disk_is_emptied(
     tmp_path: Path, undisturbed: RunFolder, mode: str, stride: int
 ) -> None:
-    expected, struck = everything(undisturbed), 0
+    expected = everything(undisturbed)
+    struck = 0
     counted, url = emptied.place(tmp_path, "count")
     attach(counted.root, url)
     points = forked(counted, PODS, faults=Faults("count", 0, tmp_path / "count.mark")).points
@@ -190,7 +192,8 @@ def test_a_damaged_object_is_made_again(
     store = Objects(url)
     last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
     pod = last.parent or "p0000"  # the next pod will ask for its parent's snapshot
-    result, name = RunStore(run).read_result(pod), f"pods/{pod}/result.json"
+    result = RunStore(run).read_result(pod)
+    name = f"pods/{pod}/result.json"
     whole = store.get(name) or b""
     match victim:
         case "snapshot":
@@ -237,7 +240,8 @@ def test_damaged_state_that_cannot_be_made_again_is_told(
 
 def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race: Race) -> None:
     plain = race("run", pods=4)
-    board, run = plain.leaderboard, plain.folder
+    board = plain.leaderboard
+    run = plain.folder
     url = f"file://{tmp_path}/store/run"
     attach(run.root, url)
     race("run", pods=4)

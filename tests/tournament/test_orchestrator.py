@@ -46,7 +46,8 @@ def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_poo
 def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> None:
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
-    specs, results = store.specs(), store.results()
+    specs = store.specs()
+    results = store.results()
     children = [spec for spec in specs.values() if spec.parent]
     assert len(children) > 20
     for spec in children:
@@ -72,7 +73,8 @@ def test_calling_again_changes_nothing_and_more_pods_extend_it(race: Race) -> No
     before = everything(first.folder)
     again = race("a", pods=5)
     assert everything(again.folder) == before
-    extended, whole = race("a", pods=9), race("b", pods=9)
+    extended = race("a", pods=9)
+    whole = race("b", pods=9)
     assert everything(extended.folder) == everything(whole.folder)
 
 

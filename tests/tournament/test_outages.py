@@ -43,7 +43,10 @@ class Outage:
     """Begins once so many results are there, and ends after some seconds."""
 
     def __init__(self, away: Path, results: int, seconds: float) -> None:
-        self.away, self.results, self.seconds, self.begun = away, results, seconds, False
+        self.away = away
+        self.results = results
+        self.seconds = seconds
+        self.begun = False
 
     def __call__(self, orchestrator: Orchestrator) -> None:
         if not self.begun and len(orchestrator.leaderboard.applied) >= self.results:
@@ -93,7 +96,8 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
     mirror = mirror_of(run.root)
-    spec, trained = stubs.spec(0), []
+    spec = stubs.spec(0)
+    trained = []
 
     def body(one: Any, context: PodContext) -> Any:
         trained.append(one.pod)
@@ -112,7 +116,8 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
 
 
 def test_whoever_leaves_waits_no_longer(away: Path, tmp_path: Path) -> None:
-    store, problems = Objects(f"file://{tmp_path}/store"), list[str]()
+    store = Objects(f"file://{tmp_path}/store")
+    problems = list[str]()
     away.touch()
 
     def ask() -> None:

@@ -151,14 +151,16 @@ def test_counts_survive_a_restart_but_the_rate_does_not_jump(
 def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 steps a second for 50 seconds, then none; a mark a second, so that half a minute has 31
     of them."""
-    now, rates = 0.0, []
+    now = 0.0
+    rates = []
     monkeypatch.setattr(
         "fintrader.tournament.prometheus.time", SimpleNamespace(monotonic=lambda: now)
     )
     watch = Watch("run", settings(), lambda seconds: None)
     watch._marks.append((now, 0))
     for second in range(1, 101):
-        now, watch.env_steps = float(second), 100 * min(second, 50)
+        now = float(second)
+        watch.env_steps = 100 * min(second, 50)
         watch._mark()
         rates.append(watch.rate())
     assert rates[:50] == pytest.approx([100.0] * 50)
@@ -258,7 +260,8 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         cwd=ROOT,
     )
     records: list[dict[str, Any]] = []
-    url, scraped = "", Samples()
+    url = ""
+    scraped = Samples()
     for line in process.stderr:
         records.append(json.loads(line))
         url = records[-1].get("metrics_url", url)

@@ -33,7 +33,8 @@ SEARCH = {
 def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]:
     """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a
     width of 20."""
-    board, specs = Leaderboard(16), []
+    board = Leaderboard(16)
+    specs = []
     for index in range(count):
         spec = generator.fresh(index, board)
         score = -abs(np.log10(spec.agent["learning_rate"]) + 3) - abs(spec.agent["width"] - 20) / 20
@@ -95,7 +96,8 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
 
 def test_children_do_not_count() -> None:
     """Their scores come from what they inherited."""
-    generator, board = breeder(search=SEARCH, proposals="tpe"), Leaderboard(16)
+    generator = breeder(search=SEARCH, proposals="tpe")
+    board = Leaderboard(16)
     for index in range(12):
         spec = generator.fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
         submit(

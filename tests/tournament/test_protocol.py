@@ -86,7 +86,8 @@ def test_a_token_that_was_swept_away_is_not_taken_again(
 ) -> None:
     """Between the look at who holds the run and the claim, two others may have come and gone."""
     store = lease.Objects(f"file://{tmp_path}")
-    create, looked = store.create, []
+    create = store.create
+    looked = []
 
     def late(name: str, data: bytes) -> bool:
         if not looked:

@@ -148,7 +148,8 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
     threads = ThreadLauncher(run, market_file(tmp_path), bodies.train_and_evaluate, workers=1)
     result = real_race(run, settings, agent=(AGENT, A2C(num_steps=8)), seed=1, launcher=threads)
     store = RunStore(result.folder)
-    specs, results = store.specs(), store.results()
+    specs = store.specs()
+    results = store.results()
     assert {spec.agent["algo"] for spec in specs.values()} == {"ppo", "a2c"}
     stopped = [pod for pod, one in results.items() if one.status == "stopped"]
     assert stopped
@@ -158,7 +159,8 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
         assert results[pod].reason == "stopped_early"
     for one in results.values():
         first, second = one.window_scores
-        mean, spread = (first + second) / 2, abs(first - second) / 2
+        mean = (first + second) / 2
+        spread = abs(first - second) / 2
         assert one.score == pytest.approx(mean - 0.5 * spread)
 
 
@@ -186,7 +188,8 @@ def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
 ) -> None:
     """The validation window is looked at ten times; a kill and a look after it change nothing."""
     spec = first_spec(budget=Budget(env_steps=640), early_stopping="best_validation")
-    seen, evaluate = {}, bodies.evaluate
+    seen = {}
+    evaluate = bodies.evaluate
 
     def spy(parts: Any, *rest: Any, **named: Any) -> Any:
         found = evaluate(parts, *rest, **named)
@@ -242,7 +245,8 @@ PIPELINE = SAC(
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
     agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = learners.train, []
+    train = learners.train
+    trained = []
 
     def spy(learner: Any, *rest: Any, **named: Any) -> Any:
         trained.append((learner, learner.state_dict()))

@@ -58,7 +58,8 @@ def board(ended: TournamentResult) -> list[tuple[object, ...]]:
 
 def ancestors(run: RunFolder, pods: set[str]) -> set[str]:
     """These and all that they descend from, found the long way."""
-    specs, found = RunStore(run).specs(), set(pods)
+    specs = RunStore(run).specs()
+    found = set(pods)
     for _ in specs:
         found |= {str(specs[pod].parent) for pod in found if specs[pod].parent}
     return found
@@ -119,7 +120,8 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
     run = race("a", keep="all", **MANY).folder
     store = RunStore(run)
     child = next(spec for spec in reversed(store.specs().values()) if spec.parent_here)
-    parent, grown = str(child.parent_here), store.read_result(child.pod)
+    parent = str(child.parent_here)
+    grown = store.read_result(child.pod)
     store.result_path(child.pod).unlink()
     EventLog(run.events).append({"event": "dropped", "pods": [parent]})
     store.drop(store.read_result(parent))

@@ -259,10 +259,8 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
 
 
 def test_scores_are_the_metrics_of_the_backtest() -> None:
-    returns, index = (
-        np.array([0.01, -0.02, 0.03, 0.0, 0.01]),
-        np.array([0.0, -0.03, 0.03, 0.01, 0.0]),
-    )
+    returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
+    index = np.array([0.0, -0.03, 0.03, 0.01, 0.0])
     assert score(returns, "sharpe", index) == metrics.sharpe(returns)
     assert score(returns, "return", index) == metrics.cumulative_return(returns)
     assert score(returns, "calmar", index) == pytest.approx(metrics.calmar(returns))
@@ -307,7 +305,8 @@ def test_windows_that_do_not_fit_are_refused() -> None:
 
 
 def test_members_are_the_best_or_the_best_that_differ() -> None:
-    up, down = (0.01, -0.01, 0.02, 0.0), (-0.01, 0.01, -0.02, 0.0)
+    up = (0.01, -0.01, 0.02, 0.0)
+    down = (-0.01, 0.01, -0.02, 0.0)
     rows = [entry(0, 3.0, returns=up), entry(1, 2.9, returns=up), entry(2, 1.0, returns=down)]
     assert [member.spec.index for member in choose(rows, 2, diversity=0.0)] == [0, 1]
     assert [member.spec.index for member in choose(rows, 2, diversity=5.0)] == [0, 2]
@@ -365,7 +364,8 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
     members = [entry(k, 1.0, active_returns=tuple(days + (k - 0.5) * apart)) for k in range(2)]
     plain = settings(ensemble_shrinkage="james_stein")
     sized = settings(ensemble_shrinkage="james_stein", ensemble_tracking_error=wanted * learned)
-    before, after = evidence_of(members, [0.5, 0.5], plain), evidence_of(members, [0.5, 0.5], sized)
+    before = evidence_of(members, [0.5, 0.5], plain)
+    after = evidence_of(members, [0.5, 0.5], sized)
     assert before is not None
     assert after is not None
     assert 0 < before["conviction"] == before["kappa"] == after["kappa"]

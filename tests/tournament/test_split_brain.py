@@ -29,7 +29,8 @@ from tests.engines.races import ORDER, settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.tournament.conftest import Race
 
-PODS, FOUNDERS = 12, 2
+PODS = 12
+FOUNDERS = 2
 
 
 class Sleeper(ThreadLauncher):
@@ -50,7 +51,9 @@ def head(run: RunFolder, *, machine: str, workers: int, sleeps_at: int) -> int:
     def work() -> None:
         lease._held.clear()
         lease._kernel = lambda: machine  # type: ignore[assignment]
-        lease.BEAT_SECONDS, lease.LEASE_SECONDS, lease.LAPSE_SECONDS = 0.1, 0.4, 0.6
+        lease.BEAT_SECONDS = 0.1
+        lease.LEASE_SECONDS = 0.4
+        lease.LAPSE_SECONDS = 0.6
 
         def launcher(_: object, access: PodContext) -> Sleeper:
             made = Sleeper(run, run.root.parent, stubs.body, workers=workers, token=access.token)
@@ -133,7 +136,8 @@ def test_the_spec_that_stands_counts_wherever_another_one_lies(
     machines: Callable[[str], RunFolder],
 ) -> None:
     stores = [open_store(run, mirror_of(run.root)) for run in map(machines, ("one", "two"))]
-    first, other = stubs.spec(0, seed=1), stubs.spec(0, seed=2)
+    first = stubs.spec(0, seed=1)
+    other = stubs.spec(0, seed=2)
     assert stores[0].write_specs([first]) == [first]
     RunStore(stores[1].run).write_spec(
         other

@@ -222,7 +222,8 @@ def test_the_time_left_counts_this_sitting_only(
     before."""
     run = race(pods=4).folder
     assert status(run)["eta_seconds"] is None, "finished"
-    began, now = time.time(), time.time() + 10.0
+    began = time.time()
+    now = time.time() + 10.0
     monkeypatch.setattr(status_module, "time", SimpleNamespace(time=lambda: now))
     events = [
         {"event": "resumed", "time": began, "pods": 9},
@@ -241,7 +242,8 @@ def test_the_time_left_counts_this_sitting_only(
 def test_scaling_down_processes_drains_without_orphans_or_losses(
     race: Race, tmp_path: Path
 ) -> None:
-    run, pods = RunFolder(tmp_path / "b"), [f"p{number:04d}" for number in range(3)]
+    run = RunFolder(tmp_path / "b")
+    pods = [f"p{number:04d}" for number in range(3)]
     for pod in pods:
         plant(run, pod, "wait")
     wished: list[int] = []

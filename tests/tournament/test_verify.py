@@ -243,7 +243,8 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
     assert [problem for check in verify(run, generator=maker) for problem in check.problems] == []
     store = RunStore(run)
-    spec, whole = store.read_spec("p0008"), everything(run)
+    spec = store.read_spec("p0008")
+    whole = everything(run)
     assert spec.seen > 2
     store.spec_path("p0008").write_bytes(b"half")
     repair(run, generator=maker)

@@ -46,7 +46,8 @@ TABS = {
 REPORT_LIMIT = 16 << 20
 FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
-MOST_ROWS, MOST_CANDLES = 2000, 900
+MOST_ROWS = 2000
+MOST_CANDLES = 900
 MOST_PERIODS = 12  # rows of years or months above which their table is scrolled
 
 
@@ -232,7 +233,9 @@ def rolling(stored: StoredBacktest, shown: list[str]) -> None:
 
 
 def calendar(stored: StoredBacktest, shown: list[str]) -> None:
-    returns, timezone, main = stored.daily_returns(), stored.timezone, shown[0]
+    returns = stored.daily_returns()
+    timezone = stored.timezone
+    main = shown[0]
     st.subheader("Return of each month", anchor=False)
     charts.show(figures.monthly_figure(returns[main], timezone), "calendar_months")
     st.caption(f"By calendar month ({timezone}); the first and the last may be partial.")

@@ -54,7 +54,8 @@ def render(runs: RunsFolder) -> None:
     if name is None:
         return
     first = deployments.read(folder / name)
-    alive, timezone = first.state == "running", pick_clock(first.timezone)
+    alive = first.state == "running"
+    timezone = pick_clock(first.timezone)
 
     @st.fragment(run_every=REFRESH_SECONDS if alive else None)
     def watched() -> None:
@@ -92,7 +93,8 @@ def draw(status: Status, timezone: str) -> None:
 
 
 def head(status: Status, timezone: str) -> None:
-    started, decision = status.started, status.decision
+    started = status.started
+    decision = status.decision
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     st.markdown(
         f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.get('run'))}**"
@@ -127,7 +129,8 @@ def head(status: Status, timezone: str) -> None:
 
 
 def curves(status: Status, timezone: str) -> None:
-    report, version = status.report, (status.name, len(status.curve), status.state, timezone)
+    report = status.report
+    version = (status.name, len(status.curve), status.state, timezone)
     if report is not None and status.state == "finished":
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: drift_figure(report["daily"]), "live_drift", version=version)
@@ -157,7 +160,8 @@ def holdings(status: Status) -> None:
     if status.decision is None:
         return
     body = status.decision.body
-    equity, marks = float(body["equity"]), body["prices"]
+    equity = float(body["equity"])
+    marks = body["prices"]
     names = sorted({*body["shares"], *body["weights"], *status.held})
     rows = [
         {

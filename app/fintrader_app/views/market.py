@@ -223,7 +223,8 @@ def share_map(
         if not binary
         else [[0, "#a0a8b0"], [1, "#2a9d8f"]]
     )
-    height, across = min(900, 120 + 14 * max(8, assets)), [days[k] for k in starts]
+    height = min(900, 120 + 14 * max(8, assets))
+    across = [days[k] for k in starts]
     names = [label(symbol) for symbol in symbols]
     return heatmap(
         shown.astype(float), across, names, ".1%", height, 10, "of bars", zmin=0, colorscale=colours
@@ -338,7 +339,8 @@ def correlations(market: Market, most: int) -> Any:
 
 
 def ties(market: Market) -> None:
-    symbols, matrix = market.symbols[:MOST_SYMBOLS], correlations(market, MOST_SYMBOLS)
+    symbols = market.symbols[:MOST_SYMBOLS]
+    matrix = correlations(market, MOST_SYMBOLS)
     st.subheader("Correlation of daily returns", anchor=False)
     off = matrix[~np.eye(len(symbols), dtype=bool)] if len(symbols) > 1 else np.array([])
     if not np.isfinite(off).any():

@@ -49,7 +49,8 @@ SECTIONS = {
     "yaml": "YAML",
 }
 DEFAULTS = "defaults"
-MOST_MISSING, MOST_RECORDS = 5, 20
+MOST_MISSING = 5
+MOST_RECORDS = 20
 
 
 def render(runs: RunsFolder) -> None:
@@ -334,7 +335,8 @@ def watch(runs: RunsFolder) -> None:
 
 def one(runs: RunsFolder, job: jobs.Job) -> None:
     """One job."""
-    alive, run = job.alive, made(runs, job.name)
+    alive = job.alive
+    run = made(runs, job.name)
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"**{plain(job.name)}**", width="content")

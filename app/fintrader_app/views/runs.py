@@ -146,7 +146,8 @@ def glance(found: list[Summary]) -> str:
     table's code."""
     rows = []
     for run in found[:ROWS]:
-        headline, index = run.headline(), run.metrics.get("benchmark", {})
+        headline = run.headline()
+        index = run.metrics.get("benchmark", {})
         returns = [number(one.get("cumulative_return")) for one in (headline, index)]
         cells = [run.name, MARK[run.status], verdict_words(run.verdict)]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
@@ -209,7 +210,8 @@ def own_words(found: list[Summary]) -> tuple[list[str], bool]:
 
 def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
     """Where to go from here."""
-    done, several = bool(run.metrics), 2 <= len(picked) <= 8
+    done = bool(run.metrics)
+    several = 2 <= len(picked) <= 8
     with st.container(horizontal=True, gap="small"):
         first, second = ("primary", "secondary") if done else ("secondary", "primary")
         if st.button("Backtest", icon=":material/show_chart:", type=first, disabled=not done):

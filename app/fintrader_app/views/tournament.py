@@ -42,7 +42,8 @@ LOST = {"pod": "Pod", "attempt": "Attempt", "reason": "Reason", "detail": "What 
 def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     place = pick_race(folder)
-    planned, logs = race.planned_pods(folder), search.drawn_in_log(folder)
+    planned = race.planned_pods(folder)
+    logs = search.drawn_in_log(folder)
     live = run.status == "running"
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
@@ -210,7 +211,8 @@ def searched(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ..
     algos = sorted(pods[ALGORITHM].dropna().unique())
     if len(algos) > 1:
         algo = choose("Pods of", [EVERY, *algos], "algo")
-        pods, version = pods if algo == EVERY else pods[pods[ALGORITHM] == algo], (*version, algo)
+        pods = pods if algo == EVERY else pods[pods[ALGORITHM] == algo]
+        version = (*version, algo)
     found, names = search.judged(version, pods)
     if not names:
         st.info(

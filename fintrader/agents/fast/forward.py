@@ -13,8 +13,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-PER_ASSET, MLP = 0, 1
-RELU, TANH, SILU, ELU = 0, 1, 2, 3
+PER_ASSET = 0
+MLP = 1
+RELU = 0
+TANH = 1
+SILU = 2
+ELU = 3
 
 # Columns of `plan` [K, ...]: one network each.
 (
@@ -38,7 +42,10 @@ LAYER = 7
 # Columns of `numbers` [K, ...].
 SCALE, CASH_LOGIT, BAND = range(3)
 NUMBERS = 3
-_CLIP, _ONE, _HALF, _ZERO = np.float32(10.0), np.float32(1.0), np.float32(0.5), np.float32(0.0)
+_CLIP = np.float32(10.0)
+_ONE = np.float32(1.0)
+_HALF = np.float32(0.5)
+_ZERO = np.float32(0.0)
 # Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network
 # shows.
 _FAST = {"reassoc", "contract", "nsz"}
@@ -49,18 +56,40 @@ def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out
     """`out [O, N] += weights [I, O]ᵀ x [I, N]`, I and O multiples of four."""
     count = x.shape[1]
     for o in range(0, wide_out, 4):
-        r0, r1, r2, r3 = out[o], out[o + 1], out[o + 2], out[o + 3]
+        r0 = out[o]
+        r1 = out[o + 1]
+        r2 = out[o + 2]
+        r3 = out[o + 3]
         for j in range(0, wide_in, 4):
             a = start + j * wide_out + o
-            b, c = a + wide_out, a + 2 * wide_out
+            b = a + wide_out
+            c = a + 2 * wide_out
             d = a + 3 * wide_out
-            a0, a1, a2, a3 = weights[a], weights[a + 1], weights[a + 2], weights[a + 3]
-            b0, b1, b2, b3 = weights[b], weights[b + 1], weights[b + 2], weights[b + 3]
-            c0, c1, c2, c3 = weights[c], weights[c + 1], weights[c + 2], weights[c + 3]
-            d0, d1, d2, d3 = weights[d], weights[d + 1], weights[d + 2], weights[d + 3]
-            x0, x1, x2, x3 = x[j], x[j + 1], x[j + 2], x[j + 3]
+            a0 = weights[a]
+            a1 = weights[a + 1]
+            a2 = weights[a + 2]
+            a3 = weights[a + 3]
+            b0 = weights[b]
+            b1 = weights[b + 1]
+            b2 = weights[b + 2]
+            b3 = weights[b + 3]
+            c0 = weights[c]
+            c1 = weights[c + 1]
+            c2 = weights[c + 2]
+            c3 = weights[c + 3]
+            d0 = weights[d]
+            d1 = weights[d + 1]
+            d2 = weights[d + 2]
+            d3 = weights[d + 3]
+            x0 = x[j]
+            x1 = x[j + 1]
+            x2 = x[j + 2]
+            x3 = x[j + 3]
             for n in range(count):
-                p, q, r, s = x0[n], x1[n], x2[n], x3[n]
+                p = x0[n]
+                q = x1[n]
+                r = x2[n]
+                s = x3[n]
                 r0[n] += a0 * p + b0 * q + c0 * r + d0 * s
                 r1[n] += a1 * p + b1 * q + c1 * r + d1 * s
                 r2[n] += a2 * p + b2 * q + c2 * r + d2 * s
@@ -73,12 +102,14 @@ def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out
     whole = count // 4 * 4
     for j in range(0, whole, 4):
         a = start + j * wide_out
-        w0, w1 = weights[a : a + wide_out], weights[a + wide_out : a + 2 * wide_out]
-        w2, w3 = (
-            weights[a + 2 * wide_out : a + 3 * wide_out],
-            weights[a + 3 * wide_out : a + 4 * wide_out],
-        )
-        p, q, r, s = x[j], x[j + 1], x[j + 2], x[j + 3]
+        w0 = weights[a : a + wide_out]
+        w1 = weights[a + wide_out : a + 2 * wide_out]
+        w2 = weights[a + 2 * wide_out : a + 3 * wide_out]
+        w3 = weights[a + 3 * wide_out : a + 4 * wide_out]
+        p = x[j]
+        q = x[j + 1]
+        r = x[j + 2]
+        s = x[j + 3]
         for o in range(wide_out):
             out[o] += p * w0[o] + q * w1[o] + r * w2[o] + s * w3[o]
     for j in range(whole, count):
@@ -131,8 +162,10 @@ def _activate(rows: Any, kind: int) -> None:
 def _normalise(rows: Any, width: int) -> None:
     """Layer normalisation over the first `width` of `[O, N]`, asset by asset, without an affine
     map."""
-    count, share = rows.shape[1], _ONE / np.float32(width)
-    mean, variance = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    count = rows.shape[1]
+    share = _ONE / np.float32(width)
+    mean = np.zeros(count, np.float32)
+    variance = np.zeros(count, np.float32)
     for o in range(width):
         for n in range(count):
             mean[n] += rows[o, n]
@@ -166,18 +199,24 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, o
     scale = shift + account + features + context + 2
     for i in range(account):
         obs[i] = _standard(private[i], weights[shift + i], weights[scale + i])
-    at, g = account, account
+    at = account
+    g = account
     for n in range(count):
         obs[at + n] = _standard(private[at + n], weights[shift + g], weights[scale + g])
-    at, g = at + count, g + 1
+    at = at + count
+    g = g + 1
     for n in range(count):
         for f in range(features):
             i = n * features + f
             obs[at + i] = _standard(row[i], weights[shift + g + f], weights[scale + g + f])
-    at, g, given = at + count * features, g + features, count * features
+    at = at + count * features
+    g = g + features
+    given = count * features
     for n in range(count):
         obs[at + n] = _standard(row[given + n], weights[shift + g], weights[scale + g])
-    at, g, given = at + count, g + 1, given + count
+    at = at + count
+    g = g + 1
+    given = given + count
     for i in range(context):
         obs[at + i] = _standard(row[given + i], weights[shift + g + i], weights[scale + g + i])
 
@@ -206,7 +245,8 @@ def _per_asset(
     shared[given : given + context] = obs[flags + count :]
     if given + context == 0:
         shared[0] = _ZERO  # the network has one column that is always zero there
-    x, y = one, two
+    x = one
+    y = two
     for depth in range(plan[k, DEPTH]):
         wide = layers[k, depth, OWN_OUT]
         for o in range(wide):
@@ -226,7 +266,8 @@ def _per_asset(
                 total += y[o, n]
             shared[o] = total / np.float32(count)
         x, y = y, x
-    head, wide = plan[k, HEAD], layers[k, plan[k, DEPTH] - 1, OWN_OUT]
+    head = plan[k, HEAD]
+    wide = layers[k, plan[k, DEPTH] - 1, OWN_OUT]
     latent[:count] = weights[plan[k, HEAD_BIAS]]
     for o in range(wide):
         w = weights[head + o]
@@ -243,7 +284,8 @@ def _per_asset(
 def _mlp(k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any) -> None:
     """`networks.Actor` on `networks.Mlp`: all of the flat observation."""
     x = obs
-    y, z = buffers[0].reshape(-1), buffers[1].reshape(-1)
+    y = buffers[0].reshape(-1)
+    z = buffers[1].reshape(-1)
     for depth in range(plan[k, DEPTH] + 1):
         wide = layers[k, depth, OWN_OUT]
         for o in range(wide):
@@ -312,7 +354,9 @@ def forward(
     `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the
     latent with and without cash; what they hold afterwards means nothing.
     """
-    obs, with_cash, without = buffers[4], buffers[5], buffers[6]
+    obs = buffers[4]
+    with_cash = buffers[5]
+    without = buffers[6]
     for k in range(plan.shape[0]):
         latent = with_cash if plan[k, TARGETS] else without
         _standardise(weights, plan[k, STATISTICS], private, row, sizes, obs)

@@ -18,7 +18,8 @@ Fused = Literal["none", "relu", "tanh"]
 """Non-linearities that can be part of the product."""
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """`(x [R, in], weight [out, in], bias [out] or None, non-linearity, [], "")`."""
-_WIDE, _LEAST = 64, 1 << 17
+_WIDE = 64
+_LEAST = 1 << 17
 """Widths, and multiplications, from which a product is faster: it is prepared for each new
 shape."""
 

@@ -16,7 +16,9 @@ from numba import njit
 from torch import Tensor
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
-_ONE, _HALF, _ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.0)
+_ONE = np.float32(1.0)
+_HALF = np.float32(0.5)
+_ZERO = np.float32(0.0)
 _MOST = np.float32(20.0)
 _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
 
@@ -51,17 +53,24 @@ def _pass(
     """Adds slopes to `of_mean [U, L]` and `of_std [L]`; the sums of objective and Σ(ρ - 1 - log ρ),
     and how many ratios are out of the range."""
     rows, count = latent.shape
-    objective, distance, outside = np.float64(0.0), np.float64(0.0), 0
-    high, low = _ONE + clip, _ONE - clip
+    objective = np.float64(0.0)
+    distance = np.float64(0.0)
+    outside = 0
+    high = _ONE + clip
+    low = _ONE - clip
     scale = np.exp(-log_std)
     for r in range(rows):
         a = advantage[r]
         # A ratio is cut above for A > 0, below for A < 0.
         top = high if a > _ZERO else np.float32(np.inf)
         bottom = low if a < _ZERO else np.float32(-np.inf)
-        means, slopes = mean[place[r]], of_mean[place[r]]
-        drawn, before = latent[r], log_prob[r]
-        total, far, out = _ZERO, _ZERO, 0
+        means = mean[place[r]]
+        slopes = of_mean[place[r]]
+        drawn = latent[r]
+        before = log_prob[r]
+        total = _ZERO
+        far = _ZERO
+        out = 0
         for i in range(count):
             noise = (drawn[i] - means[i]) * scale[i]
             log_ratio = -_HALF * noise * noise - log_std[i] - _CONSTANT - before[i]

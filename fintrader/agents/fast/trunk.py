@@ -26,7 +26,9 @@ def _forward(rows: Any, common: Any, mean: Any) -> None:
     bars, assets, width = rows.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
-        of_bar, shared, total = rows[u], common[u], mean[u]
+        of_bar = rows[u]
+        shared = common[u]
+        total = mean[u]
         for h in range(width):
             total[h] = _ZERO
         for n in range(assets):
@@ -46,11 +48,14 @@ def _backward(out: Any, of_out: Any, of_mean: Any, slope: Any, summed: Any) -> N
     bars, assets, width = out.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
-        shared, total = of_mean[u], summed[u]
+        shared = of_mean[u]
+        total = summed[u]
         for h in range(width):
             total[h] = _ZERO
         for n in range(assets):
-            made, given, found = out[u, n], of_out[u, n], slope[u, n]
+            made = out[u, n]
+            given = of_out[u, n]
+            found = slope[u, n]
             for h in range(width):
                 value = given[h] + share * shared[h] if made[h] > _ZERO else _ZERO
                 found[h] = value
@@ -92,7 +97,8 @@ class SharedLayer(torch.autograd.Function):
         bars, assets, width = out.shape
         of_out = torch.zeros_like(out) if of_out is None else of_out
         of_mean = out.new_zeros(bars, width) if of_mean is None else of_mean
-        slope, summed = torch.empty_like(out), out.new_empty(bars, width)
+        slope = torch.empty_like(out)
+        summed = out.new_empty(bars, width)
         _backward(_array(out), _array(of_out), _array(of_mean), slope.numpy(), summed.numpy())
         slope = slope.view(-1, width)
         by_h, by_shared = ctx.needs_input_grad[:2]

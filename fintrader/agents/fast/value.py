@@ -21,12 +21,16 @@ _ZERO = np.float32(0.0)
 
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
 def _forward(each: Any, top: Any, place: Any, private: Any, value: Any) -> None:
-    rows, assets = private.shape[0], each.shape[2]
+    rows = private.shape[0]
+    assets = each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
-        bar, own = place[r], private[r, first_asset:]
-        first, second, total = each[0, bar], each[1, bar], _ZERO
+        bar = place[r]
+        own = private[r, first_asset:]
+        first = each[0, bar]
+        second = each[1, bar]
+        total = _ZERO
         for n in range(assets):
             total += (first[n] + second[n] * own[n]) * own[n]
         value[r] = top[bar, 0] + share * total
@@ -35,12 +39,16 @@ def _forward(each: Any, top: Any, place: Any, private: Any, value: Any) -> None:
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
 def _backward(place: Any, private: Any, of_value: Any, of_each: Any, of_top: Any) -> None:
     """Adds to the last two."""
-    rows, assets = private.shape[0], of_each.shape[2]
+    rows = private.shape[0]
+    assets = of_each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
-        bar, own = place[r], private[r, first_asset:]
-        first, second, given = of_each[0, bar], of_each[1, bar], share * of_value[r]
+        bar = place[r]
+        own = private[r, first_asset:]
+        first = of_each[0, bar]
+        second = of_each[1, bar]
+        given = share * of_value[r]
         for n in range(assets):
             first[n] += given * own[n]
             second[n] += given * own[n] * own[n]

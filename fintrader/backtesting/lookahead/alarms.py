@@ -32,7 +32,9 @@ STRONGER = 1.25
 """Where a signal is planted others may echo it: implausible is who knows so many times more than
 the signal."""
 NEXT_OPEN = "to the next open"
-_BLOCKS, _FEWEST_BLOCKS, _HORIZONS_A_BLOCK = 50, 12, 3
+_BLOCKS = 50
+_FEWEST_BLOCKS = 12
+_HORIZONS_A_BLOCK = 3
 _MOST_ROWS = 20_000
 
 
@@ -64,7 +66,8 @@ def implausible(market: MarketTensors, planted: str | None = None) -> tuple[Alar
     `planted` names a column that is meant to be good: it raises no alarm, and others are measured
     against it.
     """
-    strengths, ratios = list(rank_correlations(market)), list(sharpe_ratios(market))
+    strengths = list(rank_correlations(market))
+    ratios = list(sharpe_ratios(market))
     found: dict[tuple[str, str], Alarm] = {}
     for tried, level in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
         known = {
@@ -89,8 +92,10 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     long.
     """
     growth = market.events.growth(market.close)
-    closes, opens = _log(market.close, growth), _log(market.open, growth)
-    traded, session = market.tradable.numpy(), market.session.numpy()
+    closes = _log(market.close, growth)
+    opens = _log(market.open, growth)
+    traded = market.tradable.numpy()
+    session = market.session.numpy()
     length = int(np.median(np.bincount(session - session[0])))
     bars = market.num_bars
     some = np.sort(numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
@@ -146,7 +151,8 @@ def _strengths(
 def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Array:
     """Mean product of the two's rank scores in each block of rows, of `[R, N]`; blocks without any
     are left out."""
-    total, count = np.zeros(blocks), np.zeros(blocks)
+    total = np.zeros(blocks)
+    count = np.zeros(blocks)
     block = np.arange(len(values)) * blocks // len(values)
     for column in range(values.shape[1]):
         rows = np.flatnonzero(counted[:, column])

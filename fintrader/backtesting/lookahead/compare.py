@@ -155,13 +155,15 @@ def compare_trading(
             what = column_name(one.layout, market, column)
             leaks.append(Leak("observation", cut, bar, mode, f"{what}, {values}"))
             break
-    ours_usd, theirs_usd = one.trade_log.equity[:cut], other.trade_log.equity[:cut]
+    ours_usd = one.trade_log.equity[:cut]
+    theirs_usd = other.trade_log.equity[:cut]
     if (apart := np.flatnonzero(ours_usd != theirs_usd)).size:
         bar = int(apart[0])
         leaks.append(
             Leak("equity", cut, bar, mode, f"{ours_usd[bar]:,.2f} and {theirs_usd[bar]:,.2f} USD")
         )
-    ours_held, theirs_held = one.trade_log.shares[:cut], other.trade_log.shares[:cut]
+    ours_held = one.trade_log.shares[:cut]
+    theirs_held = other.trade_log.shares[:cut]
     if (moved := np.argwhere(ours_held != theirs_held)).size:
         bar, asset = moved[0].tolist()
         held = f"{ours_held[bar, asset]:,.6g} and {theirs_held[bar, asset]:,.6g} shares"

@@ -136,7 +136,8 @@ def _batches(views: Sequence[View], size: int) -> Iterator[Sequence[View]]:
 
 def _view(values: Mapping[str, Any]) -> View:
     day = dt.date.fromisoformat
-    cut, windows = values["cut"], values["windows"]
+    cut = values["cut"]
+    windows = values["windows"]
     return View(
         **{
             **values,
@@ -189,7 +190,8 @@ class _Server:
         """Build each view in a fork of its own; the first problem among them, if there is one."""
         children = []
         for job in jobs:
-            view, folder = _view(job["view"]), Path(job["folder"])
+            view = _view(job["view"])
+            folder = Path(job["folder"])
             session_grid(
                 self.settings.calendar, view.start, view.end
             )  # forks find it ready: it takes a second

@@ -198,7 +198,8 @@ class _Pieces:
 
     def __init__(self, market: MarketTensors, calendar: str, seed: int) -> None:
         session = market.session.numpy()
-        self.market, self.seed = market, seed
+        self.market = market
+        self.seed = seed
         self.session = session - session[0]
         self.sessions = int(self.session[-1]) + 1
         self.first = np.searchsorted(self.session, np.arange(self.sessions + 1))
@@ -244,7 +245,8 @@ class _Pieces:
                 yield replace(piece, own_bars=0)
         eventful = self._eventful()
         for number in wanted:
-            begin, end = int(self.first[number]), int(self.first[number + 1])
+            begin = int(self.first[number])
+            end = int(self.first[number + 1])
             wanted[number].append((begin, MODES[number % len(MODES)]))
             if number in eventful:
                 wanted[number] += [
@@ -261,7 +263,8 @@ class _Pieces:
     def _eventful(self) -> set[int]:
         """Sessions at whose edges something else happens: splits, dividends, members who come or
         go, half days and the sessions after these, listings and ends."""
-        market, first = self.market, self.first
+        market = self.market
+        first = self.first
         length = np.diff(first)
         found = set(self.session[market.events.bar.numpy()].tolist())
         short = np.flatnonzero(length < np.median(length))
@@ -281,8 +284,10 @@ class _Pieces:
         if trained < 0:
             return None
         start = max(0, min(number - self.before, trained))
-        first, end = int(self.first[start]), int(self.first[stop + 1])
-        days, minutes = self.days, self.market.minutes
+        first = int(self.first[start])
+        end = int(self.first[stop + 1])
+        days = self.days
+        minutes = self.market.minutes
         view = View(
             int(minutes[first]),
             int(minutes[end - 1]),
@@ -304,7 +309,8 @@ def _first_words(market: MarketTensors) -> dict[str, int]:
         spoken = (values != 0).reshape(len(values), -1).any(axis=1)
         return int(spoken.argmax())  # 0 for a column that never is
 
-    features, context = market.features.numpy(), market.context.numpy()
+    features = market.features.numpy()
+    context = market.context.numpy()
     return {
         **{name: first(features[:, :, k]) for k, name in enumerate(market.feature_names)},
         **{name: first(context[:, k]) for k, name in enumerate(market.context_names)},

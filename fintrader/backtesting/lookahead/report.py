@@ -71,7 +71,9 @@ def trusted(
     A file's rows are hidden from their dates on, but when each was really known only its maker can
     say.
     """
-    features, universe, source = data.features, data.universe, data.source
+    features = data.features
+    universe = data.universe
+    source = data.source
     planted = planted_column(data)
     found = [
         f"feature {name}: a column of the bars as they came"

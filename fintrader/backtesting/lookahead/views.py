@@ -175,9 +175,15 @@ class ViewFeed(Feed):
     early."""
 
     def __init__(self, feed: Feed, bars: Mapping[str, Bars], view: View, seed: int) -> None:
-        self._feed, self._bars, self._view, self._seed = feed, bars, view, seed
-        self.inputs, self.companies, self.missing = feed.inputs, feed.companies, feed.missing
-        low, high = view.first_ts - _QUARTER_DAY_NS, view.last_ts + _QUARTER_DAY_NS
+        self._feed = feed
+        self._bars = bars
+        self._view = view
+        self._seed = seed
+        self.inputs = feed.inputs
+        self.companies = feed.companies
+        self.missing = feed.missing
+        low = view.first_ts - _QUARTER_DAY_NS
+        high = view.last_ts + _QUARTER_DAY_NS
         wanted = view.symbols or feed.symbols
         found = {name: bars[name].ts for name in wanted}
         self._rows = {name: (ts >= low) & (ts <= high) for name, ts in found.items()}
@@ -198,7 +204,8 @@ class ViewFeed(Feed):
         )  # of the whole: an action of a symbol that is not in view is no error
 
     def bars(self, symbol: str) -> Bars:
-        bars, cut = self._bars[symbol].take(self._rows[symbol]), self._view.cut
+        bars = self._bars[symbol].take(self._rows[symbol])
+        cut = self._view.cut
         if cut is None:
             return bars
         if cut.mode == "cut":
@@ -206,10 +213,12 @@ class ViewFeed(Feed):
         return scrambled(bars, bars.ts >= cut.ts, numpy_generator(self._seed, "scramble", symbol))
 
     def index(self, grid: SessionGrid) -> Array | None:
-        level, cut = self._feed.index(grid), self._view.cut
+        level = self._feed.index(grid)
+        cut = self._view.cut
         if level is None or cut is None:
             return level
-        changed, later = np.array(level), grid.minutes >= cut.ts
+        changed = np.array(level)
+        later = grid.minutes >= cut.ts
         changed[later] *= numpy_generator(self._seed, "scramble", "index").uniform(
             0.8, 1.25, int(later.sum())
         )

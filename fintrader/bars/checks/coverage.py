@@ -41,7 +41,8 @@ def coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]
         days = np.flatnonzero(count)
         if len(days) == 0:
             continue
-        first, last = int(days[0]), int(days[-1])
+        first = int(days[0])
+        last = int(days[-1])
         if first > 0:
             yield Fault("late_listing", name, day_of[first], 1, "first session")
         if last < grid.num_sessions - 1:
@@ -49,10 +50,8 @@ def coverage_faults(bars: Bars, at: Array, grid: SessionGrid) -> Iterator[Fault]
         listed = np.flatnonzero(
             traded[code]
         )  # what lies before the first bar or after the end is no gap
-        begin, end = (
-            int(listed[0]),
-            int(listed[-1]) + 1 if last < grid.num_sessions - 1 else grid.num_bars,
-        )
+        begin = int(listed[0])
+        end = int(listed[-1]) + 1 if last < grid.num_sessions - 1 else grid.num_bars
         share = count / length
         usual = _usual(share[first : last + 1])
         for number in range(first, last + 1):
@@ -105,7 +104,8 @@ def _dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
         days = np.flatnonzero(counts[code])
         listed = slice(int(days[0]), int(days[-1]) + 1)
         chance[code, listed] = _silence(_usual(share[code, listed]))
-    joint, listed_now = chance.sum(axis=0), np.count_nonzero(chance, axis=0)
+    joint = chance.sum(axis=0)
+    listed_now = np.count_nonzero(chance, axis=0)
     halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
     quiet: Array = np.asarray(~traded.any(axis=0))
     # a run ends with its session

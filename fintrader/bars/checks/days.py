@@ -80,7 +80,8 @@ def look_at(bars: Bars, sessions: Sessions) -> tuple[Days | None, list[Fault]]:
     edges = np.searchsorted(bars.ts, sessions.borders)
     length = _length(bars, int(np.count_nonzero(np.diff(edges))))
     found = list(_shifted(bars, symbol, sessions, edges, length))
-    low, high = np.searchsorted(bars.ts, sessions.open), np.searchsorted(bars.ts, sessions.close)
+    low = np.searchsorted(bars.ts, sessions.open)
+    high = np.searchsorted(bars.ts, sessions.close)
     counts = high - low
     if counts.sum() < len(bars):
         change = np.bincount(low, minlength=len(bars) + 1) - np.bincount(

@@ -46,7 +46,8 @@ def find_faults(
     found += placement_faults(bars, grid, days_of(bars, grid), shifted)
     at = grid.locate(bars.ts)
     inside = at >= 0
-    bars, at = bars.take(inside), at[inside]
+    bars = bars.take(inside)
+    at = at[inside]
     if len(bars):
         found += price_faults(bars, at, grid)
         found += coverage_faults(bars, at, grid)
@@ -57,7 +58,8 @@ def _day_faults(
     bars: Bars, grid: SessionGrid, declared: Mapping[str, Declared] | None
 ) -> list[Fault]:
     """What `days` and `nights` find in sorted bars."""
-    sessions, found = Sessions(grid), list[Fault]()
+    sessions = Sessions(grid)
+    found = list[Fault]()
     days: list[Days] = []
     edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1))
     for start, stop in itertools.pairwise(edges.tolist()):

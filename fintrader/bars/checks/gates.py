@@ -75,7 +75,9 @@ class Gate:
     ) -> None:
         """actions: splits and dividends that are declared; closed: False lets everything pass, of a
         made-up market."""
-        self.grid, self.actions, self.closed = grid, actions, closed
+        self.grid = grid
+        self.actions = actions
+        self.closed = closed
         self.waivers = [read_waiver(text) for text in waive]
         self._sessions = Sessions(grid)
         self._days: dict[str, Days] = {}
@@ -94,7 +96,8 @@ class Gate:
         other = np.zeros(len(ts), dtype=bool)
         for values in (*(getattr(raw, name) for name in COLUMNS), *raw.extras.values()):
             other |= values[order] != values[first]
-        symbol, rows = raw.symbols[raw.symbol[0]], order[other]
+        symbol = raw.symbols[raw.symbol[0]]
+        rows = order[other]
         days = self._day_names(raw.ts[rows])
         drop = [any(waiver.covers(waiver.kind, symbol, day) for waiver in waived) for day in days]
         counts = Counter(day for day, dropped in zip(days, drop, strict=True) if dropped)

@@ -164,7 +164,8 @@ def _volume_scales(days: Days, at: list[str]) -> Iterator[Fault]:
     for day in np.flatnonzero(np.nan_to_num(step) > np.log(8)).tolist():
         changes = []
         for level in levels:
-            before, after = level[max(0, day - 10) : day], level[day : day + 10]
+            before = level[max(0, day - 10) : day]
+            after = level[day : day + 10]
             if np.isfinite(before).sum() >= 2 and np.isfinite(after).sum() >= 2:
                 changes.append(float(np.nanmedian(after) - np.nanmedian(before)))
         change = min(changes, key=abs, default=0.0)
@@ -186,7 +187,9 @@ def _foreign(days: Sequence[Days], at: list[str]) -> Iterator[Fault]:
     content = np.concatenate([one.content for one in days]) if days else np.empty(0, dtype=np.int64)
     owner = np.repeat(np.arange(len(days)), [len(one.session) for one in days])
     order = np.lexsort((owner, content, session))
-    session, content, owner = session[order], content[order], owner[order]
+    session = session[order]
+    content = content[order]
+    owner = owner[order]
     same = np.flatnonzero((np.diff(session) == 0) & (np.diff(content) == 0) & (content[1:] != 0))
     pairs: dict[tuple[int, int], list[int]] = {}
     for row in same.tolist():

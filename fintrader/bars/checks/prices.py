@@ -42,7 +42,8 @@ def _one_symbols_prices(
     far = np.maximum(0.05, 20 * np.maximum(usual, today))
     scale = np.concatenate([[False], np.abs(step) > np.log(SCALE)])  # counted as such
     yield from faults("price_spike", _excursions(np.log(close), session, far) & ~scale)
-    top, bottom = np.maximum(open_, close), np.minimum(open_, close)
+    top = np.maximum(open_, close)
+    bottom = np.minimum(open_, close)
     reach = np.maximum(high / top - 1, 1 - low / bottom)
     yield from faults("wick", reach > max(0.1, 50 * float(np.median(high / low - 1))))
     yield from faults("zero_volume", (volume == 0) & (high > low))
@@ -79,7 +80,8 @@ def _excursions(level: Array, session: Array, far: Array) -> Array:
     for before in np.flatnonzero(np.abs(step) > far[session[1:]]).tolist():
         if before < done:  # the way back of the last one
             continue
-        move, stop = step[before], min(before + 1 + _EXCURSION_BARS, len(step))
+        move = step[before]
+        stop = min(before + 1 + _EXCURSION_BARS, len(step))
         there = slice(before + 1, stop)
         taken = -step[there] / move
         back = (np.abs(level[before + 2 : stop + 1] - level[before]) < 0.3 * abs(move)) & (

@@ -30,7 +30,8 @@ def row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Fault]:
     for name in COLUMNS:
         values = getattr(bars, name)[order]
         same[1:] &= (np.diff(values) == 0) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
-    exact[order], conflicting[order] = same, again & ~same
+    exact[order] = same
+    conflicting[order] = again & ~same
     found = {
         "not_finite_price": ~np.isfinite(prices).all(axis=0),
         "zero_price": (prices == 0).any(axis=0),

@@ -53,11 +53,9 @@ class Alpaca:
 
     def __init__(self, settings: AlpacaSettings) -> None:
         self.settings = settings
-        self.batch, self.daily, self.adjustment = (
-            settings.batch,
-            settings.interval == "1d",
-            settings.adjustment,
-        )
+        self.batch = settings.batch
+        self.daily = settings.interval == "1d"
+        self.adjustment = settings.adjustment
         self._client: Any = None
 
     @property
@@ -156,7 +154,8 @@ class Alpaca:
             raise DataError(
                 f"the source alpaca needs alpaca-py: {install_command('alpaca')}"
             ) from None
-        key, secret = os.environ.get("APCA_API_KEY_ID"), os.environ.get("APCA_API_SECRET_KEY")
+        key = os.environ.get("APCA_API_KEY_ID")
+        secret = os.environ.get("APCA_API_SECRET_KEY")
         if not key or not secret:
             raise DataError(
                 "alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment"
@@ -216,7 +215,8 @@ def limit(session: Any, limit_s: float) -> None:
 def _action(kind: str, row: Mapping[str, Any]) -> Action:
     """One announcement of Alpaca's: rates are new and old shares, shares more for each one, or
     USD."""
-    split, dividend = 1.0, 0.0
+    split = 1.0
+    dividend = 0.0
     if kind in ("forward_splits", "reverse_splits"):
         split = float(row["new_rate"]) / float(row["old_rate"])
     elif kind == "stock_dividends":

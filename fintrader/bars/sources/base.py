@@ -261,7 +261,8 @@ class MemoryFeed(Feed):
         self.inputs = inputs
         self.actions = actions
         self._bars = bars if bars.is_sorted() else bars.sorted()
-        self._level, self._minutes = level, minutes
+        self._level = level
+        self._minutes = minutes
         self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
         self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
 
@@ -304,9 +305,11 @@ def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
             before: dict[str, list[Any]] = json.loads(stored) if stored else {}
         except ValueError:
             before = {}
-        known, contents = dict(before), []
+        known = dict(before)
+        contents = []
         for file in files:
-            version, key = file.version(), f"{file.path}:{file.member or ''}"
+            version = file.version()
+            key = f"{file.path}:{file.member or ''}"
             token, digest, size = before.get(key, [None, None, 0])
             if version is not None and version == token:
                 contents.append(_Content(digest))

@@ -54,7 +54,8 @@ class CompanyFeed(Feed):
         aliases: Mapping[str, str] | None = None,
         wanted: Sequence[str] = (),
     ) -> None:
-        self.feed, self.calendar = feed, calendar
+        self.feed = feed
+        self.calendar = calendar
         self.inputs_need_bars = feed.inputs_need_bars
         if not feed.inputs_need_bars:
             self.inputs = feed.inputs
@@ -66,7 +67,8 @@ class CompanyFeed(Feed):
     def prepare(self, progress: Progress | None = None) -> None:
         """Prepare the feed, and settle whose bars it has."""
         self.feed.prepare(progress)
-        self.inputs, self.missing = self.feed.inputs, self.feed.missing
+        self.inputs = self.feed.inputs
+        self.missing = self.feed.missing
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
         pieces = {company.key: self._pieces(company, first, last) for company in self._companies}
         used = {piece.ticker for found in pieces.values() for piece in found}
@@ -174,7 +176,8 @@ class CompanyFeed(Feed):
         letters; from their first day where bars on both sides of that day show a file with later
         tickers. `days` are the bars', `[R]`."""
         took = np.datetime64(piece.start)
-        early, late = days[days < took], days[days >= took]
+        early = days[days < took]
+        late = days[days >= took]
         before = dt.date.fromordinal(max(piece.start.toordinal() - 1, 1))
         if not len(early) or any(one.holds(piece.ticker, before) for one in self._companies):
             return piece.start

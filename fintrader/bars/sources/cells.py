@@ -41,7 +41,8 @@ def table_bars(
     if "symbol" in names:
         codes, tickers = _symbols(table[names["symbol"]], origin, names["symbol"], rows)
     else:
-        codes, tickers = np.zeros(table.num_rows, dtype=np.int32), (symbol,)
+        codes = np.zeros(table.num_rows, dtype=np.int32)
+        tickers = (symbol,)
     if settings.uppercase:
         codes, tickers = _in_capitals(codes, tickers)
     days = table[names["date"]] if "date" in names else date
@@ -125,7 +126,8 @@ def _times(
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
     _no_nulls(column, where, name, rows)
-    kind, unit = column.type, _UNITS.get(settings.time_format or "")
+    kind = column.type
+    unit = _UNITS.get(settings.time_format or "")
     if unit is not None:
         ns = _count_times(column, unit, days, settings, where, name, rows)
     elif _is_text(kind) or days is not None:

@@ -54,7 +54,8 @@ class Ccxt:
         except ImportError:
             raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
         self._ccxt = ccxt
-        self.settings, self.daily = settings, settings.interval == "1d"
+        self.settings = settings
+        self.daily = settings.interval == "1d"
         if settings.exchange not in ccxt.exchanges:
             close = difflib.get_close_matches(settings.exchange, ccxt.exchanges, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else "`ccxt.exchanges` lists them"
@@ -98,7 +99,8 @@ class Ccxt:
         return int((spot.get("fetchOHLCV") or {}).get("limit") or _PAGE)
 
     def _request(self, symbol: str, since: int, page: int) -> list[Any]:
-        errors, where = self._ccxt, f"{self.settings.exchange} (ccxt)"
+        errors = self._ccxt
+        where = f"{self.settings.exchange} (ccxt)"
         try:
             self._client.load_markets()  # asked for once
             if symbol not in self._client.markets:

@@ -50,7 +50,8 @@ def iterate(
     second.
     """
     names = column_names(settings)
-    present, tail = read_columns(file, settings), None
+    present = read_columns(file, settings)
+    tail = None
     wide = wide_columns(settings, present)
     prices = [column for one in wide.values() for column in one.values()] or [
         names[name] for name in COLUMNS
@@ -64,7 +65,9 @@ def iterate(
     if after is not None:
         if _blank_from(file.path, after[0]):
             return
-        tail, first, done = (after[0], present), after[1], after[1]
+        tail = (after[0], present)
+        first = after[1]
+        done = after[1]
     symbol, date = (
         settings.read_name(file.place) or ("", None) if settings.name_pattern else (file.stem, None)
     )
@@ -117,7 +120,8 @@ def _joined(
 ) -> Bars:
     """The bars of all symbols of a wide table, row by row; a symbol without any number in a row has
     no bar there."""
-    names, parts = column_names(settings), []
+    names = column_names(settings)
+    parts = []
     for symbol, columns in wide.items():
         own = {names[role]: table[names[role]] for role in names if role not in COLUMNS}
         own |= {names[name]: table[column] for name, column in columns.items()}

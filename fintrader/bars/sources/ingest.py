@@ -58,11 +58,13 @@ def ingest(
     stand unchanged, be it elsewhere in the file. With `grown_from` the first so many bytes of a CSV
     are known to be the same, and are not read again. Raises BarError for a bad row.
     """
-    known, after = _Known(before), None
+    known = _Known(before)
+    after = None
     if before is not None and before.complete and grown_from is not None and file.appendable:
         assert before.next_row is not None
         _go_on(collection, before)
-        known, after = _Known(None), (grown_from, before.next_row)
+        known = _Known(None)
+        after = (grown_from, before.next_row)
     _cut(_checked(iterate(file, settings, after)), collection, known, progress, file.name)
 
 
@@ -82,10 +84,12 @@ def ingest_days(
     `named`: what each is called and the SHA-256 of its content. `before`: see `ingest`; with
     `grown` its files are the first of these. Raises BarError for a bad row.
     """
-    known, done = _Known(before), 0
+    known = _Known(before)
+    done = 0
     if before is not None and grown:
         _go_on(collection, before)
-        known, done = _Known(None), len(before.files)
+        known = _Known(None)
+        done = len(before.files)
 
     def batches() -> Iterator[Bars]:
         waiting: list[Bars] = []
@@ -126,7 +130,8 @@ def _go_on(collection: Collection, before: Collection) -> None:
         symbol: {month: [*pieces] for month, pieces in months.items()}
         for symbol, months in before.chunks.items()
     }
-    collection.files, collection.next_row = [*before.files], before.next_row
+    collection.files = [*before.files]
+    collection.next_row = before.next_row
 
 
 def _checked(batches: Iterator[Bars]) -> Iterator[Bars]:
@@ -196,7 +201,8 @@ class _Known:
     def keep(self, collection: Collection, symbol: str, month: str, bars: Bars) -> Bars:
         """Count the chunks with which these rows begin as pieces of the month; returns the rows
         after them."""
-        pieces, done = self._left.get((symbol, month), []), 0
+        pieces = self._left.get((symbol, month), [])
+        done = 0
         while pieces and done + pieces[0]["rows"] <= len(bars):
             stop = done + pieces[0]["rows"]
             part = bars.take(slice(done, stop))
@@ -221,12 +227,14 @@ def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     key = batch.symbol * (number[-1] + 1) + number[day - first]
     if np.any(key[1:] < key[:-1]):
         order = np.argsort(key, kind="stable")
-        batch, key = batch.take(order), key[order]
+        batch = batch.take(order)
+        key = key[order]
     groups = {}
     edges = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)]
     for start, stop in itertools.pairwise(edges):
         part = batch.take(slice(start, stop))
-        name, month = batch.symbols[part.symbol[0]], months[0] + key[start] % (number[-1] + 1)
+        name = batch.symbols[part.symbol[0]]
+        month = months[0] + key[start] % (number[-1] + 1)
         groups[name, str(month)] = replace(
             part, symbol=np.zeros(len(part), dtype=np.int32), symbols=(name,)
         )

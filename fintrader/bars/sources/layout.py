@@ -126,7 +126,8 @@ class FilesSettings(Settings):
         if found is None:
             return None
         groups = found.groupdict()
-        symbol, date = groups.get("symbol") or "", groups.get("date")
+        symbol = groups.get("symbol") or ""
+        date = groups.get("date")
         return symbol.upper() if self.uppercase else symbol, None if date is None else date.replace(
             "-", ""
         )

@@ -170,7 +170,9 @@ class BarFile:
         try:
             source = self.open()
             with Path(source).open("rb") if isinstance(source, str) else source as file:
-                digest, size, begins = hashlib.sha256(), 0, None
+                digest = hashlib.sha256()
+                size = 0
+                begins = None
                 while piece := file.read(min(_PIECE, prefix - size) if size < prefix else _PIECE):
                     digest.update(piece)
                     size += len(piece)

@@ -130,7 +130,9 @@ class VendorFeed(Feed):
                 "no tickers to ask for; list them under data.source.symbols or set"
                 " data.universe.index"
             )
-        self.vendor, self.settings, self.calendar = vendor, settings, calendar
+        self.vendor = vendor
+        self.settings = settings
+        self.calendar = calendar
         self._asked = self.symbols = sorted(set(symbols))
         self._listed = listed
         self._today = self.tickers_as_of = today or dt.datetime.now(dt.UTC).date()
@@ -165,7 +167,8 @@ class VendorFeed(Feed):
                     self._ask(collection, symbols, first, last)
                     task.advance(note=f"{symbols[0]} {first:%Y-%m}")
             self._hear(announced, wanted, collection)  # of those that have bars only now
-        self._collection, self._announced = collection, announced
+        self._collection = collection
+        self._announced = announced
         pieces = {name: collection.pieces(name, self._months) for name in self._asked}
         self.symbols = [name for name in self._asked if pieces[name]]
         self.missing = [name for name in self._asked if not pieces[name]]
@@ -243,7 +246,8 @@ class VendorFeed(Feed):
         """Ask what happened to the shares of which there are bars, of `wanted` until today."""
         if not self.settings.actions:
             return
-        first, yesterday = self.settings.start, self._today - dt.timedelta(days=1)
+        first = self.settings.start
+        yesterday = self._today - dt.timedelta(days=1)
         lacking = {
             *announced.lacking(self._asked, first, self.end),
             *announced.lacking(wanted, first, yesterday),
@@ -279,7 +283,8 @@ class VendorFeed(Feed):
         months = dates.astype("datetime64[M]")
         requests = []
         for month in np.unique(months):
-            first, last = dates[months == month][0].item(), dates[months == month][-1].item()
+            first = dates[months == month][0].item()
+            last = dates[months == month][-1].item()
             groups: dict[dt.date, list[str]] = {}
             for name in self._asked:
                 known = collection.through.get(name, {}).get(str(month))
@@ -353,7 +358,8 @@ class VendorFeed(Feed):
         if asked < str(self._today) and (
             name in collection.chunks or not self._listed
         ):  # the same answer on another day
-            missing, asked = [day for day in missing if str(day) > until], str(self._today)
+            missing = [day for day in missing if str(day) > until]
+            asked = str(self._today)
         through = last
         if missing:
             unconfirmed[month] = [asked, str(last)]

@@ -48,8 +48,10 @@ class Yahoo:
             False  # it would log what goes wrong and return an empty table
         )
         self._yfinance = yfinance
-        self.settings, self._session = settings, session
-        self.batch, self.daily = settings.batch, settings.interval == "1d"
+        self.settings = settings
+        self._session = session
+        self.batch = settings.batch
+        self.daily = settings.interval == "1d"
         self.adjustment: Adjustment = "split"
 
     @property

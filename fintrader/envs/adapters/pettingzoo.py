@@ -41,7 +41,8 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.possible_agents = [f"trader_{i}" for i in range(self.env.num_traders)]
         self.agents: list[str] = []
         self.render_mode = None
-        width, assets = self.env.layout.width, self.env.layout.num_assets
+        width = self.env.layout.width
+        assets = self.env.layout.num_assets
         self.observation_spaces = {
             agent: gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
             for agent in self.possible_agents

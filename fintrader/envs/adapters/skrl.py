@@ -74,7 +74,8 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
         """obs `[B, D]`; reward, terminated, truncated `[B, 1]`; `info["truncated"]` keeps the true
         flags `[B]`."""
         obs, reward, terminated, truncated, info = self._env.step(actions)
-        obs, info["truncated"] = obs.float(), truncated
+        obs = obs.float()
+        info["truncated"] = truncated
         self._first = (obs, info)
         if self._agent is None:
             return obs, reward.unsqueeze(1), terminated.unsqueeze(1), truncated.unsqueeze(1), info

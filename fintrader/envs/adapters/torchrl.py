@@ -38,7 +38,9 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         super().__init__(device=env.device, batch_size=size)
         self.env = env
         self._pending_seed: int | None = None
-        device, assets, width = env.device, env.layout.num_assets, env.layout.width
+        device = env.device
+        assets = env.layout.num_assets
+        width = env.layout.width
         self.observation_spec = Composite(
             observation=Unbounded((env.num_envs, width), device=device, dtype=torch.float32),
             shape=size,
@@ -59,7 +61,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        seed, self._pending_seed = self._pending_seed, None
+        seed = self._pending_seed
+        self._pending_seed = None
         if mask is None or bool(mask.all()):
             obs, _ = self.env.reset(seed=seed)
         else:

@@ -57,7 +57,8 @@ def ask(
         gross, _ = clean(
             action, action.view(np.int32), 0, np.float32(-1.0 if rules.short else 0.0), wish, 0
         )
-        unit, band = unit_of(gross, value, rules.leverage), rules.band * value * USD_GRID
+        unit = unit_of(gross, value, rules.leverage)
+        band = rules.band * value * USD_GRID
         ask_target(wish, 0, unit, band, rules, prices.quotes, bar, shares, 0, want)
     else:
         ask_trade(action, 0, rules, shares, want, 0)
@@ -116,7 +117,9 @@ def decide_and_wait(
             fills,
             count,
         )
-        state[CASH], state[EQUITY], state[PEAK] = cash, equity, peak
+        state[CASH] = cash
+        state[EQUITY] = equity
+        state[PEAK] = peak
         bar = next_look
         if equity <= rules.ruin * state[FIRST]:
             return bar, count, True
@@ -137,17 +140,21 @@ def _order(
     kept: Any,
 ) -> int:
     """Carry out orders; returns the fills noted so far."""
-    quotes, last = prices.quotes, len(prices.quotes) - 1
+    quotes = prices.quotes
+    last = len(prices.quotes) - 1
     filled = bar if rules.same_bar else min(bar + 1, last)
     floor = -np.inf if rules.short else 0.0
-    held, asked = shares[0].copy(), np.maximum(want[0], floor) - shares[0]
+    held = shares[0].copy()
+    asked = np.maximum(want[0], floor) - shares[0]
     if rules.each:
         brought, closed, ordered, closing, variable, orders = reduce_at_cost(
             want, 0, floor, prices, filled, shares, 0, kept, rules
         )
     else:
         brought, closed, ordered = reduce(want, 0, floor, quotes, filled, shares, 0, kept)
-        closing, variable, orders = rules.rate * (closed * _UNIT), rules.rate * (ordered * _UNIT), 0
+        closing = rules.rate * (closed * _UNIT)
+        variable = rules.rate * (ordered * _UNIT)
+        orders = 0
     cash = state[CASH] + (brought * _UNIT - closing)
     budget = room(cash, kept, 0, prices, bar, filled, rules.leverage) if rules.short else cash
     scale = purchase_scale(ordered * _UNIT, variable, orders, budget, shares.shape[1], rules)
@@ -168,12 +175,12 @@ def _order(
             state[CAPPED] += abs(asked[n]) > quotes[filled, MOST, n]
             state[CANCELLED] += abs(asked[n] - traded) * np.float64(quotes[filled, MARK, n]) * _UNIT
         if traded != 0.0:
-            price, thin = (
-                abs(np.float64(quotes[filled, FILL, n])),
-                np.float64(prices.thinness[filled, n]),
-            )
-            sold, bought = held[n] - kept[0, n], shares[0, n] - kept[0, n]
-            x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(bought * price)) * _UNIT
+            price = abs(np.float64(quotes[filled, FILL, n]))
+            thin = np.float64(prices.thinness[filled, n])
+            sold = held[n] - kept[0, n]
+            bought = shares[0, n] - kept[0, n]
+            x = abs(np.rint(sold * price)) * _UNIT
+            y = abs(np.rint(bought * price)) * _UNIT
             each = min(trade_cost(sold, x, thin, prices.spread[n], rules), x)
             each += trade_cost(bought, y, thin, prices.spread[n], rules)
             count = note(fills, count, ORDER, bar, filled, n, traded, price * _UNIT, each)

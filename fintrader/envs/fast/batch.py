@@ -97,7 +97,8 @@ def _mix(x: Any) -> Any:
 def _copy_row(obs: Any, b: int, rows: Any, bar: int, size: int, stream: bool) -> None:
     """The market's row (`size` bytes: with a lookback, those of several bars) behind the private
     part; `stream` writes past the caches."""
-    place, origin = (b + 1) * obs.shape[1] * 4 - size, bar * rows.shape[1] * 4
+    place = (b + 1) * obs.shape[1] * 4 - size
+    origin = bar * rows.shape[1] * 4
     if stream:
         stream_bytes(obs, place, rows, origin, size)
     else:
@@ -110,7 +111,8 @@ def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, 
     there."""
     _, _, key, give_cash, give_shares, give_bars = given
     ints_1, floats_1, _, shares_1 = new
-    last, episode = prices.quotes.shape[0] - 1, ints_0[EPISODE, b]
+    last = prices.quotes.shape[0] - 1
+    episode = ints_0[EPISODE, b]
     length = min(give_bars[b], last) if give_bars[b] > 0 else 1
     bar = 0
     if random_start:
@@ -120,14 +122,14 @@ def _begin(b: int, random_start: bool, prices: Prices, given: Any, ints_0: Any, 
         listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         shares_1[b, n] = give_shares[b, n] if listed else 0.0
     equity = give_cash[b] + worth(shares_1, b, prices.marks, bar)
-    ints_1[BAR, b], ints_1[START, b], ints_1[EPISODE, b] = bar, bar, episode + 1
+    ints_1[BAR, b] = bar
+    ints_1[START, b] = bar
+    ints_1[EPISODE, b] = episode + 1
     ints_1[END, b] = min(bar + length, last) if give_bars[b] > 0 else last
-    floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = (
-        give_cash[b],
-        equity,
-        equity,
-        equity,
-    )
+    floats_1[CASH, b] = give_cash[b]
+    floats_1[EQUITY, b] = equity
+    floats_1[PEAK, b] = equity
+    floats_1[FIRST, b] = equity
 
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
@@ -148,12 +150,20 @@ def _finish(
     ended."""
     for i in range(count):
         b = low + i
-        before, first, end, bar = floats_0[EQUITY, b], floats_0[FIRST, b], ints_0[END, b], bars[i]
-        equity, peak = book[_EQUITY, i], book[_PEAK, i]
+        before = floats_0[EQUITY, b]
+        first = floats_0[FIRST, b]
+        end = ints_0[END, b]
+        bar = bars[i]
+        equity = book[_EQUITY, i]
+        peak = book[_PEAK, i]
         terminated = equity <= ruin * first
         truncated = (bar >= end) & (not terminated)
-        floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b] = book[_CASH, i], equity, peak
-        floats_1[FIRST, b], floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = first, equity, peak
+        floats_1[CASH, b] = book[_CASH, i]
+        floats_1[EQUITY, b] = equity
+        floats_1[PEAK, b] = peak
+        floats_1[FIRST, b] = first
+        floats_1[STEP_EQUITY, b] = equity
+        floats_1[STEP_PEAK, b] = peak
         floats_1[COST, b], floats_1[TURNOVER, b] = book[_COST, i], book[_TURNOVER, i]
         least = 1e-6 * first
         floats_1[WORTH, b] = (
@@ -161,12 +171,12 @@ def _finish(
             if worth_of == LOG_RETURN
             else (equity - before) / first
         )
-        flags_1[TERMINATED, b], flags_1[TRUNCATED, b], flags_1[DONE, b] = (
-            terminated,
-            truncated,
-            terminated | truncated,
-        )
-        ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[END, b] = bar, bar, end
+        flags_1[TERMINATED, b] = terminated
+        flags_1[TRUNCATED, b] = truncated
+        flags_1[DONE, b] = terminated | truncated
+        ints_1[BAR, b] = bar
+        ints_1[FINAL_BAR, b] = bar
+        ints_1[END, b] = end
         ints_1[START, b], ints_1[EPISODE, b] = ints_0[START, b], ints_0[EPISODE, b]
 
 
@@ -174,7 +184,8 @@ def _finish(
 def _see(out: Any, b: int, new: Any, quotes: Any, clock: Any) -> None:
     """The private part of what account b sees."""
     ints, floats, _, shares = new
-    bar, end = ints[BAR, b], ints[END, b]
+    bar = ints[BAR, b]
+    end = ints[END, b]
     left = clock[bar]
     if left < 0.0:
         left = (end - bar) / max(end - ints[START, b], 1)
@@ -222,19 +233,28 @@ def step_range(
     episodes ended, or -1 if an action was not finite; then what was written means nothing.
     """
     quotes = prices.quotes
-    action, bits = given[0], given[1]
+    action = given[0]
+    bits = given[1]
     ints_0, floats_0, flags_0, shares_0 = old
     ints_1, floats_1, flags_1, shares_1 = new
-    num_bars, num_assets = quotes.shape[0], quotes.shape[2]
-    quote_bytes, row_bytes, row_stride = num_assets * 12, row_width * 4, rows.shape[1] * 4
-    kept, want = np.empty((_TOGETHER, num_assets)), np.empty((_TOGETHER, num_assets))
-    wish, book = np.empty((_TOGETHER, num_assets), np.float32), np.empty((16, _TOGETHER))
-    bars, fill_bars = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64)
+    num_bars = quotes.shape[0]
+    num_assets = quotes.shape[2]
+    quote_bytes = num_assets * 12
+    row_bytes = row_width * 4
+    row_stride = rows.shape[1] * 4
+    kept = np.empty((_TOGETHER, num_assets))
+    want = np.empty((_TOGETHER, num_assets))
+    wish = np.empty((_TOGETHER, num_assets), np.float32)
+    book = np.empty((16, _TOGETHER))
+    bars = np.empty(_TOGETHER, np.int64)
+    fill_bars = np.empty(_TOGETHER, np.int64)
     turns = np.empty(_TOGETHER, np.bool_)
-    lowest, floor = np.float32(-1.0 if rules.short else 0.0), -np.inf if rules.short else 0.0
+    lowest = np.float32(-1.0 if rules.short else 0.0)
+    floor = -np.inf if rules.short else 0.0
     curves, fills = nothing
     plain = interval == 1 and rules.borrow == 0.0 and rules.margin == 0.0
-    strange, episodes = np.int32(0), 0
+    strange = np.int32(0)
+    episodes = 0
     for first in range(low, high, _TOGETHER):
         count = min(_TOGETHER, high - first)
         for i in range(count):
@@ -250,7 +270,8 @@ def step_range(
             book[_UNITS, i] = unit_of(
                 book[_UNITS, i], max(floats_0[EQUITY, first + i], 0.0), rules.leverage
             )
-            bar, end = ints_0[BAR, first + i], ints_0[END, first + i]
+            bar = ints_0[BAR, first + i]
+            end = ints_0[END, first + i]
             bars[i] = min(bar + interval, end)
             fill_bars[i] = bar if rules.same_bar else min(bar + 1, end)
             turns[i] = fill_bars[i] > bar and prices.event_row[fill_bars[i]] > 0
@@ -264,7 +285,8 @@ def step_range(
                 ask_target(wish, i, book[_UNITS, i], band, rules, quotes, bar, shares_0, b, want)
             else:
                 ask_trade(action, b, rules, shares_0, want, i)
-            held, book[_OWNED, i] = shares_0, floats_0[CASH, b]
+            held = shares_0
+            book[_OWNED, i] = floats_0[CASH, b]
             if turns[i]:
                 # Splits and dividends come before the fills: from here on holdings stand where they
                 # will be written.
@@ -278,16 +300,16 @@ def step_range(
                 brought, closed, ordered, closing, variable, orders = reduce_at_cost(
                     want, i, floor, prices, fill_bars[i], held, b, kept, rules
                 )
-                book[_CLOSING, i], book[_VARIABLE, i], book[_ORDERS, i] = closing, variable, orders
+                book[_CLOSING, i] = closing
+                book[_VARIABLE, i] = variable
+                book[_ORDERS, i] = orders
             else:
                 brought, closed, ordered = reduce(
                     want, i, floor, quotes, fill_bars[i], held, b, kept
                 )
-            book[_PAID, i], book[_CLOSED, i], book[_ORDERED, i] = (
-                brought * _UNIT,
-                closed * _UNIT,
-                ordered * _UNIT,
-            )
+            book[_PAID, i] = brought * _UNIT
+            book[_CLOSED, i] = closed * _UNIT
+            book[_ORDERED, i] = ordered * _UNIT
         for i in range(count):
             if not rules.each:
                 book[_CLOSING, i], book[_VARIABLE, i] = (
@@ -307,15 +329,14 @@ def step_range(
                 book[_ORDERED, i], book[_VARIABLE, i], orders, budget, num_assets, rules
             )
         for i in range(count):
-            b, bar = first + i, min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
+            b = first + i
+            bar = min(ints_0[BAR, first + i] + 1, ints_0[END, first + i])
             paid, opened, value = add(
                 kept, want, i, book[_SCALE, i], rules.whole, quotes, fill_bars[i], shares_1, b, bar
             )
-            book[_PAID, i], book[_OPENED, i], book[_VALUE, i] = (
-                paid * _UNIT,
-                opened * _UNIT,
-                value * _UNIT,
-            )
+            book[_PAID, i] = paid * _UNIT
+            book[_OPENED, i] = opened * _UNIT
+            book[_VALUE, i] = value * _UNIT
         for i in range(count):
             opening = rules.rate * book[_OPENED, i]
             if rules.each:
@@ -329,7 +350,8 @@ def step_range(
             book[_CASH, i], book[_EQUITY, i] = cash, cash + book[_VALUE, i]
             book[_PEAK, i] = max(floats_0[PEAK, first + i], book[_EQUITY, i])
         for i in range(count):
-            b, bar = first + i, ints_0[BAR, first + i]
+            b = first + i
+            bar = ints_0[BAR, first + i]
             happens = prices.ends[bars[i]] or (rules.same_bar and prices.event_row[bars[i]] > 0)
             if not plain or (bar < bars[i] and happens):
                 fresh = bar + 1 if rules.same_bar else bar + 2
@@ -350,8 +372,11 @@ def step_range(
                     0,
                 )
                 if bar < bars[i]:
-                    book[_CASH, i], book[_EQUITY, i], book[_PEAK, i] = cash, equity, peak
-                    book[_COST, i], book[_TURNOVER, i] = cost, turnover
+                    book[_CASH, i] = cash
+                    book[_EQUITY, i] = equity
+                    book[_PEAK, i] = peak
+                    book[_COST, i] = cost
+                    book[_TURNOVER, i] = turnover
         _finish(
             first,
             count,
@@ -374,7 +399,8 @@ def step_range(
                     floats_0[EQUITY, b],
                     floats_0[PEAK, b],
                 )
-                floats_1[COST, b], floats_1[TURNOVER, b] = 0.0, 0.0
+                floats_1[COST, b] = 0.0
+                floats_1[TURNOVER, b] = 0.0
                 floats_1[WORTH, b] = 1.0 if worth_of == LOG_RETURN else 0.0
                 ints_1[FINAL_BAR, b] = ints_0[BAR, b]
             done = flags_1[DONE, b]

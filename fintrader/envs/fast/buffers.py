@@ -15,24 +15,45 @@ from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 
-SAME_STEP, NEXT_STEP, DISABLED = 0, 1, 2
+SAME_STEP = 0
+NEXT_STEP = 1
+DISABLED = 2
 MODES = {
     AutoresetMode.SAME_STEP: SAME_STEP,
     AutoresetMode.NEXT_STEP: NEXT_STEP,
     AutoresetMode.DISABLED: DISABLED,
 }
-OTHER, LOG_RETURN, PROFIT = 0, 1, 2  # rewards: what a kernel prepares for torch to finish
+# rewards: what a kernel prepares for torch to finish
+OTHER = 0
+LOG_RETURN = 1
+PROFIT = 2
 WORTHS = {"log_return": LOG_RETURN, "profit": PROFIT}
-BAR, START, END, EPISODE, FINAL_BAR = 0, 1, 2, 3, 4  # rows of `ints`
+# rows of `ints`
+BAR = 0
+START = 1
+END = 2
+EPISODE = 3
+FINAL_BAR = 4
 CASH, EQUITY, PEAK, FIRST = (
     0,
     1,
     2,
     3,
 )  # rows of `floats`; those below describe the step, before any reset
-STEP_EQUITY, STEP_PEAK, COST, TURNOVER, WORTH = 4, 5, 6, 7, 8
-TERMINATED, TRUNCATED, FINISHED, DONE = 0, 1, 2, 3  # rows of `flags`
-MOST, FILL, MARK = 0, 1, 2  # what `quotes` say of a bar
+STEP_EQUITY = 4
+STEP_PEAK = 5
+COST = 6
+TURNOVER = 7
+WORTH = 8
+# rows of `flags`
+TERMINATED = 0
+TRUNCATED = 1
+FINISHED = 2
+DONE = 3
+# what `quotes` say of a bar
+MOST = 0
+FILL = 1
+MARK = 2
 
 
 class Rules(NamedTuple):
@@ -160,7 +181,8 @@ class Buffers(NamedTuple):
 
     def account(self, memory: Tensor) -> Account:
         """The accounts in these buffers, which share their memory."""
-        ints, floats = self.ints, self.floats
+        ints = self.ints
+        floats = self.floats
         return Account(
             bar=ints[BAR],
             cash=floats[CASH],
@@ -181,7 +203,9 @@ class Generation:
 
     def __init__(self, buffers: Buffers, memory: Tensor, arrays: tuple[Any, ...] = ()) -> None:
         """`arrays` are the buffers as a kernel on CPU takes them."""
-        self.buffers, self.memory, self.arrays = buffers, memory, arrays
+        self.buffers = buffers
+        self.memory = memory
+        self.arrays = arrays
         self._account: Account | None = None
 
     @property
@@ -193,7 +217,8 @@ class Generation:
 
     def detached(self) -> Generation:
         """These accounts without the graph of how they came to be."""
-        floats, shares = self.buffers.floats, self.buffers.shares
+        floats = self.buffers.floats
+        shares = self.buffers.shares
         if not (floats.requires_grad or shares.requires_grad or self.memory.requires_grad):
             return self
         buffers = self.buffers._replace(floats=floats.detach(), shares=shares.detach())
@@ -244,7 +269,8 @@ def finish_reward(
 ) -> tuple[Tensor, Tensor]:
     """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`;
     `benchmark` is the market view's."""
-    floats, memory = buffers.floats, old.memory
+    floats = buffers.floats
+    memory = old.memory
     worth = WORTHS.get(settings.reward, OTHER)
     if worth == LOG_RETURN:
         value = floats[WORTH].log()

@@ -19,7 +19,9 @@ from numba import njit
 from fintrader.envs.fast.buffers import FILL, MARK, MOST, Prices, Rules
 from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
-ORDER, FORCED, SPLIT = 0, 1, 2
+ORDER = 0
+FORCED = 1
+SPLIT = 2
 """Kinds of change in what is held."""
 _GRID = np.float32(WEIGHT_GRID)
 _UNIT = 1.0 / USD_GRID
@@ -69,9 +71,11 @@ def ask_target(
 ) -> None:
     """`want[i]`: holdings that the wished weights mean, where they differ by more than `band` units
     of money."""
-    pace, whole = rules.pace, rules.whole
+    pace = rules.pace
+    whole = rules.whole
     for n in range(want.shape[1]):
-        price, held = np.float64(quotes[now, MARK, n]), shares[b, n]
+        price = np.float64(quotes[now, MARK, n])
+        held = shares[b, n]
         target: Any = np.float64(wish[i, n]) * unit / (price if price > 0.0 else 1.0)
         target = target if price > 0.0 else 0.0
         gap = target - held
@@ -86,7 +90,8 @@ def ask_target(
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def ask_trade(action: Any, b: int, rules: Rules, shares: Any, want: Any, i: int) -> None:
     """`want[i]`: holdings after the shares that the action orders."""
-    dead_band, most = np.float32(rules.dead_band), np.float32(rules.max_shares)
+    dead_band = np.float32(rules.dead_band)
+    most = np.float32(rules.max_shares)
     for n in range(want.shape[1]):
         a = min(max(action[b, n], -_ONE), _ONE)
         size = np.float64(a * most) if abs(a) > dead_band else 0.0
@@ -102,10 +107,13 @@ def reduce(
     `floor` is the least holding. Returns units of money: what the reductions bring, their
     notionals, and those of the additions.
     """
-    brought, closed, ordered = 0.0, 0.0, 0.0
+    brought = 0.0
+    closed = 0.0
+    ordered = 0.0
     for n in range(want.shape[1]):
         signed = np.float64(quotes[filled, FILL, n])
-        price, held = abs(signed), shares[b, n]
+        price = abs(signed)
+        held = shares[b, n]
         most = np.float64(quotes[filled, MOST, n])
         goal = min(max(max(want[i, n], floor), held - most), held + most)
         left = min(max(goal, min(held, 0.0)), max(held, 0.0))
@@ -135,7 +143,9 @@ def add(
 ) -> tuple[float, float, float]:
     """Write the holdings after the scaled additions; returns units of money: what those cost, their
     notionals, and what the holdings are worth at the close of `bar`."""
-    paid, opened, value = 0.0, 0.0, 0.0
+    paid = 0.0
+    opened = 0.0
+    value = 0.0
     for n in range(kept.shape[1]):
         more = scale * want[i, n]
         now = kept[i, n] + (np.trunc(more) if whole else more)
@@ -199,14 +209,17 @@ def reduce_at_cost(
     """As `reduce`; further, USD of the reductions' costs, of the additions' without least
     commissions, and how many additions owe one."""
     brought, closed, ordered = reduce(want, i, floor, prices.quotes, filled, shares, b, kept)
-    closing, variable, count = 0.0, 0.0, 0
+    closing = 0.0
+    variable = 0.0
+    count = 0
     for n in range(kept.shape[1]):
-        price, thin = (
-            abs(np.float64(prices.quotes[filled, FILL, n])),
-            np.float64(prices.thinness[filled, n]),
-        )
-        sold, more, spread = shares[b, n] - kept[i, n], want[i, n], prices.spread[n]
-        x, y = abs(np.rint(sold * price)) * _UNIT, abs(np.rint(more * price)) * _UNIT
+        price = abs(np.float64(prices.quotes[filled, FILL, n]))
+        thin = np.float64(prices.thinness[filled, n])
+        sold = shares[b, n] - kept[i, n]
+        more = want[i, n]
+        spread = prices.spread[n]
+        x = abs(np.rint(sold * price)) * _UNIT
+        y = abs(np.rint(more * price)) * _UNIT
         closing = plus(closing, min(trade_cost(sold, x, thin, spread, rules), x))
         variable = plus(
             variable, np.rint(variable_cost(more, y, thin, spread, rules) * USD_GRID) * _UNIT
@@ -222,7 +235,8 @@ def cost_of_added(
     """USD, order by order, of the holdings that `add` wrote."""
     total = 0.0
     for n in range(kept.shape[1]):
-        bought, thin = shares[b, n] - kept[i, n], np.float64(prices.thinness[filled, n])
+        bought = shares[b, n] - kept[i, n]
+        thin = np.float64(prices.thinness[filled, n])
         x = abs(np.rint(bought * abs(np.float64(prices.quotes[filled, FILL, n])))) * _UNIT
         total = plus(total, trade_cost(bought, x, thin, prices.spread[n], rules))
     return total
@@ -234,9 +248,11 @@ def apply_events(
 ) -> tuple[float, int]:
     """Write to `shares` what the holdings of `source` become by the splits of `bar`; returns the
     income (USD) and the fills noted so far."""
-    row, income = prices.event_row[bar], 0.0
+    row = prices.event_row[bar]
+    income = 0.0
     for n in range(shares.shape[1]):
-        held, split = source[b, n], prices.splits[row, n]
+        held = source[b, n]
+        split = prices.splits[row, n]
         after = split_shares(held, split, whole)
         left = held * split - after
         worth_of_left = left * (np.float64(prices.quotes[bar - 1, MARK, n]) / split)
@@ -273,7 +289,9 @@ def room(
     cash: float, kept: Any, i: int, prices: Prices, now: int, filled: int, leverage: float
 ) -> float:
     """USD of exposure that equity at the fill prices leaves after the reductions."""
-    value, gross, row = 0.0, 0.0, prices.event_row[filled] if filled > now else 0
+    value = 0.0
+    gross = 0.0
+    row = prices.event_row[filled] if filled > now else 0
     for n in range(kept.shape[1]):
         price = abs(np.float64(prices.quotes[filled, FILL, n]))
         before = (
@@ -310,7 +328,9 @@ def close_positions(
 ) -> tuple[float, float, float, int]:
     """Close at the close of `bar` what ends there, or (`called`) all that trades; USD: proceeds,
     cost, notional."""
-    value, notional, cost = 0.0, 0.0, 0.0
+    value = 0.0
+    notional = 0.0
+    cost = 0.0
     for n in range(shares.shape[1]):
         leaves = prices.quotes[bar, FILL, n] != 0.0 if called else prices.last_bar[n] == bar
         if leaves and shares[b, n] != 0.0:
@@ -318,7 +338,9 @@ def close_positions(
             x = np.rint(shares[b, n] * price) * _UNIT
             thin = np.float64(prices.thinness[bar, n])
             each = min(trade_cost(shares[b, n], abs(x), thin, prices.spread[n], rules), abs(x))
-            value, notional, cost = value + x, notional + abs(x), cost + each
+            value = value + x
+            notional = notional + abs(x)
+            cost = cost + each
             count = note(fills, count, FORCED, bar, bar, n, -shares[b, n], price * _UNIT, each)
             shares[b, n] = 0.0
     return value, cost if rules.each else rules.rate * notional, notional, count
@@ -347,9 +369,11 @@ def wait(
     Splits and dividends have been applied up to the bar before `fresh`. `curves` (shares `[T, N]`,
     equity, costs, turnover, income `[T]`; empty: not kept) take what happened at each bar.
     """
-    equity, keeps = 0.0, len(curves[1]) > 0
+    equity = 0.0
+    keeps = len(curves[1]) > 0
     for bar in range(start + 1, stop + 1):
-        paid, traded = 0.0, 0.0
+        paid = 0.0
+        traded = 0.0
         row = prices.event_row[bar]
         if row > 0 and bar >= fresh:
             earned, count = apply_events(shares, b, prices, bar, rules.whole, shares, fills, count)
@@ -362,24 +386,28 @@ def wait(
                 before = np.float64(prices.quotes[bar - 1, MARK, n]) / prices.splits[row, n]
                 owed += max(-np.rint(shares[b, n] * before), 0.0)
             paid = (owed * _UNIT + max(-cash, 0.0)) * rules.borrow * prices.years[bar]
-            cash, cost = cash - paid, cost + paid
+            cash = cash - paid
+            cost = cost + paid
         if prices.ends[bar]:
             brought, due, notional, count = close_positions(
                 shares, b, prices, bar, False, rules, fills, count
             )
-            cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded = paid + due, traded + notional
+            cash = cash + (brought - due)
+            cost = cost + due
+            turnover = turnover + notional
+            paid = paid + due
+            traded = traded + notional
         equity = cash + worth(shares, b, prices.marks, bar)
         if rules.margin > 0.0 and equity < rules.margin * exposure(shares, b, prices.marks, bar):
             brought, due, notional, count = close_positions(
                 shares, b, prices, bar, True, rules, fills, count
             )
-            cash, cost, turnover = cash + (brought - due), cost + due, turnover + notional
-            paid, traded, equity = (
-                paid + due,
-                traded + notional,
-                cash + worth(shares, b, prices.marks, bar),
-            )
+            cash = cash + (brought - due)
+            cost = cost + due
+            turnover = turnover + notional
+            paid = paid + due
+            traded = traded + notional
+            equity = cash + worth(shares, b, prices.marks, bar)
         peak = max(peak, equity)
         if keeps:
             for n in range(
@@ -407,8 +435,13 @@ def note(
     kinds, decisions, bars, assets, amounts, prices, costs = fills
     if not len(kinds):
         return count
-    kinds[count], decisions[count], bars[count], assets[count] = kind, decided, filled, n
-    amounts[count], prices[count], costs[count] = shares, price, cost
+    kinds[count] = kind
+    decisions[count] = decided
+    bars[count] = filled
+    assets[count] = n
+    amounts[count] = shares
+    prices[count] = price
+    costs[count] = cost
     return count + 1
 
 

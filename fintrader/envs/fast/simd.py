@@ -78,7 +78,8 @@ def _stream_function(module: Any) -> Any:
     name = "fintrader_stream_bytes"
     if name in module.globals:
         return module.globals[name]
-    size, word = ir.IntType(64), ir.IntType(32)
+    size = ir.IntType(64)
+    word = ir.IntType(32)
     line = ir.VectorType(word, _LINE // 4)
     kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, cgutils.voidptr_t, size])
     function = ir.Function(module, kind, name)

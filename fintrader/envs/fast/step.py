@@ -75,7 +75,8 @@ class ArrayPool:
     KEPT = 4
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
-        self._shape, self._dtype = shape, dtype
+        self._shape = shape
+        self._dtype = dtype
         self._arrays: list[_Array] = []
 
     def take(self) -> _Array:
@@ -103,22 +104,30 @@ class FusedStep:
         from fintrader.envs.fast import batch
 
         self._kernel = batch
-        self.settings, self.reward, self.mode = settings, reward, MODES[mode]
+        self.settings = settings
+        self.reward = reward
+        self.mode = MODES[mode]
         self.rewarding = (settings, reward, self.mode, view.benchmark)
-        self.flat, self._count = settings.observation == "flat", num_envs
-        assets, row_width, bar_width = view.mark.shape[1], view.rows.shape[1], view.rows.stride(0)
+        self.flat = settings.observation == "flat"
+        self._count = num_envs
+        assets = view.mark.shape[1]
+        row_width = view.rows.shape[1]
+        bar_width = view.rows.stride(0)
         # With a lookback the rows overlap; this is what they are views of, a bar a row.
         bars = len(view.rows) + row_width // bar_width - 1
         self.rows = torch.as_strided(view.rows, (bars, bar_width), (bar_width, 1)).numpy()
-        self.row_width, self.width = row_width, 4 + assets + (row_width if self.flat else 0)
+        self.row_width = row_width
+        self.width = 4 + assets + (row_width if self.flat else 0)
         self.stream = self.flat and num_envs * self.width * 4 > STREAM_ABOVE_BYTES
         self.worth = WORTHS.get(settings.reward, OTHER)
-        self.prices, self.rules = Prices.of(view), Rules.of(settings)
+        self.prices = Prices.of(view)
+        self.rules = Rules.of(settings)
         options = (settings.random_start, settings.decision_interval, row_width)
         market = (self.prices, self.rules, self.rows)
         self._fixed = (self.mode, self.flat, self.stream, self.worth, *options, *market)
         # What the kernel's account needs of curves and fills where nobody keeps them.
-        none, flags = np.zeros(0), np.zeros(0, np.int64)
+        none = np.zeros(0)
+        flags = np.zeros(0, np.int64)
         self._nothing = (
             (np.zeros((0, assets)), none, none, none, none),
             (flags, flags, flags, flags, none, none, none),
@@ -150,8 +159,10 @@ class FusedStep:
         Raises EnvError for an action that is not finite, harming nothing.
         """
         wish = action.detach().to(torch.float32).contiguous().numpy()
-        given, old = (wish, wish.view(np.int32), *self.given(endow, key)), old.detached()
-        new, obs = self._fresh(old.memory), self._obs.take()
+        given = (wish, wish.view(np.int32), *self.given(endow, key))
+        old = old.detached()
+        new = self._fresh(old.memory)
+        obs = self._obs.take()
         final = self._final.take() if self.mode == SAME_STEP else obs
         counts = self.run(
             self._kernel.step_range,
@@ -167,7 +178,8 @@ class FusedStep:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
         ended = sum(counts)
         reward, new.memory = finish_reward(old, new.buffers, *self.rewarding)
-        seen, flags = torch.from_numpy(obs), new.buffers.flags
+        seen = torch.from_numpy(obs)
+        flags = new.buffers.flags
         last = torch.from_numpy(final) if ended and self.mode == SAME_STEP else seen
         return StepResult(
             new,

@@ -16,26 +16,32 @@ import triton.language as tl
 from fintrader.envs.fast import buffers
 from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
 
-_BAR, _START, _END = (
-    tl.constexpr(buffers.BAR),
-    tl.constexpr(buffers.START),
-    tl.constexpr(buffers.END),
-)
-_EPISODE, _FINAL_BAR = tl.constexpr(buffers.EPISODE), tl.constexpr(buffers.FINAL_BAR)
-_CASH, _EQUITY = tl.constexpr(buffers.CASH), tl.constexpr(buffers.EQUITY)
-_PEAK, _FIRST = tl.constexpr(buffers.PEAK), tl.constexpr(buffers.FIRST)
-_STEP_EQUITY, _STEP_PEAK = tl.constexpr(buffers.STEP_EQUITY), tl.constexpr(buffers.STEP_PEAK)
-_COST, _TURNOVER, _WORTH = (
-    tl.constexpr(buffers.COST),
-    tl.constexpr(buffers.TURNOVER),
-    tl.constexpr(buffers.WORTH),
-)
-_TERMINATED, _TRUNCATED = tl.constexpr(buffers.TERMINATED), tl.constexpr(buffers.TRUNCATED)
-_FINISHED, _DONE = tl.constexpr(buffers.FINISHED), tl.constexpr(buffers.DONE)
-_SAME_STEP, _NEXT_STEP = tl.constexpr(buffers.SAME_STEP), tl.constexpr(buffers.NEXT_STEP)
-_LOG_RETURN, _PROFIT = tl.constexpr(buffers.LOG_RETURN), tl.constexpr(buffers.PROFIT)
-_GRID, _INVERSE_GRID = tl.constexpr(WEIGHT_GRID), tl.constexpr(1.0 / WEIGHT_GRID)
-_UNIT, _PER_USD = tl.constexpr(1.0 / USD_GRID), tl.constexpr(USD_GRID)
+_BAR = tl.constexpr(buffers.BAR)
+_START = tl.constexpr(buffers.START)
+_END = tl.constexpr(buffers.END)
+_EPISODE = tl.constexpr(buffers.EPISODE)
+_FINAL_BAR = tl.constexpr(buffers.FINAL_BAR)
+_CASH = tl.constexpr(buffers.CASH)
+_EQUITY = tl.constexpr(buffers.EQUITY)
+_PEAK = tl.constexpr(buffers.PEAK)
+_FIRST = tl.constexpr(buffers.FIRST)
+_STEP_EQUITY = tl.constexpr(buffers.STEP_EQUITY)
+_STEP_PEAK = tl.constexpr(buffers.STEP_PEAK)
+_COST = tl.constexpr(buffers.COST)
+_TURNOVER = tl.constexpr(buffers.TURNOVER)
+_WORTH = tl.constexpr(buffers.WORTH)
+_TERMINATED = tl.constexpr(buffers.TERMINATED)
+_TRUNCATED = tl.constexpr(buffers.TRUNCATED)
+_FINISHED = tl.constexpr(buffers.FINISHED)
+_DONE = tl.constexpr(buffers.DONE)
+_SAME_STEP = tl.constexpr(buffers.SAME_STEP)
+_NEXT_STEP = tl.constexpr(buffers.NEXT_STEP)
+_LOG_RETURN = tl.constexpr(buffers.LOG_RETURN)
+_PROFIT = tl.constexpr(buffers.PROFIT)
+_GRID = tl.constexpr(WEIGHT_GRID)
+_INVERSE_GRID = tl.constexpr(1.0 / WEIGHT_GRID)
+_UNIT = tl.constexpr(1.0 / USD_GRID)
+_PER_USD = tl.constexpr(USD_GRID)
 _PER_WEIGHT = tl.constexpr(USD_GRID / WEIGHT_GRID)
 
 
@@ -43,15 +49,22 @@ _PER_WEIGHT = tl.constexpr(USD_GRID / WEIGHT_GRID)
 # torch.round does.
 _ROUNDER = tl.constexpr(6755399441055744.0)
 _GOLDEN = tl.constexpr(-7046029254386353131)
-_MIX_1, _MIX_2 = tl.constexpr(-4658895280553007687), tl.constexpr(-7723592293110705685)
+_MIX_1 = tl.constexpr(-4658895280553007687)
+_MIX_2 = tl.constexpr(-7723592293110705685)
 _ACCOUNT_WIDTH = tl.constexpr(4)
 
 
 # Places in `rules`.
 RATE, RUIN, MAX_SHARES, DEAD_BAND, BAND, LEAST, FEE, IMPACT, COMMISSION, PACE = range(10)
-_RATE, _RUIN, _MAX_SHARES = tl.constexpr(RATE), tl.constexpr(RUIN), tl.constexpr(MAX_SHARES)
-_DEAD_BAND, _BAND, _LEAST = tl.constexpr(DEAD_BAND), tl.constexpr(BAND), tl.constexpr(LEAST)
-_FEE, _IMPACT, _COMMISSION = tl.constexpr(FEE), tl.constexpr(IMPACT), tl.constexpr(COMMISSION)
+_RATE = tl.constexpr(RATE)
+_RUIN = tl.constexpr(RUIN)
+_MAX_SHARES = tl.constexpr(MAX_SHARES)
+_DEAD_BAND = tl.constexpr(DEAD_BAND)
+_BAND = tl.constexpr(BAND)
+_LEAST = tl.constexpr(LEAST)
+_FEE = tl.constexpr(FEE)
+_IMPACT = tl.constexpr(IMPACT)
+_COMMISSION = tl.constexpr(COMMISSION)
 _PACE = tl.constexpr(PACE)
 _DUST = tl.constexpr(DUST_USD)
 _NUDGE = tl.constexpr(2.0**-20)
@@ -222,11 +235,17 @@ def step_kernel(
     b = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
     inside = n < N
-    rate, ruin, least = tl.load(rules + _RATE), tl.load(rules + _RUIN), tl.load(rules + _LEAST)
-    old_bar, end = tl.load(ints_0 + _BAR * B + b), tl.load(ints_0 + _END * B + b)
-    start, episode = tl.load(ints_0 + _START * B + b), tl.load(ints_0 + _EPISODE * B + b)
-    old_cash, before = tl.load(floats_0 + _CASH * B + b), tl.load(floats_0 + _EQUITY * B + b)
-    old_peak, first = tl.load(floats_0 + _PEAK * B + b), tl.load(floats_0 + _FIRST * B + b)
+    rate = tl.load(rules + _RATE)
+    ruin = tl.load(rules + _RUIN)
+    least = tl.load(rules + _LEAST)
+    old_bar = tl.load(ints_0 + _BAR * B + b)
+    end = tl.load(ints_0 + _END * B + b)
+    start = tl.load(ints_0 + _START * B + b)
+    episode = tl.load(ints_0 + _EPISODE * B + b)
+    old_cash = tl.load(floats_0 + _CASH * B + b)
+    before = tl.load(floats_0 + _EQUITY * B + b)
+    old_peak = tl.load(floats_0 + _PEAK * B + b)
+    first = tl.load(floats_0 + _FIRST * B + b)
     # An account whose episode is over does not trade: it begins the next one, or stands still.
     over = tl.load(flags_0 + _FINISHED * B + b) != 0
     held = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
@@ -261,7 +280,8 @@ def step_kernel(
     fill_bar = old_bar
     if not SAME_BAR:
         fill_bar = tl.minimum(old_bar + 1, end)
-    owned, cash = held, old_cash
+    owned = held
+    cash = old_cash
     if EVENTS and not SAME_BAR:
         row = tl.load(event_row + fill_bar) * N
         split = tl.load(splits + row + n, mask=inside, other=1.0)
@@ -276,9 +296,13 @@ def step_kernel(
     want = tl.minimum(tl.maximum(want, owned - most), owned + most)
     kept = tl.where(price > 0.0, tl.minimum(want, owned), owned)
     addition = tl.where(signed > 0.0, want - kept, 0.0)
-    sales, orders = _rint((owned - kept) * price) * _UNIT, _rint(addition * price) * _UNIT
-    sold, ordered = tl.sum(sales, 0), tl.sum(orders, 0)
-    closing_cost, variable, commissions = rate * sold, rate * ordered, 0.0 * rate
+    sales = _rint((owned - kept) * price) * _UNIT
+    orders = _rint(addition * price) * _UNIT
+    sold = tl.sum(sales, 0)
+    ordered = tl.sum(orders, 0)
+    closing_cost = rate * sold
+    variable = rate * ordered
+    commissions = 0.0 * rate
     if EACH:
         thin = tl.load(thinness + fill_bar * N + n, mask=inside, other=0.0).to(tl.float64)
         spread = tl.load(spreads + n, mask=inside, other=0.0)
@@ -308,10 +332,13 @@ def step_kernel(
     if EACH:
         opening_cost = tl.sum(_trade_cost(bought_shares, buys, thin, spread, rules), 0)
     cash = tl.maximum(cash - (bought + opening_cost), 0.0)
-    cost, turnover = closing_cost + opening_cost, sold + bought
+    cost = closing_cost + opening_cost
+    turnover = sold + bought
 
     # --- marks
-    bar, peak, equity = old_bar, old_peak, before
+    bar = old_bar
+    peak = old_peak
+    equity = before
     mark_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=inside, other=0.0)
     for number in range(INTERVAL):
         moving = bar < end
@@ -341,7 +368,8 @@ def step_kernel(
                 )
             shares = tl.where(gone, 0.0, shares)
             cash = cash + (ended - ended_cost)
-            cost, turnover = cost + ended_cost, turnover + ended
+            cost = cost + ended_cost
+            turnover = turnover + ended
         equity = cash + _worth(shares, mark_32)
         peak = tl.maximum(peak, equity)
 
@@ -350,13 +378,16 @@ def step_kernel(
     shares = tl.where(over, held, shares)
     mark_32 = tl.where(over, here_32, mark_32)
     bar = tl.where(over, old_bar, bar)
-    cash, equity = tl.where(over, old_cash, cash), tl.where(over, before, equity)
+    cash = tl.where(over, old_cash, cash)
+    equity = tl.where(over, before, equity)
     peak = tl.where(over, old_peak, peak)
-    cost, turnover = tl.where(over, 0.0, cost), tl.where(over, 0.0, turnover)
+    cost = tl.where(over, 0.0, cost)
+    turnover = tl.where(over, 0.0, turnover)
     terminated = equity <= ruin * first
     truncated = (bar >= end) & (terminated == 0)
     if MODE == _NEXT_STEP:
-        terminated, truncated = terminated & (over == 0), truncated & (over == 0)
+        terminated = terminated & (over == 0)
+        truncated = truncated & (over == 0)
     done = terminated | truncated
     tl.store(floats_1 + _STEP_EQUITY * B + b, equity)
     tl.store(floats_1 + _STEP_PEAK * B + b, peak)
@@ -425,15 +456,16 @@ def step_kernel(
             given = tl.where(ends_at > fresh, given, 0.0)
         fresh_cash = tl.load(give_cash + b)
         fresh_equity = fresh_cash + _worth(given, fresh_32)
-        bar, start, end = (
-            tl.where(begins, fresh, bar),
-            tl.where(begins, fresh, start),
-            tl.where(begins, fresh_end, end),
-        )
+        bar = tl.where(begins, fresh, bar)
+        start = tl.where(begins, fresh, start)
+        end = tl.where(begins, fresh_end, end)
         episode = tl.where(begins, episode + 1, episode)
-        cash, equity = tl.where(begins, fresh_cash, cash), tl.where(begins, fresh_equity, equity)
-        peak, first = tl.where(begins, fresh_equity, peak), tl.where(begins, fresh_equity, first)
-        shares, mark_32 = tl.where(begins, given, shares), tl.where(begins, fresh_32, mark_32)
+        cash = tl.where(begins, fresh_cash, cash)
+        equity = tl.where(begins, fresh_equity, equity)
+        peak = tl.where(begins, fresh_equity, peak)
+        first = tl.where(begins, fresh_equity, first)
+        shares = tl.where(begins, given, shares)
+        mark_32 = tl.where(begins, fresh_32, mark_32)
 
     # --- the account, and what it sees
     tl.store(ints_1 + _BAR * B + b, bar)

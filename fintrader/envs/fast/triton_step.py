@@ -72,11 +72,16 @@ class TritonStep:
         steps back: buffers that stay where they are can be captured in a CUDA graph."""
         from fintrader.envs.fast import triton_kernel as cuda
 
-        self._settings, self._reward, self._mode, self._reuse = settings, reward, MODES[mode], reuse
+        self._settings = settings
+        self._reward = reward
+        self._mode = MODES[mode]
+        self._reuse = reuse
         self._rewarding = (settings, reward, self._mode, view.benchmark)
         self._worth = WORTHS.get(settings.reward, 0)
         self._flat = settings.observation == "flat"
-        self._device, self._count, self._num_assets = view.mark.device, num_envs, view.mark.shape[1]
+        self._device = view.mark.device
+        self._count = num_envs
+        self._num_assets = view.mark.shape[1]
         self._width = 4 + self._num_assets + (view.rows.shape[1] if self._flat else 0)
         self._kernel = cuda.step_kernel
         market_width = view.rows.shape[1]
@@ -169,7 +174,8 @@ class TritonStep:
 
     def _afresh(self, old: Generation, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into new buffers."""
-        new, obs = Generation(self._new_buffers(), old.memory), self._new_obs()
+        new = Generation(self._new_buffers(), old.memory)
+        obs = self._new_obs()
         final = self._new_obs() if self._mode == SAME_STEP else obs
         self._launch(
             (action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final
@@ -180,7 +186,8 @@ class TritonStep:
     def _replay(self, endow: Endowment, key: Tensor, action: Tensor) -> StepResult:
         """Into the buffers of this environment, by a graph where there is one."""
         current = self._current
-        old, new = self._generations[current], self._generations[1 - current]
+        old = self._generations[current]
+        new = self._generations[1 - current]
         if endow is not self._given[0] or key is not self._given[1]:
             for target, value in zip(self._inputs[1:], (key, *endow), strict=True):
                 target.copy_(value)
@@ -217,7 +224,8 @@ class TritonStep:
 
     def _compute(self, current: int) -> None:
         """What a graph holds: the launch from one generation into the other, and the reward."""
-        old, new = self._generations[current], self._generations[1 - current]
+        old = self._generations[current]
+        new = self._generations[1 - current]
         self._launch(self._inputs, old.buffers, new.buffers, *self._outputs)
         if self._reward_inside:
             reward, memory = finish_reward(old, new.buffers, *self._rewarding)

@@ -27,7 +27,8 @@ Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""
 Rolling = Literal["sharpe", "volatility", "beta"]
 
-LONGEST_ROLLING, SHORTEST_ROLLING = 20, 5
+LONGEST_ROLLING = 20
+SHORTEST_ROLLING = 5
 """Sessions that a rolling figure looks back over, unless the reader chooses another window."""
 FEWEST_TO_ROLL = 15
 """Sessions below which a rolling ratio would be a handful of points, each from five days or
@@ -172,15 +173,15 @@ def rolling_figure(
         case "sharpe":
             spread = rolled.std()
             values = rolled.mean() / spread.where(spread > 1e-12) * math.sqrt(sessions_a_year)
-            title, unit, level = "Sharpe ratio", "Sharpe ratio, annualised", 0
+            title = "Sharpe ratio"
+            unit = "Sharpe ratio, annualised"
+            level = 0
         case "volatility":
             short = is_short(len(returns), sessions_a_year)
             values = rolled.std() * math.sqrt(1 if short else sessions_a_year)
-            title, unit, level = (
-                "Volatility",
-                "volatility of a session" if short else "volatility, annualised",
-                0,
-            )
+            title = "Volatility"
+            unit = "volatility of a session" if short else "volatility, annualised"
+            level = 0
         case "beta":
             index = returns["benchmark"]
             variance = index.rolling(window).var()
@@ -191,7 +192,9 @@ def rolling_figure(
                     for name in others
                 }
             )
-            title, unit, level = "Beta", "beta to the benchmark", 1
+            title = "Beta"
+            unit = "beta to the benchmark"
+            level = 1
     percent = kind == "volatility"
     figure = go.Figure()
     lines(figure, values.iloc[window - 1 :], "%{y:.2%}" if percent else "%{y:.2f}", main)

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_CHART_BYTES = 300_000
-MOST_POINTS, FEWEST_POINTS = 4_000, 64
+MOST_POINTS = 4_000
+FEWEST_POINTS = 64
 Indices = npt.NDArray[np.int64]
 
 
@@ -91,7 +92,8 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
         for trace, columns in scatters:
             kept = _kept(trace, columns, points)
             if not _has_lines(trace):
-                shown, total = shown + len(kept), total + _size(columns)
+                shown = shown + len(kept)
+                total = total + _size(columns)
             if len(kept) < _size(columns):
                 _put(trace, columns, kept)
         if shown < total:

@@ -12,8 +12,11 @@ import plotly.graph_objects as go
 from fintrader.results.figures.style import INK, ZERO, colour_of, histogram, layout, title_of
 from fintrader.results.formatting import p_equals
 
-_OTHERS, _OURS, _WARN = "#c3cdd6", "#0b4f9e", "#b42318"
-MOST_BARS, BINS = 300, 60
+_OTHERS = "#c3cdd6"
+_OURS = "#0b4f9e"
+_WARN = "#b42318"
+MOST_BARS = 300
+BINS = 60
 
 
 def _point(
@@ -40,7 +43,8 @@ def _point(
 
 def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
     """Where the result stands among random static portfolios. `found`: `random_portfolios`."""
-    counts, edges = np.array(found["histogram"]["counts"]), np.array(found["histogram"]["edges"])
+    counts = np.array(found["histogram"]["counts"])
+    edges = np.array(found["histogram"]["edges"])
     figure = go.Figure(histogram(counts, edges, "%{x:.2%}: %{y} portfolios", _OTHERS))
     if returned is not None:
         figure.add_vline(

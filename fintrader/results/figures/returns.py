@@ -21,7 +21,8 @@ SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 OVERNIGHT = "overnight"
-MOST_LABELLED, MOST_IN_A_ROW = 16, 5
+MOST_LABELLED = 16
+MOST_IN_A_ROW = 5
 """Columns of a heat map beyond which the numbers would not fit into the cells; of a single row,
 where plotly makes them no smaller, beyond which a phone has no room for them side by side."""
 
@@ -191,6 +192,7 @@ def distribution_figure(
                 },
                 annotation_position="top left" if k else "top right",
             )
-    title, x_title = "Distribution of daily returns", "return of a session"
+    title = "Distribution of daily returns"
+    x_title = "return of a session"
     layout(figure, title, "sessions", x_title, height=340, hovermode="closest", barmode="overlay")
     return figure.update_xaxes(tickformat=".1%")

@@ -24,7 +24,10 @@ MOST_LINES = 8
 """Most curves in a chart: more than there are colours to tell apart help nobody."""
 POINTS = 2000
 """Most points of a drawn curve."""
-INK, MUTED, GRID, ZERO = "#1f2933", "#616e7c", "#e4e7eb", "#9aa5b1"
+INK = "#1f2933"
+MUTED = "#616e7c"
+GRID = "#e4e7eb"
+ZERO = "#9aa5b1"
 PALETTE = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#b35900", "#2f8f9d", "#7f6d5f")
 COLOURS = {
     "ensemble": "#0b4f9e",
@@ -118,7 +121,8 @@ def histogram(
 ) -> go.Bar:
     """Bars over `edges` `[N + 1]`, as high as `counts` `[N]`."""
     hover = f"{hover}<extra>{look.get('name', '')}</extra>"
-    middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges) * (0.96 if "name" in look else 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    width = np.diff(edges) * (0.96 if "name" in look else 1)
     return go.Bar(x=middle, y=counts, width=width, marker_color=color, hovertemplate=hover, **look)
 
 

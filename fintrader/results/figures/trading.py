@@ -28,7 +28,8 @@ from fintrader.results.figures.style import (
     title_of,
 )
 
-BUY, SELL = "#0b6e99", "#b42318"
+BUY = "#0b6e99"
+SELL = "#b42318"
 SHADES = (
     *("#0b4f9e", "#2a9d8f", "#d9730d", "#9065b0", "#c14c8a", "#6b8e23", "#b8860b"),
     *("#4682b4", "#cd5c5c", "#20b2aa", "#8b6f9c", "#708090", "#a9a9a9"),
@@ -334,7 +335,8 @@ def first_order_cost_figure(
 
 def _over_costs(figure: go.Figure) -> go.Figure:
     figure.add_hline(y=0, line={"color": ZERO, "width": 1})
-    title, x_title = "Return at other costs", "cost, basis points of every trade's notional"
+    title = "Return at other costs"
+    x_title = "cost, basis points of every trade's notional"
     return layout(
         figure, title, "cumulative return", x_title, percent=True, height=320, hovermode="closest"
     )

@@ -143,7 +143,8 @@ class RankGroup:
         machine."""
         import torch.distributed as dist
 
-        self.ranks, self.hosts = list(ranks), hosts
+        self.ranks = list(ranks)
+        self.hosts = hosts
         self.inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         listener = socket.create_server(
             (hosts[0].address, 0), backlog=128
@@ -270,7 +271,8 @@ class ProcessFusion(ThreadFusion):
             rounds=spec.fusions,
             parent=parent,
         )
-        self.spec, self.context = spec, context
+        self.spec = spec
+        self.context = context
         self.hosts = context.hosts or [LocalHost()]
         self.ranks = rank_addresses([str(device) for device in devices], len(self.hosts))[
             : spec.replicas

@@ -61,7 +61,8 @@ Report = Callable[[TrainProgress], None]
 def maker(spec: PodSpec, context: PodContext) -> Make:
     """What makes the pod's agents and environments. Raises TournamentError, ConfigError for a
     foreign spec."""
-    settings, env_settings = agent_settings_of(spec), env_settings_of(spec)
+    settings = agent_settings_of(spec)
+    env_settings = env_settings_of(spec)
     split = load_windows(context.market)
 
     def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
@@ -201,8 +202,11 @@ class ThreadFusion(_Carrier):
         rounds: int,
         parent: State | None = None,
     ) -> None:
-        self.folder, self.devices, self.make = folder, devices, make
-        self.replicas, self.rounds = replicas, rounds
+        self.folder = folder
+        self.devices = devices
+        self.make = make
+        self.replicas = replicas
+        self.rounds = rounds
         self.done = 0
         self.totals: list[TrainResult] = []
         self.fused: State | None = parent

@@ -55,7 +55,8 @@ class Exchange:
     """Bytes between the ranks: on the device with NCCL, in memory with gloo."""
 
     def __init__(self, device: torch.device) -> None:
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -91,13 +92,11 @@ class Rank:
     def __init__(
         self, spec: PodSpec, folder: Path, device: torch.device, make: Make, exchange: Exchange
     ) -> None:
-        self.spec, self.folder, self.device, self.make, self.exchange = (
-            spec,
-            folder,
-            device,
-            make,
-            exchange,
-        )
+        self.spec = spec
+        self.folder = folder
+        self.device = device
+        self.make = make
+        self.exchange = exchange
         self.mine = list(range(exchange.rank, spec.replicas, exchange.world))
         self.number = 0
         self.fused: State | None = None
@@ -124,7 +123,8 @@ class Rank:
             self.spec.fusions,
             self.exchange.world,
         )
-        totals, states = [], []
+        totals = []
+        states = []
         for replica in self.mine:
             agent, env = self.make(replica, self.number, self.device)
             if self.fused is not None:

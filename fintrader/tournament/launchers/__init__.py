@@ -41,11 +41,9 @@ class PodProgress:
 
     def update(self, message: Message) -> None:
         """Take over what the pod sent."""
-        self.share, self.env_steps, self.note = (
-            message["share"],
-            message["env_steps"],
-            message["note"],
-        )
+        self.share = message["share"]
+        self.env_steps = message["env_steps"]
+        self.note = message["note"]
 
 
 class Launcher(Protocol):

@@ -87,8 +87,11 @@ class LocalLauncher:
             raise ConfigError(
                 f"store: {access.mirror.objects} exists in one process only, and pods are others"
             )
-        self.access, self.body = access, body
-        self._slots, self._limit, self._hang = slots, workers, hang_seconds
+        self.access = access
+        self.body = body
+        self._slots = slots
+        self._limit = workers
+        self._hang = hang_seconds
         self._store_seconds = store_seconds
         self._stores_state = store_seconds > 0 and access.mirror is not None
         self._farewell = signal.SIGTERM if self._stores_state else signal.SIGKILL
@@ -125,7 +128,9 @@ class LocalLauncher:
         with self._lock:
             worker = self._free_worker(prefers=orphan.slot if orphan else "")
             future: Future[PodResult] = Future()
-            worker.spec, worker.future, worker.lost_by = spec, future, None
+            worker.spec = spec
+            worker.future = future
+            worker.lost_by = None
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
             here = {
@@ -227,7 +232,9 @@ class LocalLauncher:
             self._on_message(worker, message)
         code = worker.process.wait()
         with self._lock:
-            future, worker.future, worker.spec = worker.future, None, None
+            future = worker.future
+            worker.future = None
+            worker.spec = None
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
@@ -250,7 +257,9 @@ class LocalLauncher:
             if kind == "progress":
                 worker.progress.update(message)
                 return
-            future, worker.future, worker.spec = worker.future, None, None
+            future = worker.future
+            worker.future = None
+            worker.spec = None
             worker.retired = worker.retired or message.get("last", False)
         if future is None:
             return

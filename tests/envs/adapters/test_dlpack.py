@@ -14,7 +14,8 @@ from tests.factories import make_market
 
 
 def test_numpy_shares_memory_and_agrees() -> None:
-    market, settings = make_market(60, 3), EnvSettings(episode_bars=4)
+    market = make_market(60, 3)
+    settings = EnvSettings(episode_bars=4)
     env = DlpackEnv(TradingEnv(market, settings, num_envs=3), np.from_dlpack)
     twin = TradingEnv(market, settings, num_envs=3)
     obs, _ = env.reset(seed=1)

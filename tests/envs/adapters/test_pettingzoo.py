@@ -32,7 +32,8 @@ def test_parallel_api() -> None:
 
 
 def test_agrees_with_the_vectorised_game() -> None:
-    market, settings = make_market(60, 3), EnvSettings(episode_bars=10)
+    market = make_market(60, 3)
+    settings = EnvSettings(episode_bars=10)
     env = TradersParallelEnv(market, settings, seed=7)
     game = MultiTraderEnv(market, settings, seed=7)
     obs, _ = env.reset()
@@ -68,7 +69,9 @@ def test_every_temporal_difference_is_zero() -> None:
     env = TradersParallelEnv(
         oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2
     )
-    rng, cuts, ruins = np.random.default_rng(0), 0, 0
+    rng = np.random.default_rng(0)
+    cuts = 0
+    ruins = 0
     for game in range(80):
         obs, _ = env.reset(seed=game)
         while env.agents:
@@ -79,6 +82,8 @@ def test_every_temporal_difference_is_zero() -> None:
                 assert reward + GAMMA * after == pytest.approx(
                     float(value(torch.as_tensor(obs[agent]))), abs=1e-3
                 )
-            cuts, ruins, obs = cuts + sum(limits.values()), ruins + sum(ends.values()), following
+            cuts = cuts + sum(limits.values())
+            ruins = ruins + sum(ends.values())
+            obs = following
     assert cuts > 100
     assert ruins > 5

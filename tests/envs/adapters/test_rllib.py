@@ -66,7 +66,9 @@ def test_runner_episodes_equal_the_known_value() -> None:
     )
     runner = SingleAgentEnvRunner(config=config)
     episodes = runner.sample(num_timesteps=4000, random_actions=True)
-    steps, cuts, ruins = 0, 0, 0
+    steps = 0
+    cuts = 0
+    ruins = 0
     for episode in episodes:
         values = value(torch.as_tensor(np.stack(episode.get_observations()))).numpy()
         rewards = np.asarray(episode.get_rewards())
@@ -75,11 +77,9 @@ def test_runner_episodes_equal_the_known_value() -> None:
         if episode.is_terminated:
             successor[-1] = 0.0
         np.testing.assert_allclose(rewards + GAMMA * successor, values[:-1], atol=2e-3)
-        steps, cuts, ruins = (
-            steps + len(rewards),
-            cuts + episode.is_truncated,
-            ruins + episode.is_terminated,
-        )
+        steps = steps + len(rewards)
+        cuts = cuts + episode.is_truncated
+        ruins = ruins + episode.is_terminated
         assert len(rewards) <= 5
     assert steps >= 4000
     assert cuts > 20

@@ -65,13 +65,14 @@ class Critic(DeterministicMixin, Model):
 
 def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = False) -> PPO:
     cfg = PPO_CFG()
-    cfg.rollouts, cfg.learning_epochs, cfg.mini_batches = rollouts, 1, 2
-    cfg.discount_factor, cfg.gae_lambda = GAMMA, 0.95
-    cfg.experiment.directory, cfg.experiment.write_interval, cfg.experiment.checkpoint_interval = (
-        str(folder),
-        0,
-        0,
-    )
+    cfg.rollouts = rollouts
+    cfg.learning_epochs = 1
+    cfg.mini_batches = 2
+    cfg.discount_factor = GAMMA
+    cfg.gae_lambda = 0.95
+    cfg.experiment.directory = str(folder)
+    cfg.experiment.write_interval = 0
+    cfg.experiment.checkpoint_interval = 0
     agent = PPO(
         models={"policy": Actor(env), "value": Critic(env, oracle=oracle)},
         memory=RandomMemory(memory_size=rollouts, num_envs=env.num_envs, device=env.device),
@@ -120,7 +121,8 @@ def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
         },
     ).train()
     memory = agent.memory
-    returns, obs = memory.get_tensor_by_name("returns"), memory.get_tensor_by_name("observations")
+    returns = memory.get_tensor_by_name("returns")
+    obs = memory.get_tensor_by_name("observations")
     assert int(memory.get_tensor_by_name("terminated").sum()) > 60
     torch.testing.assert_close(returns.squeeze(-1), value(obs), atol=2e-3, rtol=0)
 
@@ -131,9 +133,7 @@ def test_a_second_bootstrap_is_refused(tmp_path: Path) -> None:
     agent.cfg.time_limit_bootstrap = True
     with pytest.raises(EnvError, match="time_limit_bootstrap"):
         env.bootstrap_with(agent)
-    agent.cfg.time_limit_bootstrap, agent.cfg.rewards_shaper = (
-        False,
-        lambda reward, *_: 0.1 * reward,
-    )
+    agent.cfg.time_limit_bootstrap = False
+    agent.cfg.rewards_shaper = lambda reward, *_: 0.1 * reward
     with pytest.raises(EnvError, match="rewards_shaper"):
         env.bootstrap_with(agent)

@@ -54,7 +54,9 @@ def test_collector_and_gae_find_the_known_value() -> None:
         auto_register_policy_transforms=False,
     )
     gae = GAE(gamma=GAMMA, lmbda=0.95, value_network=critic, average_gae=False)
-    frames, cuts, ruins = 0, 0, 0
+    frames = 0
+    cuts = 0
+    ruins = 0
     for batch in collector:
         frames += batch.numel()
         cuts += int(batch["next", "truncated"].sum())

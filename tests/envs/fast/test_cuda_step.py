@@ -74,7 +74,9 @@ def test_every_output_and_the_whole_state_are_bit_equal(
         "lookback": lookback,
     }
     config = config.model_copy(update=changes)
-    volume, count, steps = (1e9, 400.0)[seed % 2], 4, 40 if CUDA else 14
+    volume = (1e9, 400.0)[seed % 2]
+    count = 4
+    steps = 40 if CUDA else 14
     market = make_market(60, 5, seed=seed % 5, volatility=0.04, volume=volume, events=seed % 3 > 0)
     slow, fast = (
         TradingEnv(
@@ -105,7 +107,8 @@ def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
             torch.equal(a, b) for a, b in zip(slow.reset()[:1], fast.reset()[:1], strict=True)
         )
         for action in random_actions(1, 9, 3, 3):
-            a, b = slow.step(action.to(DEVICE)), fast.step(action.to(DEVICE))
+            a = slow.step(action.to(DEVICE))
+            b = fast.step(action.to(DEVICE))
             assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
 
 
@@ -122,10 +125,8 @@ class TestOnCuda:
 
     @pytest.mark.parametrize("mode", list(AutoresetMode))
     def test_a_replayed_graph_equals_eager_launches(self, mode: AutoresetMode) -> None:
-        market, config = (
-            make_market(200, 20),
-            EnvSettings(episode_bars=9, reward="differential_sharpe"),
-        )
+        market = make_market(200, 20)
+        config = EnvSettings(episode_bars=9, reward="differential_sharpe")
         eager, graph = (
             TradingEnv(market, config, num_envs=512, autoreset_mode=mode, device="cuda", copy=copy)
             for copy in (True, False)
@@ -133,7 +134,8 @@ class TestOnCuda:
         eager.reset()
         graph.reset()
         for action in random_actions(0, 30, 512, 20):
-            a, b = eager.step(action.cuda()), graph.step(action.cuda())
+            a = eager.step(action.cuda())
+            b = graph.step(action.cuda())
             assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
             finished = eager.account.finished.clone()
             if mode is AutoresetMode.DISABLED and bool(finished.any()):

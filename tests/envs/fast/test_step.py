@@ -48,8 +48,10 @@ def test_every_output_and_the_whole_state_are_bit_equal(
 
 
 def test_threads_change_nothing() -> None:
-    market, config = make_market(80, 20), EnvSettings(episode_bars=9)
-    count, before = 1500, torch.get_num_threads()
+    market = make_market(80, 20)
+    config = EnvSettings(episode_bars=9)
+    count = 1500
+    before = torch.get_num_threads()
     outputs = []
     try:
         for threads in (1, 2):
@@ -68,7 +70,8 @@ def test_threads_change_nothing() -> None:
 def test_stores_past_the_caches_change_nothing(
     num_assets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    market, outputs = make_market(60, num_assets, 3), []
+    market = make_market(60, num_assets, 3)
+    outputs = []
     for above in (1 << 40, 0):
         monkeypatch.setattr(fused, "STREAM_ABOVE_BYTES", above)
         env = TradingEnv(market, EnvSettings(episode_bars=7), num_envs=21, engine="fused")

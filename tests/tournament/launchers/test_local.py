@@ -28,10 +28,8 @@ def which(spec: PodSpec, context: PodContext) -> PodResult:
             '{"kind": "done", "pod": "' + spec.pod + '"}', flush=True
         )  # must not be taken for the worker's own words
     result = stubs.body(spec, context)
-    threads, visible = (
-        os.environ["OMP_NUM_THREADS"],
-        os.environ.get("CUDA_VISIBLE_DEVICES", "unset"),
-    )
+    threads = os.environ["OMP_NUM_THREADS"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     (context.folder / "where.txt").write_text(f"{threads} {visible} {context.device}")
     return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
 
@@ -154,7 +152,8 @@ def test_a_killed_worker_loses_only_its_own_pod(
     monkeypatch.setattr("fintrader.tournament.launchers.local.oom_kills", lambda: next(kills))
     run = RunFolder(tmp_path)
     with closing(waiting(run)) as local:
-        lost, kept = local.submit(spec(0)), local.submit(spec(1))
+        lost = local.submit(spec(0))
+        kept = local.submit(spec(1))
         until(lambda: bool(local.progress()["p0000"].note))
         (at_work,) = [
             one for one in local._workers.values() if one.spec and one.spec.pod == "p0000"
@@ -170,7 +169,8 @@ def test_a_killed_worker_loses_only_its_own_pod(
 
 
 def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path) -> None:
-    run, places = RunFolder(tmp_path), [Slot("x"), Slot("y")]
+    run = RunFolder(tmp_path)
+    places = [Slot("x"), Slot("y")]
     with closing(waiting(run, places)) as local:
         futures = [local.submit(spec(0)), local.submit(spec(1))]
         until(lambda: all(at.note for at in local.progress().values()))

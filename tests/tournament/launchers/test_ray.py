@@ -40,7 +40,8 @@ def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
     nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
     """Real pods, each trained in one task and evaluated in another."""
-    local, there = RunFolder(tmp_path / "local"), RunFolder(tmp_path / "ray")
+    local = RunFolder(tmp_path / "local")
+    there = RunFolder(tmp_path / "ray")
     racer = started(Racer(there, nodes.address, "real", pods=6, population=3))
     threads = ThreadLauncher(local, tmp_path / "market.safetensors", train_and_evaluate, workers=1)
     generational(local, threads, "real", pods=6, population=3)
@@ -62,7 +63,8 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
 ) -> None:
     """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new
     cluster goes on."""
-    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
+    undisturbed = RunFolder(tmp_path / "undisturbed")
+    run = RunFolder(tmp_path / "run")
     generational(
         undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=16
     )
@@ -127,7 +129,8 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
 def test_a_killed_evaluator_costs_one_attempt(
     nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
-    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
+    undisturbed = RunFolder(tmp_path / "undisturbed")
+    run = RunFolder(tmp_path / "run")
     generational(
         undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=4
     )
@@ -183,7 +186,8 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
 def test_a_pod_on_a_node_that_goes_stores_its_state_first(
     nodes: Nodes, tmp_path: Path, started: Started
 ) -> None:
-    run, url = RunFolder(tmp_path / "run"), f"file://{tmp_path}/store/run"
+    run = RunFolder(tmp_path / "run")
+    url = f"file://{tmp_path}/store/run"
     stubs.plant(run, "p0000", "wait")
     racer = started(
         Racer(
@@ -236,7 +240,8 @@ def test_a_pod_with_a_gpu_has_a_process_of_its_own(
 ) -> None:
     """The next pod in the same process would stay on the GPU of the first."""
     nodes.add(1, gpus=1)
-    run, pods = RunFolder(tmp_path / "run"), [f"p{number:04d}" for number in range(3)]
+    run = RunFolder(tmp_path / "run")
+    pods = [f"p{number:04d}" for number in range(3)]
     for pod in pods:
         stubs.plant(run, pod, "wait")
     racer = started(
@@ -366,8 +371,10 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
 ) -> None:
     """In the middle of a round the other node's raylet is killed, and then the pod's own
     process."""
-    alone, there = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "there")
-    cluster, market = started(Nodes(1, 1)), market_file(tmp_path)
+    alone = RunFolder(tmp_path / "alone")
+    there = RunFolder(tmp_path / "there")
+    cluster = started(Nodes(1, 1))
+    market = market_file(tmp_path)
     pod = there.pod("p0000")
     barrier = barrier_in(pod)
     racer = started(Racer(there, cluster.address, "real", {"nodes": 2}, **FUSED))
@@ -388,7 +395,8 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
         found: list[Any] = []
 
         def there() -> bool:
-            note, rank = racer.note(), rank_process(pod, 1)
+            note = racer.note()
+            rank = rank_process(pod, 1)
             held = note["nodes"].get("p0000", [])
             found[:] = [held, note["pods"].get("p0000", ["", 0])[1], rank]
             return len(held) == 2 and rank is not None and (pod / "fused-0.safetensors").exists()

@@ -31,11 +31,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
 def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
     nodes: Nodes, tmp_path: Path, started: Started, meanwhile: str
 ) -> None:
-    undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
+    undisturbed = RunFolder(tmp_path / "undisturbed")
+    run = RunFolder(tmp_path / "run")
     generational(
         undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=8
     )
-    left, changes = ["p0000", "p0001"], {"pods": 8, "orphan_seconds": PATIENCE_SECONDS}
+    left = ["p0000", "p0001"]
+    changes = {"pods": 8, "orphan_seconds": PATIENCE_SECONDS}
     for pod in left:
         stubs.plant(run, pod, "wait")
     racer = started(Racer(run, nodes.address, "leaving", **changes))
@@ -67,7 +69,9 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
 ) -> None:
     """On a node with a copy of its own, where nothing but whoever listens tells who drives the
     run."""
-    copy, url, spec = RunFolder(tmp_path / "copy"), f"file://{tmp_path}/store/run", stubs.spec(0)
+    copy = RunFolder(tmp_path / "copy")
+    url = f"file://{tmp_path}/store/run"
+    spec = stubs.spec(0)
     mirror = attach(copy.root, url)
     tokens = [claim(mirror.objects), claim(mirror.objects)]
     context = PodContext(copy, stubs.market(tmp_path), mirror)
@@ -76,8 +80,13 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
         "token": tokens[0],
     }
     actor = object.__new__(PodActor)  # what Ray has to do with it is of no interest
-    actor.task, actor.token, actor.patience = task, tokens[0], PATIENCE_SECONDS
-    actor._change, actor._messages, actor._number, actor._taken = threading.Condition(), [], 0, 0
+    actor.task = task
+    actor.token = tokens[0]
+    actor.patience = PATIENCE_SECONDS
+    actor._change = threading.Condition()
+    actor._messages = []
+    actor._number = 0
+    actor._taken = 0
     with ThreadPoolExecutor() as pool:
         outcome = pool.submit(actor._outcome, spec, context)
         until(

@@ -63,10 +63,13 @@ def _ask_targets(
     rules: Rules,
     want: Any,
 ) -> None:
-    lowest, floor = -1.0 if rules.short else 0.0, -np.inf if rules.short else 0.0
-    pace, whole = rules.pace, rules.whole
+    lowest = -1.0 if rules.short else 0.0
+    floor = -np.inf if rules.short else 0.0
+    pace = rules.pace
+    whole = rules.whole
     for n in range(action.shape[1]):
-        price, held = np.float64(prices.quotes[bar, MARK, n]) * _UNIT, shares[b, n]
+        price = np.float64(prices.quotes[bar, MARK, n]) * _UNIT
+        held = shares[b, n]
         gap, still = _target_gap(min(max(action[b, n], lowest), 1.0), unit, band, price, held)
         step = _step_towards(gap, pace, whole)
         want[n] = max(held + (0.0 if still else step), floor)
@@ -87,10 +90,15 @@ def _ask_targets_back(
     g_shares: Any,
     g_action: Any,
 ) -> float:
-    lowest, short, pace, whole = -1.0 if rules.short else 0.0, rules.short, rules.pace, rules.whole
-    band, g_unit = rules.band * value, 0.0
+    lowest = -1.0 if rules.short else 0.0
+    short = rules.short
+    pace = rules.pace
+    whole = rules.whole
+    band = rules.band * value
+    g_unit = 0.0
     for n in range(action.shape[1]):
-        weight, held = min(max(action[b, n], lowest), 1.0), shares[b, n]
+        weight = min(max(action[b, n], lowest), 1.0)
+        held = shares[b, n]
         price = np.float64(prices.quotes[bar, MARK, n]) * _UNIT
         gap, still = _target_gap(weight, unit, band, price, held)
         asks = (not (still | whole)) & (price > 0.0) & (short | (held + pace * gap > 0.0))
@@ -98,7 +106,8 @@ def _ask_targets_back(
         g_unit = plus(g_unit, g_values * weight)
         g_action[b, n] = g_values * unit
     for n in range(action.shape[1]):
-        weight, held = min(max(action[b, n], lowest), 1.0), shares[b, n]
+        weight = min(max(action[b, n], lowest), 1.0)
+        held = shares[b, n]
         price = np.float64(prices.quotes[bar, MARK, n]) * _UNIT
         gap, still = _target_gap(weight, unit, band, price, held)
         step = _step_towards(gap, pace, whole)
@@ -133,8 +142,10 @@ def _exactly(value: float, single: bool) -> float:
 
 @inlined
 def _ask_trades(action: Any, b: int, single: bool, shares: Any, rules: Rules, want: Any) -> None:
-    dead_band, most = _exactly(rules.dead_band, single), _exactly(rules.max_shares, single)
-    floor, whole = -np.inf if rules.short else 0.0, rules.whole
+    dead_band = _exactly(rules.dead_band, single)
+    most = _exactly(rules.max_shares, single)
+    floor = -np.inf if rules.short else 0.0
+    whole = rules.whole
     for n in range(action.shape[1]):
         want[n] = max(shares[b, n] + _ordered(action[b, n], dead_band, most, single, whole), floor)
 
@@ -150,8 +161,10 @@ def _ask_trades_back(
     g_shares: Any,
     g_action: Any,
 ) -> None:
-    dead_band, most = _exactly(rules.dead_band, single), _exactly(rules.max_shares, single)
-    short, whole = rules.short, rules.whole
+    dead_band = _exactly(rules.dead_band, single)
+    most = _exactly(rules.max_shares, single)
+    short = rules.short
+    whole = rules.whole
     for n in range(action.shape[1]):
         lives = short | (
             shares[b, n] + _ordered(action[b, n], dead_band, most, single, whole) > 0.0
@@ -179,7 +192,8 @@ def ask(
 ) -> tuple[float, float]:
     """Write to `want [N]` what the action asks for; returns USD that a weight of 1 asks for, and
     the sum of the weights over the leverage."""
-    lowest, gross = -1.0 if rules.short else 0.0, 0.0
+    lowest = -1.0 if rules.short else 0.0
+    gross = 0.0
     for n in range(action.shape[1]):
         gross = plus(gross, abs(min(max(action[b, n], lowest), 1.0)))
     gross = gross / rules.leverage

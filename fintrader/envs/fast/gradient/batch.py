@@ -92,7 +92,9 @@ def _close(
 ) -> tuple[float, float, float]:
     """Write to `stages[i + 1]` what is left of `stages[i]` at the close of `bar`, where positions
     end or (`called`) all that trade are closed; returns proceeds, cost and notional, USD."""
-    value, cost, notional = 0.0, 0.0, 0.0
+    value = 0.0
+    cost = 0.0
+    notional = 0.0
     for n in range(stages.shape[1]):
         held = stages[i, n]
         stages[i + 1, n] = held
@@ -100,7 +102,9 @@ def _close(
             x = held * (np.float64(prices.quotes[bar, MARK, n]) * _UNIT)
             thin = np.float64(prices.thinness[bar, n])
             each, _, _ = closing_cost(held, abs(x), thin, prices.spread[n], rules)
-            value, cost, notional = value + x, cost + each, notional + abs(x)
+            value = value + x
+            cost = cost + each
+            notional = notional + abs(x)
             stages[i + 1, n] = 0.0
     return value, cost if rules.each else rules.rate * notional, notional
 
@@ -121,12 +125,11 @@ def _close_back(
     g_total = g_cost - g_cash
     for n in range(stages.shape[1]):
         if _leaves(prices, bar, n, called):
-            held, price, thin = (
-                stages[i, n],
-                np.float64(prices.quotes[bar, MARK, n]) * _UNIT,
-                prices.thinness[bar, n],
-            )
-            in_x, in_shares = rules.rate, 0.0
+            held = stages[i, n]
+            price = np.float64(prices.quotes[bar, MARK, n]) * _UNIT
+            thin = prices.thinness[bar, n]
+            in_x = rules.rate
+            in_shares = 0.0
             if rules.each:
                 _, in_x, in_shares = closing_cost(
                     held, abs(held * price), np.float64(thin), prices.spread[n], rules
@@ -138,7 +141,8 @@ def _close_back(
 @compiled
 def _owed(shares: Any, i: int, cash: float, prices: Prices, bar: int) -> float:
     """USD borrowed on the way to `bar`: short positions at the close before, and cash."""
-    row, owed = prices.event_row[bar], max(-cash, 0.0)
+    row = prices.event_row[bar]
+    owed = max(-cash, 0.0)
     for n in range(shares.shape[1]):
         before = np.float64(prices.quotes[bar - 1, MARK, n]) * _UNIT / prices.splits[row, n]
         owed += max(-(shares[i, n] * before), 0.0)
@@ -148,10 +152,12 @@ def _owed(shares: Any, i: int, cash: float, prices: Prices, bar: int) -> float:
 @inlined
 def _worth(shares: Any, i: int, prices: Prices, bar: int) -> tuple[float, float]:
     """USD of the holdings at the close of `bar`, and of their exposure."""
-    value, exposed = 0.0, 0.0
+    value = 0.0
+    exposed = 0.0
     for n in range(shares.shape[1]):
         x = shares[i, n] * (np.float64(prices.quotes[bar, MARK, n]) * _UNIT)
-        value, exposed = plus(value, x), plus(exposed, abs(x))
+        value = plus(value, x)
+        exposed = plus(exposed, abs(x))
     return value, exposed
 
 
@@ -168,32 +174,41 @@ def mark_bars(
 ) -> tuple[float, float, float, float, float, int]:
     """Mark `interval` bars after `start`, none after `end`; returns cash, equity, peak, cost,
     turnover (USD) and the stage of the shares."""
-    stages, i, equity, cost, turnover = tape.stages, 0, 0.0, 0.0, 0.0
+    stages = tape.stages
+    i = 0
+    equity = 0.0
+    cost = 0.0
+    turnover = 0.0
     for j in range(interval):
-        bar, moves = min(start + j + 1, end), start + j < end
-        tape.stage[j], tape.called[j], tape.marks[2, j] = i, False, peak
+        bar = min(start + j + 1, end)
+        moves = start + j < end
+        tape.stage[j] = i
+        tape.called[j] = False
+        tape.marks[2, j] = peak
         if moves and prices.event_row[bar] > 0 and (j > 0 or rules.same_bar):
             cash += events(stages, i, prices, bar, rules.whole, stages, i + 1)
             i += 1
         tape.marks[0, j] = cash
         if moves and rules.borrow > 0.0:
             interest = _owed(stages, i, cash, prices, bar) * rules.borrow * prices.years[bar]
-            cash, cost = cash - interest, cost + interest
+            cash = cash - interest
+            cost = cost + interest
         if moves and prices.ends[bar]:
             value, due, notional = _close(stages, i, prices, bar, False, rules)
-            cash, cost, turnover, i = cash + (value - due), cost + due, turnover + notional, i + 1
+            cash = cash + (value - due)
+            cost = cost + due
+            turnover = turnover + notional
+            i = i + 1
         if moves or j == 0:
             value, exposed = _worth(stages, i, prices, bar)
             equity = cash + value
             if moves and rules.margin > 0.0 and equity < rules.margin * exposed:
                 tape.called[j] = True
                 value, due, notional = _close(stages, i, prices, bar, True, rules)
-                cash, cost, turnover, i = (
-                    cash + (value - due),
-                    cost + due,
-                    turnover + notional,
-                    i + 1,
-                )
+                cash = cash + (value - due)
+                cost = cost + due
+                turnover = turnover + notional
+                i = i + 1
                 value, _ = _worth(stages, i, prices, bar)
                 equity = cash + value
         tape.marks[1, j] = equity
@@ -220,9 +235,11 @@ def mark_bars_back(
     in the shares and the cash after the fills, and in the peak before."""
     stages = tape.stages
     for j in range(interval - 1, -1, -1):
-        bar, moves = min(start + j + 1, end), start + j < end
+        bar = min(start + j + 1, end)
+        moves = start + j < end
         rose = above(tape.marks[1, j], tape.marks[2, j])
-        g_equity, g_peak = g_equity + g_peak * rose, g_peak * (1.0 - rose)
+        g_equity = g_equity + g_peak * rose
+        g_peak = g_peak * (1.0 - rose)
         if not moves and j > 0:
             continue  # it stands where it stood: the slope in equity goes on to the bar before
         happens = moves and prices.event_row[bar] > 0 and (j > 0 or rules.same_bar)
@@ -238,10 +255,8 @@ def mark_bars_back(
             i -= 1
             _close_back(stages, i, prices, bar, False, rules, g_shares, g_cash, g_cost, g_turnover)
         if moves and rules.borrow > 0.0:
-            row, g_owed = (
-                prices.event_row[bar],
-                (g_cost - g_cash) * rules.borrow * prices.years[bar],
-            )
+            row = prices.event_row[bar]
+            g_owed = (g_cost - g_cash) * rules.borrow * prices.years[bar]
             for n in range(len(g_shares)):
                 before = np.float64(prices.quotes[bar - 1, MARK, n]) * _UNIT / prices.splits[row, n]
                 g_shares[n] -= g_owed * before if stages[i, n] * before < 0.0 else 0.0
@@ -275,10 +290,8 @@ def _see_back(
     g_safe = g_obs[b, 1] / first - g_obs[b, 0] * cash / (safe * safe)
     g_share = 0.0
     for n in range(len(g_shares)):
-        price, g_weight = (
-            np.float64(prices.quotes[bar, MARK, n]) * _UNIT,
-            np.float64(g_obs[b, 4 + n]),
-        )
+        price = np.float64(prices.quotes[bar, MARK, n]) * _UNIT
+        g_weight = np.float64(g_obs[b, 4 + n])
         g_share = plus(g_share, g_weight * shares[i, n] * price)
         g_shares[n] += g_weight * price * share
     g_safe -= g_share / (safe * safe)
@@ -304,9 +317,12 @@ def _worth_of_step_back(
     if worth_of != LOG_RETURN:
         return -g_worth / first, g_worth / first, -g_worth * (equity - before) / (first * first)
     least = _LEAST * first
-    top, bottom = max(equity, least), max(before, least)
-    g_top, g_bottom = g_worth / bottom, -g_worth * top / (bottom * bottom)
-    own_top, own_bottom = above(equity, least), above(before, least)
+    top = max(equity, least)
+    bottom = max(before, least)
+    g_top = g_worth / bottom
+    g_bottom = -g_worth * top / (bottom * bottom)
+    own_top = above(equity, least)
+    own_bottom = above(before, least)
     g_first = _LEAST * (g_top * (1.0 - own_top) + g_bottom * (1.0 - own_bottom))
     return g_bottom * own_bottom, g_top * own_top, g_first
 
@@ -378,16 +394,15 @@ def _step_accounts(
 ) -> int:
     ints_0, floats_0, flags_0, shares_0 = old
     ints_1, floats_1, flags_1, shares_1 = new
-    restarts, wild = 0, 0
+    restarts = 0
+    wild = 0
     for b in range(low, high):
         for n in range(action.shape[1]):
             wild += not (abs(action[b, n]) < np.inf)
-        start, end, before, first = (
-            ints_0[BAR, b],
-            ints_0[END, b],
-            floats_0[EQUITY, b],
-            floats_0[FIRST, b],
-        )
+        start = ints_0[BAR, b]
+        end = ints_0[END, b]
+        before = floats_0[EQUITY, b]
+        first = floats_0[FIRST, b]
         filled = start if rules.same_bar else min(start + 1, end)
         order = fill_orders(
             action,
@@ -412,13 +427,12 @@ def _step_accounts(
         truncated = (bar >= end) & (not terminated)
         began = mode == NEXT_STEP and flags_0[FINISHED, b]
         done = (terminated | truncated) & (not began)
-        floats_1[CASH, b], floats_1[EQUITY, b], floats_1[PEAK, b], floats_1[FIRST, b] = (
-            cash,
-            equity,
-            peak,
-            first,
-        )
-        floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = equity, peak
+        floats_1[CASH, b] = cash
+        floats_1[EQUITY, b] = equity
+        floats_1[PEAK, b] = peak
+        floats_1[FIRST, b] = first
+        floats_1[STEP_EQUITY, b] = equity
+        floats_1[STEP_PEAK, b] = peak
         floats_1[COST, b], floats_1[TURNOVER, b] = order.cost + cost, order.turnover + turnover
         floats_1[WORTH, b] = _worth_of_step(worth_of, before, equity, first)
         ints_1[BAR, b], ints_1[FINAL_BAR, b], ints_1[START, b], ints_1[END, b] = (
@@ -428,11 +442,14 @@ def _step_accounts(
             end,
         )
         ints_1[EPISODE, b] = ints_0[EPISODE, b]
-        flags_1[TERMINATED, b], flags_1[TRUNCATED, b] = terminated & done, truncated & done
-        flags_1[DONE, b], flags_1[FINISHED, b] = done, done & (mode != SAME_STEP)
+        flags_1[TERMINATED, b] = terminated & done
+        flags_1[TRUNCATED, b] = truncated & done
+        flags_1[DONE, b] = done
+        flags_1[FINISHED, b] = done & (mode != SAME_STEP)
         if began:  # its step counts for nothing
             floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = before, floats_0[PEAK, b]
-            floats_1[COST, b], floats_1[TURNOVER, b] = 0.0, 0.0
+            floats_1[COST, b] = 0.0
+            floats_1[TURNOVER, b] = 0.0
             floats_1[WORTH, b] = 1.0 if worth_of == LOG_RETURN else 0.0
             ints_1[FINAL_BAR, b] = start
         restarts += began | (done & (mode == SAME_STEP))
@@ -538,16 +555,15 @@ def _step_accounts_back(
             g[place] = 0.0 if ended else g_floats_1[place, b]
         if mode == NEXT_STEP and flags_0[FINISHED, b]:
             for n in range(num_assets):
-                g_action[b, n], g_shares[n] = 0.0, 0.0
+                g_action[b, n] = 0.0
+                g_shares[n] = 0.0
             for place in range(9):
                 g_floats_0[place, b] = 0.0
             continue
-        start, end, before, first = (
-            ints_0[BAR, b],
-            ints_0[END, b],
-            floats_0[EQUITY, b],
-            floats_0[FIRST, b],
-        )
+        start = ints_0[BAR, b]
+        end = ints_0[END, b]
+        before = floats_0[EQUITY, b]
+        first = floats_0[FIRST, b]
         filled = start if rules.same_bar else min(start + 1, end)
         order = fill_orders(
             action,
@@ -565,7 +581,8 @@ def _step_accounts_back(
         cash, equity, peak, _, _, stage = mark_bars(
             start, end, interval, order.cash, floats_0[PEAK, b], prices, rules, tape
         )
-        bar, step = min(start + interval, end), (cash, equity, peak, first)
+        bar = min(start + interval, end)
+        step = (cash, equity, peak, first)
         if len(g_obs) and not ended:
             _see_back(g_obs, b, step, prices, bar, tape.stages, stage, g_shares, g)
         if len(g_final):
@@ -575,7 +592,8 @@ def _step_accounts_back(
         )
         g[EQUITY] += g_equity + g_floats_1[STEP_EQUITY, b]
         g[PEAK] += g_floats_1[STEP_PEAK, b]
-        g_cost, g_turnover = g_floats_1[COST, b], g_floats_1[TURNOVER, b]
+        g_cost = g_floats_1[COST, b]
+        g_turnover = g_floats_1[TURNOVER, b]
         g_cash, g_peak = mark_bars_back(
             start,
             end,
@@ -610,5 +628,6 @@ def _step_accounts_back(
         )
         for place in range(FIRST + 1, 9):
             g_floats_0[place, b] = 0.0
-        g_floats_0[CASH, b], g_floats_0[EQUITY, b] = g_cash, g_equity + g_before
+        g_floats_0[CASH, b] = g_cash
+        g_floats_0[EQUITY, b] = g_equity + g_before
         g_floats_0[PEAK, b], g_floats_0[FIRST, b] = g_peak, g[FIRST] + g_first

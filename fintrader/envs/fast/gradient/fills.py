@@ -11,7 +11,9 @@ from fintrader.envs.fast.gradient.asks import above, ask, ask_back, compiled, in
 from fintrader.envs.fast.ledger import plus
 from fintrader.envs.ledger import DUST_USD, USD_GRID
 
-ADDED, WANTED, REDUCED = 0, 1, 2
+ADDED = 0
+WANTED = 1
+REDUCED = 2
 """Whose costs are differentiated."""
 _UNIT = 1.0 / USD_GRID
 
@@ -103,7 +105,8 @@ def _trade_cost(
     cost, in_x, in_shares = _variable_cost(shares, x, thin, spread, rules)
     short_of = (rules.least if x > DUST_USD else 0.0) - rules.fee * x
     if (rules.least > 0.0) & (short_of > 0.0):
-        cost, in_x = cost + short_of, in_x - rules.fee
+        cost = cost + short_of
+        in_x = in_x - rules.fee
     return cost, in_x, in_shares
 
 
@@ -138,9 +141,11 @@ def events(
     source: Any, i: int, prices: Prices, bar: int, whole: bool, target: Any, j: int
 ) -> float:
     """Write to `target[j]` what the shares `source[i]` become in `bar`; returns the income."""
-    row, income = prices.event_row[bar], 0.0
+    row = prices.event_row[bar]
+    income = 0.0
     for n in range(target.shape[1]):
-        held, ratio = source[i, n], prices.splits[row, n]
+        held = source[i, n]
+        ratio = prices.splits[row, n]
         after = _split(held, ratio, whole)
         left = (held * ratio - after) * (np.float64(prices.quotes[bar - 1, MARK, n]) / ratio)
         income += (held * prices.dividends[row, n] + left) * _UNIT
@@ -214,12 +219,10 @@ def fill_orders(
 ) -> Order:
     """Decide at the close of `bar`, fill in `filled`; the shares afterwards are the tape's first
     stage."""
-    num_assets, quotes, thinness, whole = (
-        action.shape[1],
-        prices.quotes,
-        prices.thinness,
-        rules.whole,
-    )
+    num_assets = action.shape[1]
+    quotes = prices.quotes
+    thinness = prices.thinness
+    whole = rules.whole
     unit, gross = ask(action, b, single, bar, max(equity, 0.0), shares, prices, rules, tape.want)
     for n in range(num_assets):
         tape.held[n] = shares[b, n]
@@ -230,15 +233,19 @@ def fill_orders(
             change = _split(tape.want[n] - tape.held[n], prices.splits[row, n], whole)
             tape.held[n] = tape.stages[0, n]
             tape.want[n] = tape.held[n] + change
-    brought, closed, ordered = 0.0, 0.0, 0.0
+    brought = 0.0
+    closed = 0.0
+    ordered = 0.0
     for n in range(num_assets):
-        price, held = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n]
+        price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+        held = tape.held[n]
         goal = _goal(tape.want[n], held, np.float64(quotes[filled, MOST, n]))
         kept = min(max(goal, min(held, 0.0)), max(held, 0.0))
         kept = kept if price > 0.0 else held
         tape.kept[n] = kept
         x = (held - kept) * price
-        brought, closed = plus(brought, x), plus(closed, abs(x))
+        brought = plus(brought, x)
+        closed = plus(closed, abs(x))
     for n in range(num_assets):
         price = np.float64(quotes[filled, FILL, n]) * _UNIT
         goal = _goal(tape.want[n], tape.held[n], np.float64(quotes[filled, MOST, n]))
@@ -246,15 +253,17 @@ def fill_orders(
         more = more if price > 0.0 else 0.0
         tape.more[n] = more
         ordered = plus(ordered, abs(more * price))
-    closing, variable, count = rules.rate * closed, rules.rate * ordered, 0
+    closing = rules.rate * closed
+    variable = rules.rate * ordered
+    count = 0
     if rules.each:
-        closing, variable = 0.0, 0.0
+        closing = 0.0
+        variable = 0.0
         for n in range(num_assets):
-            price, thin = (
-                abs(np.float64(quotes[filled, FILL, n])) * _UNIT,
-                np.float64(thinness[filled, n]),
-            )
-            sold, x = tape.held[n] - tape.kept[n], abs(tape.more[n] * price)
+            price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+            thin = np.float64(thinness[filled, n])
+            sold = tape.held[n] - tape.kept[n]
+            x = abs(tape.more[n] * price)
             cost, _, _ = closing_cost(sold, abs(sold * price), thin, prices.spread[n], rules)
             closing = plus(closing, cost)
             cost, _, _ = _variable_cost(tape.more[n], x, thin, prices.spread[n], rules)
@@ -263,28 +272,32 @@ def fill_orders(
     cash = cash + (brought - closing)
     budget = cash
     if rules.short:
-        value, exposed = 0.0, 0.0
+        value = 0.0
+        exposed = 0.0
         for n in range(num_assets):
             price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
             x = tape.kept[n] * (price if price > 0.0 else _before(prices, bar, filled, n))
-            value, exposed = value + x, exposed + abs(x)
+            value = value + x
+            exposed = exposed + abs(x)
         budget = rules.leverage * (cash + value) - exposed
     scale, by_budget, by_full = _scale(ordered, variable, count, budget, num_assets, rules)
-    paid, opened, opening = 0.0, 0.0, 0.0
+    paid = 0.0
+    opened = 0.0
+    opening = 0.0
     for n in range(num_assets):
-        more, price = scale * tape.more[n], abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+        more = scale * tape.more[n]
+        price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
         now = tape.kept[n] + (np.trunc(more) if whole else more)
         tape.stages[0, n] = now
         x = (now - tape.kept[n]) * price
-        paid, opened = plus(paid, x), plus(opened, abs(x))
+        paid = plus(paid, x)
+        opened = plus(opened, abs(x))
     opening = rules.rate * opened
     if rules.each:
         opening = 0.0
         for n in range(num_assets):
-            price, thin = (
-                abs(np.float64(quotes[filled, FILL, n])) * _UNIT,
-                np.float64(thinness[filled, n]),
-            )
+            price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+            thin = np.float64(thinness[filled, n])
             bought = tape.stages[0, n] - tape.kept[n]
             cost, _, _ = _trade_cost(bought, abs(bought * price), thin, prices.spread[n], rules)
             opening = plus(opening, cost)
@@ -300,10 +313,8 @@ def _slopes_of_costs(kind: int, prices: Prices, filled: int, rules: Rules, tape:
     """`in_notional` and `in_shares` of the additions made, of those wanted, or of the
     reductions."""
     for n in range(len(tape.held)):
-        price, thin = (
-            abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT,
-            np.float64(prices.thinness[filled, n]),
-        )
+        price = abs(np.float64(prices.quotes[filled, FILL, n])) * _UNIT
+        thin = np.float64(prices.thinness[filled, n])
         spread = prices.spread[n]
         if kind == ADDED:
             added = tape.stages[0, n] - tape.kept[n]
@@ -315,14 +326,16 @@ def _slopes_of_costs(kind: int, prices: Prices, filled: int, rules: Rules, tape:
         else:
             sold = tape.held[n] - tape.kept[n]
             _, in_x, in_shares = closing_cost(sold, abs(sold * price), thin, spread, rules)
-        tape.in_notional[n], tape.in_shares[n] = in_x, in_shares
+        tape.in_notional[n] = in_x
+        tape.in_shares[n] = in_shares
 
 
 @inlined
 def _kept_slopes(price: float, goal: float, held: float) -> tuple[float, float]:
     """Slopes of min(max(goal, min(held, 0)), max(held, 0)), what is kept where something trades, in
     goal and held."""
-    low, high = min(held, 0.0), max(held, 0.0)
+    low = min(held, 0.0)
+    high = max(held, 0.0)
     inner = above(high, max(goal, low))
     in_goal = inner * above(goal, low)
     in_held = (inner - in_goal if held <= 0.0 else 0.0) + (1.0 - inner if held >= 0.0 else 0.0)
@@ -350,15 +363,15 @@ def fill_orders_back(
 ) -> tuple[float, float]:
     """Write `g_action[b]`, make of `g_shares [N]` the slopes in the shares at the decision, and
     return those in cash and equity there."""
-    num_assets, quotes, g_want, g_goal, g_sold = (
-        len(g_shares),
-        prices.quotes,
-        tape.g_want,
-        tape.g_goal,
-        tape.g_sold,
-    )
+    num_assets = len(g_shares)
+    quotes = prices.quotes
+    g_want = tape.g_want
+    g_goal = tape.g_goal
+    g_sold = tape.g_sold
     g_cash = g_cash if rules.short or order.left > 0.0 else 0.0
-    g_opening, g_scale, whole = g_cost - g_cash, 0.0, rules.whole
+    g_opening = g_cost - g_cash
+    g_scale = 0.0
+    whole = rules.whole
     if rules.each:
         _slopes_of_costs(ADDED, prices, filled, rules, tape)
     for n in range(num_assets):
@@ -371,13 +384,15 @@ def fill_orders_back(
         g_more = 0.0 if whole else g_shares[n] + g_added
         g_want[n] = g_more  # that of the scaled addition
         g_scale = plus(g_scale, g_more * tape.more[n])
-    g_full, g_budget = g_scale * order.by_full, g_scale * order.by_budget
+    g_full = g_scale * order.by_full
+    g_budget = g_scale * order.by_budget
     g_variable = rules.leverage * g_full
     g_cash += rules.leverage * g_budget if rules.short else g_budget
     if rules.each:
         _slopes_of_costs(WANTED, prices, filled, rules, tape)
     for n in range(num_assets):
-        price, more = np.float64(quotes[filled, FILL, n]) * _UNIT, tape.more[n]
+        price = np.float64(quotes[filled, FILL, n]) * _UNIT
+        more = tape.more[n]
         g_more = order.scale * g_want[n] + sign(more * price) * price * (
             g_full + g_variable * tape.in_notional[n]
         )
@@ -392,23 +407,28 @@ def fill_orders_back(
     if rules.each:
         _slopes_of_costs(REDUCED, prices, filled, rules, tape)
     for n in range(num_assets):
-        price, sold = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n] - tape.kept[n]
+        price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+        sold = tape.held[n] - tape.kept[n]
         g_notional = g_turnover + g_closing * tape.in_notional[n]
         g_sold[n] = (g_cash + sign(sold * price) * g_notional) * price + g_closing * tape.in_shares[
             n
         ]
     for n in range(num_assets):
-        price, held = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n]
+        price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+        held = tape.held[n]
         goal = _goal(tape.want[n], held, np.float64(quotes[filled, MOST, n]))
         in_goal, _ = _kept_slopes(price, goal, held)
         g_goal[n] = g_want[n] + (g_shares[n] - g_want[n] - g_sold[n]) * in_goal
     for n in range(num_assets):
-        price, held = abs(np.float64(quotes[filled, FILL, n])) * _UNIT, tape.held[n]
+        price = abs(np.float64(quotes[filled, FILL, n])) * _UNIT
+        held = tape.held[n]
         goal = _goal(tape.want[n], held, np.float64(quotes[filled, MOST, n]))
         _, in_held = _kept_slopes(price, goal, held)
         g_shares[n] = g_sold[n] + (g_shares[n] - g_want[n] - g_sold[n]) * in_held
     for n in range(num_assets):
-        held, want, most = tape.held[n], tape.want[n], np.float64(quotes[filled, MOST, n])
+        held = tape.held[n]
+        want = tape.want[n]
+        most = np.float64(quotes[filled, MOST, n])
         lower = held - most
         g_want[n] = g_goal[n] * above(held + most, max(want, lower)) * above(want, lower)
     for n in range(num_assets):

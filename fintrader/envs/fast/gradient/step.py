@@ -52,10 +52,13 @@ class _Advance(torch.autograd.Function):
     def forward(
         ctx: Any, action: Tensor, floats: Tensor, shares: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        step, fused = plan.step, plan.step.fused
+        step = plan.step
+        fused = plan.step.fused
         wish = action.to(torch.float64).contiguous()
-        obs, final = torch.empty(len(shares), fused.width), None
-        shown, single = obs.numpy(), action.dtype != torch.float64
+        obs = torch.empty(len(shares), fused.width)
+        final = None
+        shown = obs.numpy()
+        single = action.dtype != torch.float64
         options = (
             fused.mode,
             fused.flat,
@@ -65,13 +68,15 @@ class _Advance(torch.autograd.Function):
             fused.row_width,
             single,
         )
-        market, books = (fused.prices, fused.rules, fused.rows), (plan.old, plan.made)
+        market = (fused.prices, fused.rules, fused.rows)
+        books = (plan.old, plan.made)
         restarts = fused.run(step.kernel.step_range, *options, *market, wish.numpy(), *books, shown)
         if min(restarts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
         if any(restarts):
             final = obs.clone() if fused.mode == SAME_STEP else None
-            given, random_start = (None, None, *plan.given), fused.settings.random_start
+            given = (None, None, *plan.given)
+            random_start = fused.settings.random_start
             episodes = (
                 fused.mode,
                 fused.flat,
@@ -84,7 +89,10 @@ class _Advance(torch.autograd.Function):
             step.kernel.restart(*episodes, *books, shown)
         ctx.save_for_backward(wish, floats, shares)
         # Not the plan: its room is what is returned here, and would keep itself alive.
-        ctx.step, ctx.old, ctx.flags, ctx.dtype = step, plan.old, plan.made[FLAGS], action.dtype
+        ctx.step = step
+        ctx.old = plan.old
+        ctx.flags = plan.made[FLAGS]
+        ctx.dtype = action.dtype
         ctx.set_materialize_grads(False)
         return plan.new.floats, plan.new.shares, obs, final
 
@@ -135,7 +143,8 @@ class GradientStep:
     def __init__(self, fused: FusedStep, view: MarketView) -> None:
         from fintrader.envs.fast.gradient import batch
 
-        self.fused, self.kernel = fused, batch
+        self.fused = fused
+        self.kernel = batch
         interval = fused.settings.decision_interval
         changes = view.eventful + view.ends + (fused.settings.maintenance_margin > 0.0)
         self.sizes = (interval, 1 + interval * changes)
@@ -167,7 +176,8 @@ class GradientStep:
         new = Generation(room._replace(floats=floats, shares=shares), old.memory, plan.made)
         fused = self.fused
         reward, new.memory = finish_reward(old, new.buffers, *fused.rewarding)
-        flags, seen_last = room.flags, obs if final is None else final
+        flags = room.flags
+        seen_last = obs if final is None else final
         return StepResult(
             new,
             reward.to(torch.float32),

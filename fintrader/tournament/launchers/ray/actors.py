@@ -54,7 +54,8 @@ class PodActor:
         os.environ.update(
             dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         )
-        self.task, self.patience = task, float(task["orphan_seconds"])
+        self.task = task
+        self.patience = float(task["orphan_seconds"])
         self.token: int | None = task["token"]
         self.node = ray.get_runtime_context().get_node_id()
         self._messages: list[tuple[int, Message]] = []
@@ -221,8 +222,10 @@ class Listened:
 
     def __init__(self, actor: Any, token: int | None) -> None:
         """`token`: of the orchestrator that listens."""
-        self.actor, self.token = actor, token
-        self._taken, self._gone = 0, False
+        self.actor = actor
+        self.token = token
+        self._taken = 0
+        self._gone = False
         self.pending = actor.listen.remote(0, token)
 
     def take(self, ray: ModuleType) -> list[Message]:

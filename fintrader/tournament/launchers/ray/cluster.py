@@ -304,7 +304,8 @@ class Cluster:
         self._view = read_nodes()
         self._asked_since: float | None = None
         self._requested: list[dict[str, float]] | None = None
-        self._wake, self._closing = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="ray nodes")
         self._thread.start()
 
@@ -379,7 +380,8 @@ def read_nodes() -> View:
     """All living nodes and their resources."""
     from ray._private.state import state
 
-    totals, available = state.total_resources_per_node(), state.available_resources_per_node()
+    totals = state.total_resources_per_node()
+    available = state.available_resources_per_node()
     leaving = state.get_draining_nodes()
     nodes = {
         name: Node(

@@ -90,8 +90,11 @@ class RayLauncher:
         gpus: float = 0.0,
     ) -> None:
         """`gpus`: of a pod, where `settings` leaves it open and the cluster has any."""
-        self.access, self.settings, self.body = access, settings, body
-        self._limit, self._hang = tournament.workers, tournament.hang_seconds
+        self.access = access
+        self.settings = settings
+        self.body = body
+        self._limit = tournament.workers
+        self._hang = tournament.hang_seconds
         self._store_seconds = tournament.store_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
@@ -213,7 +216,8 @@ class RayLauncher:
         """Whether another orchestrator has these pods by now."""
         if not self._namespace or self.access.token is None:
             return False
-        token, store = self.access.token, open_store(self.access.run, self.access.mirror)
+        token = self.access.token
+        store = open_store(self.access.run, self.access.mirror)
         with suppress(StorageError):
             return current_token(self.access.run) != token or store.superseded(token)
         return False
@@ -313,7 +317,8 @@ class RayLauncher:
         pod.last_message = time.monotonic()
         match message["kind"]:
             case "started":
-                pod.node, pod.pid = message["node"], message["pid"]
+                pod.node = message["node"]
+                pod.pid = message["pid"]
                 pod.others.clear()
                 pod.progress.device = f"{message['host']} {pod.task['device']}"
             case "joined":
@@ -349,8 +354,12 @@ class RayLauncher:
                         "trained": message["outcome"],
                     }
                     pod.others.clear()
-                    pod.node, pod.pid, pod.ready, pod.evaluating = "", 0, False, True
-                    pod.progress.note, pod.progress.share = "evaluating", 1.0
+                    pod.node = ""
+                    pod.pid = 0
+                    pod.ready = False
+                    pod.evaluating = True
+                    pod.progress.note = "evaluating"
+                    pod.progress.share = 1.0
                     self._start(pod, self.evaluator)
             case "done":
                 result = PodResult.model_validate(message["outcome"])
@@ -369,7 +378,8 @@ class RayLauncher:
         """What became of a pod's process, as a reason of ours."""
         reason, detail = cause_of(error)
         if pod.node and pod.node not in self._cluster.view().nodes and reason != "oom":
-            reason, detail = "node", "its node vanished"
+            reason = "node"
+            detail = "its node vanished"
         if reason in ("node", "killed"):
             detail += (
                 f" ({pod.progress.device}, node {pod.node[:8]})" if pod.node else " (no node yet)"

@@ -89,7 +89,10 @@ class Stream:
         on_message: Callable[[Message], None],
         ended: Callable[[Exception | None], None],
     ) -> None:
-        self.source, self.group, self.on_message, self.ended = source, group, on_message, ended
+        self.source = source
+        self.group = group
+        self.on_message = on_message
+        self.ended = ended
         self.error: Exception | None = None
         self.silent = False
         """Stopped: whatever else it sends is of no interest."""
@@ -268,8 +271,11 @@ class RayHost:
     ) -> None:
         """`task`: the pod's; `joined` is called with where the ranks have begun."""
         self.address = ""  # known to its ranks only: they go to the first host
-        self._task, self._group, self._bundle = task, group, bundle
-        self._streams, self._joined = streams, joined
+        self._task = task
+        self._group = group
+        self._bundle = bundle
+        self._streams = streams
+        self._joined = joined
         self._stream: Stream | None = None
 
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
@@ -299,7 +305,8 @@ class RayHost:
             )
             own = isinstance(error, RayTaskError)  # raised by `serve_ranks` itself
             if error is not None and not own and reason not in ("oom", "node"):
-                reason, detail = "rank", f"its node, or the process above it, died ({detail})"
+                reason = "rank"
+                detail = f"its node, or the process above it, died ({detail})"
             for rank in sorted(ranks):
                 on_message(
                     rank, {"kind": "ended", "code": None, "reason": reason, "detail": detail}
