@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -72,6 +74,20 @@ def label(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def write_random_walks(path: Path) -> None:
+    """Write a long CSV of daily bars for three names whose prices are random walks."""
+    days = pd.bdate_range("2023-01-02", "2025-12-31")
+    tables = []
+    for seed, symbol in enumerate(("AAA", "BBB", "CCC")):
+        generator = np.random.default_rng(seed)
+        close = 100 * np.exp(generator.normal(0.0, 0.01, len(days)).cumsum())
+        prices = {"open": close, "high": close * 1.005, "low": close * 0.995, "close": close}
+        volume = generator.integers(500_000, 1_500_000, len(days))
+        rows = pd.DataFrame({"symbol": symbol, **prices, "volume": volume}).round(4)
+        tables.append(rows.assign(date=days.strftime("%Y-%m-%d")))
+    pd.concat(tables).to_csv(path, index=False)
+
+
 @pytest.fixture(scope="session")
 def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader of the docs has it after the quickstart, only smaller."""
@@ -88,6 +104,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["backtest"] = {**values.get("backtest", {}), "null_model": False}
     (world / "configs").mkdir()
     (world / "configs" / "quickstart.yaml").write_text(yaml.safe_dump(values))
+    write_random_walks(world / "my.csv")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
         pipeline.run(pipeline.load_config(Path("configs/quickstart.yaml")))
@@ -128,6 +145,28 @@ def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[st
             return
         if block.needs is None:
             block.run(reader)
+
+
+@pytest.mark.slow
+def test_the_readme_shows_the_output_of_its_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compare words: figures differ in the last digits between processors."""
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is missing")
+    monkeypatch.chdir(tmp_path)
+    write_random_walks(tmp_path / "my.csv")
+    readme = ROOT / "README.md"
+    shown = "".join(block.code for block in blocks(readme, "text"))
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    for block in blocks(readme, "python")[:2]:
+        block.run(namespace)
+    printed = capsys.readouterr().out
+    assert [words(line) for line in printed.splitlines()] == [words(s) for s in shown.splitlines()]
+
+
+def words(line: str) -> list[str]:
+    """Return the parts of a line that hold no digit."""
+    return [word for word in line.split() if not any(map(str.isdigit, word))]
 
 
 def test_the_verdict_page_shows_what_a_backtest_prints() -> None:
