@@ -7,10 +7,12 @@ R processes, joined by `torch.distributed` (gloo on loopback, NCCL with --device
 PPO agent together, each with accounts of its own, for the same number of env-steps. Five ways to
 stay one agent:
 
-    gradients     every minibatch's gradient is all-reduced in one bucket before it is clipped, as
-                  DistributedDataParallel does (without its broadcast of buffers, which would come on top)
+    gradients     every minibatch's gradient is all-reduced in one bucket before it is clipped,
+                  as DistributedDataParallel does (without its broadcast of buffers, which would
+                  come on top)
     every_update  networks, moments and normalisers are averaged after each update by an all-reduce
-    fusions_8     ... eight times in the whole training, as the learners of a pod are (`tournament.replicas`)
+    fusions_8     ... eight times in the whole training, as the learners of a pod are
+                  (`tournament.replicas`)
     fusions_1     ... once, at the end
     alone         never: one learner with its own share of the data
 

@@ -2,8 +2,8 @@
 
     python benchmarks/parallelism.py [--rounds 5] [--seconds 2] [--device cpu] [--save]
 
-worker    accounts of one vector environment against as many steps of one account; processes of `AsyncVectorEnv`
-          against one process (HalfCheetah, or Pendulum without MuJoCo)
+worker    accounts of one vector environment against as many steps of one account; processes of
+          `AsyncVectorEnv` against one process (HalfCheetah, or Pendulum without MuJoCo)
 learner   K PPO learners in one batch (`agent.learners`) against one after another (equal results)
 pipeline  TD3 that learns while the accounts trade (`agent.pipeline`) against one that takes turns
 ensemble  K critics as one batched network against K networks (forward and backward)

@@ -4,10 +4,11 @@ tried at its size.
     python benchmarks/scaling.py [--pods 4800] [--quick] [--save]
 
 constants    what a pod costs besides its training, each as a distribution
-throughput   time to a fixed total of pods on 8 to 1,000 GPUs, simulated with samples of those constants and with the
-             real orchestrator on a simulated clock, its own CPU seconds included
-stress       1,000 to 10,000 pods with failures, preemptions, late results and deaths of the orchestrator: every result
-             is applied once, capacity is honoured
+throughput   time to a fixed total of pods on 8 to 1,000 GPUs, simulated with samples of those
+             constants and with the real orchestrator on a simulated clock, its own CPU seconds
+             included
+stress       1,000 to 10,000 pods with failures, preemptions, late results and deaths of the
+             orchestrator: every result is applied once, capacity is honoured
 paper        the figures of the paper (arXiv 2112.05923), which are times to a target
 
 Nothing here ran on 80 GPUs: `throughput` is a prediction. docs/scaling.md states the model, what it

@@ -14,16 +14,22 @@ sessions.
 Every arm spends the same env-steps: those of six whole trainings of 40 updates. CPU seconds are
 measured beside.
 
-    tournament           24 pods of a quarter: six founders, then children of each lineage's best (`OURS`); ensemble
+    tournament           24 pods of a quarter: six founders, then children of each lineage's best
+                         (`OURS`); ensemble
     tournament_best      its best pod
-    tournament_plain     24 pods of a quarter with the default settings: rank alone picks parents; ensemble
+    tournament_plain     24 pods of a quarter with the default settings: rank alone picks
+                         parents; ensemble
     seeds                six whole pods as configured, each the best of ten looks; the best of them
     seeds_ensemble       the ensemble of these
-    random               as `seeds`, but each drawn from the search space (the first is as configured)
-    asha                 Optuna: random search, asynchronous successive halving; the best look of all
-    tpe                  Optuna: tree-structured Parzen estimator, median pruning; the best look of all
-    ray_pbt              Ray Tune: population-based training, six for eight rounds; the best look of all (in an
-                         environment of its own; CPU seconds without what Ray itself takes)
+    random               as `seeds`, but each drawn from the search space (the first is as
+                         configured)
+    asha                 Optuna: random search, asynchronous successive halving; the best look of
+                         all
+    tpe                  Optuna: tree-structured Parzen estimator, median pruning; the best look
+                         of all
+    ray_pbt              Ray Tune: population-based training, six for eight rounds; the best look
+                         of all (in an environment of its own; CPU seconds without what Ray
+                         itself takes)
 
 All choose by what they train for, on the validation window (`active_utility`), and are tested once.
 Figure: the same on the test window, a year: the mean of the daily returns beyond equal weights at

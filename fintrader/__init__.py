@@ -5,7 +5,8 @@ after, such as `fintrader.agents`.
 
     load_market      a market, from a configuration, a file, or bars in pandas
     MarketTensors    what it returns: prices, features and flags of N assets over T bars
-    TradingEnv       thousands of accounts stepping at once, a gymnasium `VectorEnv` on torch tensors
+    TradingEnv       thousands of accounts stepping at once, a gymnasium `VectorEnv` on torch
+                     tensors
     EnvSettings      how accounts trade, what they pay, see, and are rewarded for
     train            one agent in an environment, for so many steps
     backtest         any policy on any window, net of costs, beside its baselines

@@ -10,7 +10,8 @@ where `fills` is what trades made between the price they filled at and the bar's
 return earned by the portfolio, on the strategy's capital, is V (Σ b r + its fills - its costs). The
 difference of the two, over all bars, is
 
-    selection  Σ V (w̄ - b̄) r                   what holding the mean weights throughout would have made
+    selection  Σ V (w̄ - b̄) r                   what holding the mean weights throughout would
+               have made
     timing     Σ V ((w - w̄) - (b - b̄)) r        what changing them made
     fills, costs                                the strategy's less the portfolio's.
 

@@ -1,20 +1,26 @@
 """What a backtest leaves on disk, and how it is read back.
 
     metrics.json       {strategy: {metric: number or null}}
-    equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd, cash_usd, cost_usd,
-                       turnover_usd, exposure; one row a bar and strategy; `benchmark` also stands as a strategy
-    positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each session's close,
-                       positions held only
-    prices.parquet     long: minute, session, symbol, close_usd at each session's close, where there is a price
+    equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd,
+                       cash_usd, cost_usd, turnover_usd, exposure; one row a bar and strategy;
+                       `benchmark` also stands as a strategy
+    positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each
+                       session's close, positions held only
+    prices.parquet     long: minute, session, symbol, close_usd at each session's close, where
+                       there is a price
     trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
     honesty.json       how far the result can be believed (`honesty.assess`)
     analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
-    explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody looked
-    sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`); [] where not run
-    seal.json          SHA-256 of the files above, so that a change is seen when it is opened; who draws a report or
-                       notes a look seals again (`backtest_files.make_seal`)
-    report.html        the same, to read; whoever is above writes it afterwards (`report.html.write_report`)
+    explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody
+                       looked
+    sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`);
+                       [] where not run
+    seal.json          SHA-256 of the files above, so that a change is seen when it is opened;
+                       who draws a report or notes a look seals again
+                       (`backtest_files.make_seal`)
+    report.html        the same, to read; whoever is above writes it afterwards
+                       (`report.html.write_report`)
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a
 folder with a metrics.json is a whole backtest, and one with a report.html has its report.

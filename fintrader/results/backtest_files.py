@@ -4,8 +4,9 @@ line share.
 The files are described where they are written, in `backtesting/writer.py`. Each is read when it is
 first asked for.
 
-    seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and where on the ledger of
-                looks (`results/looks.py`) the look at its window is noted, which in turn holds the hash of the seal
+    seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and
+                where on the ledger of looks (`results/looks.py`) the look at its window is
+                noted, which in turn holds the hash of the seal
 """
 
 from __future__ import annotations

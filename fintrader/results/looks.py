@@ -1,7 +1,8 @@
 """The ledger of looks: every result that runs of one folder made on a window, in a file that only
 grows.
 
-    runs/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that of the line before
+    runs/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that of
+                       the line before
 
 A look is counted by the bars it was at, not by the run: a key made of symbols, minutes and closing
 prices survives another name, seed, feature or training window. Whoever changes, deletes or moves a

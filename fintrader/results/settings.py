@@ -1,7 +1,8 @@
 """A run's settings beside the defaults and beside another run's, without the models: they need
 torch.
 
-    defaults.json   every setting's default, made from the models by `python -m fintrader.pipeline.defaults`
+    defaults.json   every setting's default, made from the models by `python -m
+                    fintrader.pipeline.defaults`
 
 What the defaults are depends on which member of a union stands in a place (`agent.algo: sac` has
 other ones than `ppo`), so each member has its own. They are those of this version; a setting that

@@ -1,6 +1,7 @@
 """Who is at work on a pod: the process that holds the lock of its folder, whoever started it.
 
-    pods/<id>/.lock     held by the one process that trains or evaluates the pod; what it said last stands inside
+    pods/<id>/.lock     held by the one process that trains or evaluates the pod; what it said
+                        last stands inside
 
 The kernel lets one process have it, and frees it when that process dies, however it dies: so no pod
 is trained twice at once, and a pod outlives its orchestrator without anybody losing sight of it.

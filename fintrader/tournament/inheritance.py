@@ -1,7 +1,8 @@
 """Pods of an earlier run as the first parents of a new one: what is taken over, and what has to
 hold for it.
 
-    inherited.json   the earlier run, its pods by score, and the content of what was taken over; written once
+    inherited.json   the earlier run, its pods by score, and the content of what was taken over;
+                     written once
 
 A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought
 to the new market's standardisation (`agents/travel.py`), so a network that holds no number of

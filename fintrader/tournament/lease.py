@@ -1,7 +1,8 @@
 """The fenced lease: at most one orchestrator acts on a run, and one that lost the run can no longer
 change it.
 
-    lease/<token>.json     the holder with the highest token is the one that counts; the name says it, not the content
+    lease/<token>.json     the holder with the highest token is the one that counts; the name
+                           says it, not the content
 
 The lock belongs to the kernel, so it is free the moment its holder dies; there is no timeout to
 wait for. Each holder claims the next token by creating its file, which only one of several can; its
