@@ -76,7 +76,7 @@ test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch c
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
 	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py
 
-app: install ## Open the Streamlit app on the runs folder
+app: install ## Serve the Streamlit app on the runs folder; it prints its address
 	$(BIN)/fintrader app
 
 bench: $(DEV) ## Run one benchmark: make bench NAME=env

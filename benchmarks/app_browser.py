@@ -193,7 +193,7 @@ def served(runs: Path, cache: Path | None = None, script: Path | None = None) ->
     from tests.engines.waiting import free_port
 
     port = free_port()
-    words = command(port, headless=True)
+    words = command(port, headless=True, no_token=True)
     if script is not None:
         words = [str(script) if word.endswith("served.py") else word for word in words]
     server = subprocess.Popen(

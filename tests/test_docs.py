@@ -199,6 +199,7 @@ def test_every_command_exists(page: Path) -> None:
         "--pods",
         "--port",
         "--host",
+        "--allow-host",
         "--out",
         "--preset",
         "--force",

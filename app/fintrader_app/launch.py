@@ -15,12 +15,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from fintrader.config import is_url
 from fintrader.errors import ConfigError, FintraderError, install_command
+from fintrader_app.guard import TOKEN_VARIABLE, list_hosts, read_host, read_token
 
 RUNS_DIR_VARIABLE = "FINTRADER_RUNS_DIR"
 CACHE_VARIABLE = "FINTRADER_CACHE"
@@ -35,6 +36,8 @@ _OPTIONS = {
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",
+    # streamlit's greeting has no token, and asks a server elsewhere for this machine's address
+    "logger.hideWelcomeMessage": "true",
     "runner.magicEnabled": "false",
     "theme.light.primaryColor": "#0f766e",
     "theme.light.backgroundColor": "#ffffff",
@@ -48,18 +51,34 @@ _OPTIONS = {
 
 
 def command(
-    port: int = 8501, *, host: str = "127.0.0.1", headless: bool | None = None
+    port: int = 8501,
+    *,
+    host: str = "127.0.0.1",
+    headless: bool | None = None,
+    allow_hosts: Sequence[str] = (),
+    no_token: bool = False,
 ) -> list[str]:
-    """The command that serves the app. Raises ConfigError when streamlit is not installed."""
+    """The command that serves the app on `host`, to browsers that ask for it or for `allow_hosts`.
+
+    The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one, and asks for none
+    with `no_token`.
+    Raises ConfigError when streamlit is not installed, and for hosts that are none.
+    """
     if find_spec("streamlit") is None:
         raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")
     if not 1 <= port <= 65535:
         raise ConfigError(f"port: must lie in 1..65535, got {port}")
-    options = {"server.address": host, "server.port": str(port), **_OPTIONS}
+    list_hosts(host, allow_hosts)
+    options = {"server.address": read_host(host, "--host"), "server.port": str(port), **_OPTIONS}
     if headless is not None:
         options["server.headless"] = str(headless).lower()
     script = Path(__file__).resolve().parent / "served.py"
     flags = [f"--{name}={value}" for name, value in options.items()]
+    own = [f"--allow-host={name}" for name in allow_hosts]
+    if no_token:
+        own.append("--no-token")
+    if own:
+        flags += ["--", *own]
     # -P: a folder called `app` where the reader happens to stand must not take this package's place
     return [sys.executable, "-P", "-m", "streamlit", "run", str(script), *flags]
 
@@ -85,6 +104,8 @@ def main() -> None:
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--port", type=int, default=8501)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--allow-host", action="append", default=[])
+    parser.add_argument("--no-token", action="store_true")
     parser.add_argument("--headless", action="store_true")
     parser.add_argument("--follow", nargs=2)
     asked = parser.parse_args()
@@ -92,7 +113,14 @@ def main() -> None:
         follow(asked.follow[0], int(asked.follow[1]))
         return
     try:
-        serve(asked.runs_dir, asked.port, host=asked.host, headless=asked.headless or None)
+        serve(
+            asked.runs_dir,
+            asked.port,
+            host=asked.host,
+            headless=asked.headless or None,
+            allow_hosts=asked.allow_host,
+            no_token=asked.no_token,
+        )
     except FintraderError as error:
         print(f"fintrader: {error}", file=sys.stderr)
         sys.exit(2)
@@ -113,6 +141,7 @@ def copies(url: str) -> Path:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
     }
+    variables.pop(TOKEN_VARIABLE, None)
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())]
     subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
     return home
@@ -140,13 +169,23 @@ def serve(
     *,
     host: str = "127.0.0.1",
     headless: bool | None = None,
+    allow_hosts: Sequence[str] = (),
+    no_token: bool = False,
 ) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
     Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server
-    keeps up to date.
+    keeps up to date. Raises ConfigError as `command` does, and for a token in the environment that
+    is too weak.
     """
-    arguments = command(port, host=host, headless=headless)
+    arguments = command(
+        port,
+        host=host,
+        headless=headless,
+        allow_hosts=allow_hosts,
+        no_token=no_token,
+    )
+    read_token(os.environ)
     if is_url(runs_dir):
         variables = environment(
             copies(str(runs_dir)), base={**os.environ, STORE_VARIABLE: str(runs_dir)}

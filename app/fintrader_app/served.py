@@ -1,5 +1,4 @@
-"""What the server runs: the app, with headers that keep other sites from showing it inside their
-own pages.
+"""What the server runs: the app behind its guard, with headers against frames of other sites.
 
 It has imported what pages draw with when it first answers, and reads the runs while the browser
 fetches its scripts.
@@ -8,19 +7,25 @@ fetches its scripts.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
 
-from fintrader.errors import FintraderError
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from fintrader.errors import ConfigError, FintraderError
+from fintrader_app.guard import (
+    Application,
+    Guard,
+    Message,
+    Receive,
+    Send,
+    describe,
+    read_admission,
+)
 
 HEADERS = (
     (b"x-frame-options", b"SAMEORIGIN"),
@@ -34,7 +39,7 @@ HEADERS = (
 class Unframed:
     """Adds the headers to every answer."""
 
-    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Application) -> None:
         self.app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -55,11 +60,23 @@ async def prepared(_: st.App) -> AsyncIterator[None]:
             artifacts.summaries(shell.runs_folder())
 
     threading.Thread(target=read, daemon=True).start()
+    scheme = "https" if st.get_option("server.sslCertFile") else "http"
+    for line in describe(ADMISSION, BOUND, st.get_option("server.port"), ROOT, scheme=scheme):
+        print(line, flush=True)
     yield
 
 
+BOUND = st.get_option("server.address") or "::"
+"""Where the server listens; streamlit listens everywhere unless it is given an address."""
+ROOT = "/".join(["", *filter(None, (st.get_option("server.baseUrlPath") or "").split("/"))])
+"""The path below which the app lies, for a proxy that serves other things too; usually empty."""
+try:
+    ADMISSION = read_admission(BOUND, sys.argv[1:], os.environ)
+except ConfigError as error:
+    sys.exit(f"fintrader: {error}")
+
 app = st.App(
     Path(__file__).with_name("streamlit_app.py"),
-    middleware=[Middleware(Unframed)],
+    middleware=[Middleware(Unframed), Middleware(Guard, ADMISSION, ROOT)],
     lifespan=prepared,
 )

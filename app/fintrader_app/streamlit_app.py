@@ -1,12 +1,17 @@
-"""The app's entry: `fintrader app` runs this file with streamlit."""
+"""The app's pages: the server of `served.py` runs this file for those that its guard lets in."""
 
 from __future__ import annotations
 
 import streamlit as st
 
+from fintrader_app.guard import Guard
 from fintrader_app.shell import ICON, PAGES, STYLE
 
 st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
+# There are headers when a browser asks, and no guard when this file was given to `streamlit run`.
+if st.context.headers and not Guard.is_standing:
+    st.error("This server has no guard, so it shows no pages. Start the app with `fintrader app`.")
+    st.stop()
 st.html(STYLE)
 first, *others = PAGES
 home = st.Page(

@@ -37,6 +37,7 @@ FAULTS = ("Page not found", "Traceback", "could not be drawn", "it is left out",
 OWN = "/_stcore/"
 """What streamlit's script asks of its server. Below a page's path, where it looks for the root
 first, it gets a 404."""
+TOKEN = "a-token-of-the-tests-0123456789"
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
 PARTS = {
     "backtest": [
@@ -63,6 +64,7 @@ def served(site: Path) -> Iterator[str]:
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
     port = free_port()
     variables = launch.environment(site / "runs", site / "data" / "tensors")
+    variables[launch.TOKEN_VARIABLE] = TOKEN
     server = subprocess.Popen(
         launch.command(port, headless=True), env=variables, stdout=subprocess.DEVNULL
     )
@@ -135,6 +137,8 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
+    for address in addresses.values():
+        page.goto(f"{address}/?token={TOKEN}")
     trouble: list[str] = []
     name = ""
 
@@ -179,8 +183,54 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
 
 
 def test_nobody_shows_it_inside_their_own_page(addresses: dict[str, str], chromium: Any) -> None:
-    page = chromium.new_page()
-    page.set_content(f'<iframe src="{addresses["small"]}" width=800 height=400></iframe>')
+    context = chromium.new_context()
+    context.new_page().goto(f"{addresses['small']}/?token={TOKEN}")
+    page = context.new_page()
+    address = f"{addresses['small']}/?token={TOKEN}"
+    page.set_content(f'<iframe src="{address}" width=800 height=400></iframe>')
     page.wait_for_timeout(3000)
     assert page.frames[1].url.startswith("chrome-error:")
-    page.close()
+    context.close()
+
+
+def test_the_token_opens_the_app_and_stays(addresses: dict[str, str], chromium: Any) -> None:
+    address = addresses["small"]
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    refused = page.goto(f"{address}/honesty?run=demo")
+    assert refused.status == 403
+    assert "?token=" in page.inner_text("body")
+    page.goto(f"{address}/honesty?run=demo&token={TOKEN}")
+    settled(page)
+    assert page.inner_text("h1") == "Honesty"
+    assert "token" not in page.url
+    assert TOKEN not in page.evaluate("document.cookie")
+    page.get_by_role("link", name="Backtest").click()
+    page.wait_for_function("() => document.querySelector('h1')?.innerText === 'Backtest'")
+    context.set_offline(True)
+    context.set_offline(False)
+    page.reload()
+    settled(page)
+    assert page.inner_text("h1") == "Backtest"
+    context.close()
+
+
+def test_a_link_on_another_site_needs_a_click(addresses: dict[str, str], chromium: Any) -> None:
+    """A browser that comes from another site sends no strict cookie, and from our page it does."""
+    address = addresses["small"]
+    context = chromium.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    link = f'<a href="{address}/honesty?run=demo&token={TOKEN}">there</a>'
+
+    def answer(route: Any) -> None:
+        route.fulfill(content_type="text/html", body=link)
+
+    page.route("http://other.example/", answer)
+    page.goto("http://other.example/")
+    page.get_by_text("there").click()
+    page.get_by_text("go on").click()
+    settled(page)
+    assert page.inner_text("h1") == "Honesty"
+    context.close()

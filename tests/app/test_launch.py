@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fintrader import pipeline
+from fintrader import cli, pipeline
 from fintrader.errors import ConfigError, StorageError
 from fintrader.results.folders import RunsFolder, is_locked
 from fintrader.runs import RunFolder
@@ -29,7 +29,19 @@ def test_binds_to_loopback_and_sends_nothing() -> None:
     assert "--browser.gatherUsageStats=false" in command
     assert "--client.showErrorDetails=none" in command
     assert Path(command[5]).is_file()
+    # Else streamlit asks a server elsewhere for this machine's address.
+    assert "--logger.hideWelcomeMessage=true" in command
     assert "--server.address=0.0.0.0" in launch.command(8600, host="0.0.0.0")
+    assert "--server.address=::1" in launch.command(8600, host="[::1]")
+    assert "--" not in command
+    asked = launch.command(8600, allow_hosts=["a.example", "b.example"], no_token=True)
+    assert asked[-4:] == ["--", "--allow-host=a.example", "--allow-host=b.example", "--no-token"]
+
+
+@pytest.mark.parametrize("host", ["", "http://127.0.0.1", "127.0.0.1:80", "unix:///tmp/x"])
+def test_host_is_checked(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        launch.command(8600, host=host)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
@@ -41,15 +53,16 @@ def test_port_is_checked(port: int) -> None:
 def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     program = (
         "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables:"
-        " print(words); cli.main(['app', '--runs-dir', 'here', '--port', '8600', '--headless']);"
-        " assert not any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in"
-        " sys.modules)"
+        " print(words); cli.main(['app', '--allow-host', 'a', 'b', '--runs-dir', 'here', '--port',"
+        " '8600', '--headless', '--allow-host=c', '--no-token']); assert not"
+        " any(name.startswith(('fintrader_app', 'streamlit', 'torch')) for name in sys.modules)"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True
     )
-    asked = ["--runs-dir", "here", "--port", "8600", "--host", "127.0.0.1", "--headless"]
+    asked = ["--runs-dir", "here", "--port", "8600", "--host", "127.0.0.1"]
+    asked += ["--allow-host=a", "--allow-host=b", "--allow-host=c", "--no-token", "--headless"]
     assert ast.literal_eval(done.stdout)[1:] == ["-P", "-m", "fintrader_app.launch", *asked]
 
 
@@ -58,7 +71,12 @@ def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launch, "serve", lambda *args, **named: served.append((*args, named)))
     monkeypatch.setattr(sys, "argv", ["launch", "--runs-dir", "here", "--port", "8600"])
     launch.main()
-    assert served == [("here", 8600, {"host": "127.0.0.1", "headless": None})]
+    usual = {"host": "127.0.0.1", "headless": None, "allow_hosts": [], "no_token": False}
+    assert served == [("here", 8600, usual)]
+    words = ["--allow-host=a", "--allow-host", "b", "--no-token"]
+    monkeypatch.setattr(sys, "argv", ["launch", *words])
+    launch.main()
+    assert served[1] == ("runs", 8501, {**usual, "allow_hosts": ["a", "b"], "no_token": True})
 
     def refused(*args: object, **named: object) -> None:
         raise ConfigError("no streamlit")
@@ -67,6 +85,18 @@ def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SystemExit) as stopped:
         launch.main()
     assert stopped.value.code == 2
+
+
+def test_a_weak_token_is_found_before_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setenv(launch.TOKEN_VARIABLE, "weak")
+    with pytest.raises(ConfigError, match=launch.TOKEN_VARIABLE):
+        launch.serve("here", 8600)
+
+
+def test_allow_host_without_a_name_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="--allow-host needs a value"):
+        cli.dispatch(["app", "--allow-host", "--no-token"])
 
 
 def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own() -> None:
@@ -96,12 +126,21 @@ def test_the_server_is_told_of_copies(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
+    inherited: list[dict[str, str]] = []
     served: list[dict[str, str]] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: started.append(words))
+
+    def start(words: list[str], *, env: dict[str, str], **_: Any) -> None:
+        started.append(words)
+        inherited.append(env)
+
+    monkeypatch.setenv(launch.TOKEN_VARIABLE, "a-token-of-the-tests")
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(os, "execve", lambda path, words, variables: served.append(variables))
     launch.serve(store, 8600)
     home = Path(served[0][launch.RUNS_DIR_VARIABLE])
     assert served[0][launch.STORE_VARIABLE] == store
+    assert launch.TOKEN_VARIABLE in served[0]
+    assert launch.TOKEN_VARIABLE not in inherited[0], "copying needs no token"
     runs = RunsFolder.at(home)
     assert runs.names() == ["one"]
     assert runs.run("one").exists("leaderboard.sqlite")

@@ -383,3 +383,17 @@ def test_a_mistake_in_the_configuration_is_not_tried_twenty_times() -> None:
         "action": "Ignore",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
+
+
+def test_the_app_knows_the_name_of_its_ingress_and_may_be_given_a_token() -> None:
+    from fintrader_app.guard import TOKEN_VARIABLE
+
+    manifests = overlay("app-ingress")
+    container = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    (rule,) = one(manifests, "Ingress")["spec"]["rules"]
+    assert f"--allow-host={rule['host']}" in container["args"]
+    assert "--no-token" not in container["args"]
+    (token,) = [value for value in container["env"] if value["name"] == TOKEN_VARIABLE]
+    assert token["valueFrom"]["secretKeyRef"]["optional"] is True  # else the app makes one
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/_stcore/health"  # open without the token
