@@ -23,11 +23,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from fintrader.errors import ConfigError, DataError
+from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
-_SECRET_URL = re.compile(r"(\w+://)(?=[^\s'\"]*[@?])[^\s'\"]*")
-"""URLs with more than a place in them: a message goes to logs and screens, so of these it names the
-scheme only."""
 
 
 def _ticker(value: object) -> object:
@@ -43,7 +41,6 @@ def _ticker(value: object) -> object:
 
 Ticker = Annotated[str, BeforeValidator(_ticker)]
 """A symbol in settings: any text but the empty one."""
-_DATE = re.compile(r"\b\d{4}-\d{1,2}-\d{1,2}\b")
 
 
 class Settings(BaseModel):
@@ -117,7 +114,7 @@ def first_problem(
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):
             whole_field = ".".join(map(str, _follow(model, first["loc"][:-1])[0]))
-            return f"{whole_field}: too few values, got {_short(first['input'])}"
+            return f"{whole_field}: too few values, got {shorten(repr(first['input']))}"
         return f"{field}: a value is required; set it in the file or on the command line{more}"
     message = _PLAIN.get(first["type"]) or first["msg"].removeprefix("Value error, ").removeprefix(
         "Assertion failed, "
@@ -132,7 +129,7 @@ def first_problem(
     told = isinstance(value, dict | BaseModel) or (
         isinstance(value, str) and repr(value) in message
     )
-    got = "" if told else f", got {_short(value)}"
+    got = "" if told else f", got {shorten(repr(value))}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
 
 
@@ -155,11 +152,6 @@ _PLAIN = {
     "model_attributes_type": "expected `name: value` lines",
 }
 """What a type's complaint says to somebody who writes YAML."""
-
-
-def _short(value: object) -> str:
-    text = _SECRET_URL.sub(r"\1…", repr(value))
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _follow(
@@ -249,11 +241,10 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
 
     Raises ConfigError when it is missing, unreadable or no mapping.
     """
-    text = ""
     try:
         path = find_config(path)
-        text = path.read_text()
-        values = yaml.safe_load(text)
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         names = ", ".join(shipped_configs())
         raise ConfigError(
@@ -265,41 +256,16 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: a folder; give the path of a YAML configuration{hint}"
         ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path}: no text, so no YAML; give the path of a configuration"
-        ) from None
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); check the path and its rights"
         ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}"
-        ) from None
-    except ValueError as error:  # what looks like a date or a number and is none
-        dates = (
-            (line, date)
-            for line, one in enumerate(text.splitlines(), 1)
-            for date in _DATE.findall(one)
-        )
-        wrong = next(
-            (f", line {line}: {date} is no date" for line, date in dates if not _is_date(date)), ""
-        )
-        raise ConfigError(f"{path}{wrong} ({error}); correct the value, or quote it") from None
+    except ValueError:  # a NUL in it
+        raise ConfigError(f"{str(path)!r}: no path; give that of a YAML configuration") from None
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected `name: value` lines at the top level")
     return values
-
-
-def _is_date(text: str) -> bool:
-    try:
-        dt.date(*map(int, text.split("-")))
-    except ValueError:
-        return False
-    return True
 
 
 def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

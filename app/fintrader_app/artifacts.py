@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import pandas as pd
-import yaml
 
+from fintrader.errors import ConfigError
 from fintrader.files import records_in
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
@@ -23,6 +23,7 @@ from fintrader.results.folders import (
 from fintrader.results.leaderboard import read_leaderboard, read_pods
 from fintrader.results.run import Summary
 from fintrader.stages import Stage
+from fintrader.yaml_text import parse_yaml
 
 MAX_PODS = 20_000
 MAX_RANKS = 1_000
@@ -54,9 +55,9 @@ def config(folder: Folder) -> dict[str, Any]:
 
     def read(_: Any) -> dict[str, Any]:
         try:
-            values = yaml.safe_load(folder.text("config.yaml"))
-        except (yaml.YAMLError, RecursionError):
-            raise DamagedFileError("config.yaml is not valid YAML") from None
+            values = parse_yaml(folder.text("config.yaml"), "config.yaml")
+        except ConfigError as error:
+            raise DamagedFileError(str(error)) from None
         return values if isinstance(values, dict) else {}
 
     return READ.get("configs", folder.root, folder.signature("config.yaml"), read)

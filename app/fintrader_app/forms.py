@@ -17,6 +17,8 @@ import streamlit as st
 import yaml
 from pydantic import BaseModel
 
+from fintrader.errors import ConfigError
+from fintrader.yaml_text import parse_yaml
 from fintrader_app.shell import human, plain
 
 Draft = dict[str, Any]
@@ -214,8 +216,8 @@ def _yaml(title: str, value: Any, text: str | None, key: str) -> Any:
     if not typed.strip():
         return None
     try:
-        return yaml.safe_load(typed)
-    except (yaml.YAMLError, RecursionError):
+        return parse_yaml(typed, title)
+    except ConfigError:
         return typed
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import yaml
 
 from fintrader.errors import FintraderError
 from fintrader.results.figures import PALETTE
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
+from fintrader.yaml_text import parse_yaml
 from fintrader_app.charts import GAIN, LOSS, framed
 from fintrader_app.shell import human, label, without_secrets
 from fintrader_app.tables import settings_of
@@ -57,9 +57,9 @@ class Pace:
 def planned_pods(folder: Folder) -> int | None:
     """How many pods the run's configuration asks for."""
     try:
-        value = yaml.safe_load(folder.text("config.yaml"))
+        value = parse_yaml(folder.text("config.yaml"), "config.yaml")
         pods = value["tournament"]["pods"]
-    except (FintraderError, yaml.YAMLError, KeyError, TypeError, RecursionError):
+    except (FintraderError, KeyError, TypeError):
         return None
     return pods if isinstance(pods, int) and not isinstance(pods, bool) and pods > 0 else None
 

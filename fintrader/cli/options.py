@@ -15,12 +15,12 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fintrader.config import SettingsT, bare, first_problem, models_in
 from fintrader.errors import ConfigError
+from fintrader.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from fintrader.market.data_config import Choices, DataConfig
@@ -82,10 +82,7 @@ class Option(NamedTuple):
         if len(words) == 1 and self.optional and words[0] in ("None", "null"):
             return None
         if len(words) == 1 and words[0][:1] in ("[", "{") and _holds_several(self.annotation):
-            try:
-                return yaml.safe_load(words[0])
-            except yaml.YAMLError:
-                raise ConfigError(f"{self.name}: {words[0]!r} is not valid YAML") from None
+            return parse_yaml(words[0], self.name)
         if _is_mapping(self.annotation):
             pairs = [word.partition("=") for word in words]
             if wrong := [name for name, equals, _ in pairs if not equals]:

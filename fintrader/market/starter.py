@@ -15,6 +15,7 @@ from fintrader.config import refuse_url, validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.files import write_text
 from fintrader.market.settings import DataSettings
+from fintrader.yaml_text import parse_yaml
 
 _FEWEST = 3
 _CROSS_SECTION = 5
@@ -272,6 +273,4 @@ _WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 def _check(text: str, path: Path) -> None:
     """Raise ConfigError when the settings of the data are none."""
-    import yaml
-
-    validate(DataSettings, yaml.safe_load(text)["data"], str(path))
+    validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))

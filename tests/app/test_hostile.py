@@ -13,8 +13,8 @@ import pytest
 from fintrader.config import validate
 from fintrader.errors import FintraderError
 from fintrader.market.settings import DataSettings
-from fintrader.results.folders import Folder, RunsFolder
-from fintrader_app import artifacts, jobs, launch, markets
+from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
+from fintrader_app import artifacts, jobs, launch, markets, race
 from tests.app.conftest import Open, healthy, said
 
 SECRET = "the-secret-nobody-may-see"
@@ -299,6 +299,8 @@ def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
         (f"data: {{source: {{kind: files, path: '{DATA_URLS[0]}'}}}}", "password or a key"),
         ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
         ("env: [", "not valid YAML"),
+        ("{" * 3000, "nested more than 50 levels"),
+        ("env: !!timestamp 99", "99 is no date"),
         ("- 1", "is no mapping"),
     ],
 )
@@ -315,6 +317,15 @@ def test_a_configuration_that_is_wrong_or_holds_credentials_is_a_message(
     healthy(test)
     assert expected in said(test)
     assert "s3cr3t" not in said(test) + "".join(str(box.value) for box in test.text_input)
+
+
+@pytest.mark.parametrize("text", ["{" * 3000, "a: !!timestamp 99", "a: &a [*a]", "tournament: [1"])
+def test_a_hostile_configuration_of_a_run_is_damaged_and_no_fault(site: Path, text: str) -> None:
+    demo = RunsFolder.at(site / "runs").run("demo")
+    (site / "runs" / "demo" / "config.yaml").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"config\.yaml"):
+        artifacts.config(demo)
+    assert race.planned_pods(demo) is None
 
 
 def test_folder_refuses_what_is_too_large(tmp_path: Path) -> None:

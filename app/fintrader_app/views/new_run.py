@@ -21,6 +21,7 @@ from fintrader.errors import FintraderError
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration
 from fintrader.results.run import Status, Summary
+from fintrader.yaml_text import parse_yaml
 from fintrader_app import forms, jobs, own_bars
 from fintrader_app.artifacts import config, stages, summaries, summary
 from fintrader_app.launch import STORE_VARIABLE
@@ -199,13 +200,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     name = "run"
     if place is not None:
         folder, file = place
-        text = folder.text(file)
-        try:
-            values = yaml.safe_load(text) or {}
-        except (yaml.YAMLError, RecursionError) as error:
-            raise NotThereError(
-                f"{file} is not valid YAML ({str(error).splitlines()[0]})"
-            ) from None
+        values = parse_yaml(folder.text(file), file) or {}
         name = values.get("name") if isinstance(values, dict) else None
         name = name if isinstance(name, str) else Path(file).stem
     if not isinstance(values, dict):
