@@ -80,6 +80,10 @@ class RunError(FintraderError):
     process."""
 
 
+class UnsafePathError(RunError):
+    """A path leads out of its folder, or to a link, a pipe or a device in a file's place."""
+
+
 class ReportError(FintraderError):
     """A report cannot be read back, or what it tells of cannot be run again here."""
 

@@ -18,7 +18,14 @@ from typing import Any
 
 from fintrader import stages
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import read_json, write_json
+from fintrader.files import (
+    make_folder,
+    open_file,
+    read_json,
+    refuse_irregular,
+    refuse_link,
+    write_json,
+)
 from fintrader.progress import reporter
 
 MANIFEST_FORMAT = "fintrader-run-1"
@@ -34,13 +41,13 @@ PACKAGES = (
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 POD_NAME = re.compile(r"p[0-9]{4,9}", re.ASCII)
-_FILES = (
-    "tournament.json",
-    "events.jsonl",
-    "leaderboard.sqlite",
-    "ensemble/ensemble.json",
-    "ensemble/policy.safetensors",
-)
+_DATABASE = tuple(f"leaderboard.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
+_FILES = ("tournament.json", "events.jsonl", "inherited.json", "scale.json", "progress.json")
+_FOLDERS = ("pods", "snapshots", "ensemble", "lease", "logs")
+_OTHERS = (".lock", ".tournament.lock", ".store.json", "manifest.json", "config.yaml", "notes.json")
+_OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard")
+"""With those above, all names in a run's folder that fintrader writes to."""
+_IN_ENSEMBLE = ("ensemble.json", "policy.safetensors")
 _POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")
 
 
@@ -96,22 +103,48 @@ class RunFolder:
         return self.pods / pod_id
 
     def misplaced(self) -> list[Path]:
-        """What stands where a tournament keeps a file or a folder and is none: a folder for a file,
-        a link to nowhere.
+        """List what stands where a tournament keeps a file or a folder and is none.
 
-        Nothing can be written there before it is renamed.
+        That is a folder or a pipe in a file's place, a file in a folder's place, and any symbolic
+        link. Nothing can be written there before it is renamed.
         """
+        folders = [self.root / name for name in _FOLDERS]
+        found = [folder for folder in folders if _is_there(folder) and not _is_folder(folder)]
+        files = [self.root / name for name in (*_FILES, *_DATABASE)]
+        if _is_folder(self.pods):
+            for pod in sorted(
+                path for path in self.pods.iterdir() if POD_NAME.fullmatch(path.name)
+            ):
+                if _is_folder(pod):
+                    files += [pod / name for name in _POD_FILES]
+                    found += _irregular_in(pod)
+                else:
+                    found.append(pod)
+        if _is_folder(self.ensemble):
+            files += [self.ensemble / name for name in _IN_ENSEMBLE]
         snapshots = self.root / "snapshots"
-        pods = [path for path in sorted(self.pods.glob("p[0-9]*")) if POD_NAME.fullmatch(path.name)]
-        files = [self.root / name for name in _FILES] + [
-            pod / name for pod in pods for name in _POD_FILES
-        ]
-        files += [
-            path for path in sorted(snapshots.glob("*.safetensors")) if ".damaged-" not in path.name
-        ]
-        found = [path for path in (self.pods, snapshots, self.ensemble, *pods) if not path.is_dir()]
-        found += [path for path in files if not path.is_file()]
-        return [path for path in found if os.path.lexists(path)]
+        if _is_folder(snapshots):
+            files += [
+                path
+                for path in sorted(snapshots.glob("*.safetensors"))
+                if ".damaged-" not in path.name
+            ]
+        for folder in (self.ensemble, snapshots, self.root / "lease", self.root / "logs"):
+            found += _irregular_in(folder)
+        found += [path for path in files if _is_there(path) and not _is_file(path)]
+        return list(dict.fromkeys(found))
+
+    def refuse_unsafe(self) -> None:
+        """Raise UnsafePathError for the first link, pipe or device where fintrader keeps something.
+
+        For commands that come to such a place only after much work.
+        """
+        for name in (*_FILES, *_DATABASE, *_OTHERS):
+            refuse_irregular(self.root / name)
+        for name in (*_FOLDERS, *_OTHER_FOLDERS):
+            refuse_link(self.root / name)
+            for odd in _irregular_in(self.root / name, deep=True):
+                refuse_irregular(odd)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -121,8 +154,8 @@ class RunFolder:
         Raises RunError when another process holds it, or the folder cannot be made or written to.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            file = (self.root / ".lock").open("a")
+            make_folder(self.root)
+            file = open_file(self.root / ".lock", "ab")
         except OSError as error:
             raise RunError(
                 f"{self.root}: {error.strerror or error}; choose a folder that can be written to"
@@ -143,6 +176,39 @@ class RunFolder:
                         ) from None
                     time.sleep(0.05)
             yield
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _is_folder(path: Path) -> bool:
+    """True of a folder that is no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    """True of a regular file that is no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _irregular_in(folder: Path, *, deep: bool = False) -> list[Path]:
+    """List what is neither a folder nor a regular file in a folder (`deep`: and below).
+
+    What was set aside is left out.
+    """
+    found: list[Path] = []
+    if not _is_folder(folder):
+        return found
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if "damaged-" in entry.name or entry.is_file(follow_symlinks=False):
+                continue
+            if not entry.is_dir(follow_symlinks=False):
+                found.append(Path(entry.path))
+            elif deep:
+                found += _irregular_in(Path(entry.path), deep=True)
+    return found
 
 
 class Manifest:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fintrader.errors import FintraderError
-from fintrader.files import dump_json, write_bytes
+from fintrader.files import dump_json, remove, write_bytes
 from fintrader.progress import Task, duration, told, with_strip
 
 State = Literal["done", "running", "failed", "stopped", "waiting"]
@@ -277,7 +277,7 @@ def at_work(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None
     finally:
         _outer.reset(token)
     if outer is None:
-        with contextlib.suppress(OSError):
-            (folder / LIVE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, FintraderError):
+            remove(folder / LIVE)
     else:
         outer.again()

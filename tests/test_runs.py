@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,12 @@ import pytest
 import torch
 
 from fintrader import files, runs, seeding
-from fintrader.errors import CheckpointError, RunError
+from fintrader.errors import CheckpointError, RunError, UnsafePathError
 from fintrader.files import atomic_file, read_json, seal, unseal, write_bytes
-from fintrader.runs import Manifest
+from fintrader.runs import Manifest, RunFolder
+from fintrader.storage.objects import Objects
+from fintrader.tournament.events import EventLog
+from fintrader.tournament.leaderboard import LeaderboardIndex
 
 
 def test_damaged_and_missing_json_are_typed(tmp_path: Path):
@@ -204,3 +210,199 @@ def test_seeding_everything_repeats_layer_initialisation():
         return torch.nn.Linear(3, 3).weight.detach().clone()
 
     assert torch.equal(layer(), layer())
+
+
+# --- links, pipes and the like inside a run's folder ----------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """The folders of two runs, as far as anything tells that they are runs, each with a file in a
+    folder."""
+    for name in ("mine", "other"):
+        folder = tmp_path / "runs" / name
+        (folder / "inside").mkdir(parents=True)
+        (folder / "inside" / "file").write_bytes(b"as it was")
+        (folder / "manifest.json").write_text("{}")
+        (folder / ".lock").touch()
+    return tmp_path / "runs" / "mine", tmp_path / "runs" / "other"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def lock(path: Path) -> None:
+    with Objects(path.parent).lock():
+        pass
+
+
+def fetch(path: Path) -> None:
+    store = Objects(path.parents[3] / "store")
+    store.put("a", b"x")
+    store.get_file("a", path, files.file_sha256(path.parents[3] / "store" / "a"))
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "write_bytes": lambda path: files.write_bytes(path, b"x"),
+    "write_json": lambda path: files.write_json(path, {}),
+    "publish": lambda path: files.publish(path, b"x"),
+    "append_jsonl": lambda path: files.append_jsonl(path, {}),
+    "open_file": lambda path: files.open_file(path, "ab"),
+    "make_folder": lambda path: files.make_folder(path),
+    "put": lambda path: Objects(path.parent).put(path.name, b"x"),
+    "create": lambda path: Objects(path.parent).create(path.name, b"x"),
+    "put_file": lambda path: Objects(path.parent).put_file(path.name, Path(__file__)),
+    "get_file": fetch,
+    "events": lambda path: EventLog(path).append({"event": "x"}),
+    "database": lambda path: LeaderboardIndex(path),
+}
+"""What writes to a path."""
+INSIDE: dict[str, Callable[[Path], object]] = {
+    "remove": lambda path: files.remove(path),
+    "remove_tree": lambda path: files.remove_tree(path.parent / "folder"),
+    "move": lambda path: files.move(path, path.with_name("moved")),
+    "objects remove": lambda path: Objects(path.parent).remove(path.name),
+    "objects sweep": lambda path: Objects(path.parent).sweep(),
+    "objects lock": lock,
+    "run lock": lambda path: RunFolder(path.parent).lock().__enter__(),
+}
+"""What changes something in the folder of a path."""
+
+
+@pytest.mark.parametrize("name", [*WRITERS, *INSIDE])
+@pytest.mark.parametrize("passes", ["folder", "new folder"])
+def test_nothing_is_changed_through_a_link_inside_a_run(
+    two: tuple[Path, Path], name: str, passes: str
+) -> None:
+    mine, other = two
+    (other / "inside" / "folder").mkdir()
+    (other / "inside" / ".left.tmp").touch()
+    before = contents(other)
+    shutil.rmtree(mine / "inside")
+    (mine / "inside").symlink_to(other / "inside")
+    place = mine / "inside" / "file" if passes == "folder" else mine / "inside" / "below" / "file"
+    if passes == "new folder" and name in INSIDE:
+        place = mine / "inside" / ".." / "inside" / "file"
+    with pytest.raises(
+        UnsafePathError, match=r"mine/.*inside is a symbolic link .*; remove it"
+    ) as refused:
+        (WRITERS | INSIDE)[name](place)
+    assert "\n" not in str(refused.value)
+    assert contents(other) == before
+    assert (other / "inside" / "folder").is_dir()
+    assert not (other / "inside" / "below").exists()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("target", ["file", "nowhere", "loop", "/dev/full"])
+def test_nothing_is_written_over_a_link_inside_a_run(
+    two: tuple[Path, Path], name: str, target: str
+) -> None:
+    mine, other = two
+    before = contents(other)
+    place = mine / "inside" / "file"
+    place.unlink()
+    place.symlink_to({"file": other / "inside" / "file", "loop": place}.get(target, Path(target)))
+    with pytest.raises(UnsafePathError, match="symbolic link"):
+        WRITERS[name](place)
+    assert contents(other) == before
+    assert place.is_symlink()
+
+
+@pytest.mark.parametrize("name", [*WRITERS, *INSIDE])
+def test_a_run_and_what_lies_above_it_may_be_links(
+    two: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
+    mine, _ = two
+    (mine / "inside" / "file").unlink()
+    (tmp_path / "linked").symlink_to(mine.parent)
+    (mine.parent / "also").symlink_to(mine)
+    place = tmp_path / "linked" / "also" / "inside" / "file"
+    if name in ("remove", "move"):
+        place.touch()
+    (WRITERS | INSIDE)[name](place)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = Path.cwd()
+        os.chdir(path.parent)  # the address of a socket is short
+        try:
+            made.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "read_json": lambda path: files.read_json(path),
+    "read_jsonl": lambda path: files.read_jsonl(path),
+    "file_sha256": lambda path: files.file_sha256(path),
+    "get": lambda path: Objects(path.parent).get(path.name),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [name for name in (*WRITERS, *READERS) if name != "make_folder"])
+@pytest.mark.parametrize(
+    ("make", "kind"), [(make_pipe, "pipe"), (make_socket, "socket"), (Path.mkdir, "folder")]
+)
+def test_what_is_no_file_is_neither_waited_for_nor_replaced(
+    two: tuple[Path, Path], name: str, make: Callable[[Path], object], kind: str
+) -> None:
+    place = two[0] / "inside" / "file"
+    place.unlink()
+    make(place)
+    mode = place.lstat().st_mode
+    with pytest.raises(
+        UnsafePathError, match=rf"inside/file is a {kind} where a file belongs; remove it"
+    ):
+        (WRITERS | READERS)[name](place)
+    assert place.lstat().st_mode == mode
+
+
+@pytest.mark.timeout(60)
+def test_a_lock_that_is_a_pipe_is_not_waited_for(two: tuple[Path, Path]) -> None:
+    (two[0] / ".lock").unlink()
+    os.mkfifo(two[0] / ".lock")
+    with pytest.raises(RunError, match=r"\.lock is a pipe"), RunFolder(two[0]).lock():
+        pass
+
+
+def test_a_link_itself_is_removed_and_renamed_and_what_it_leads_to_stays(
+    two: tuple[Path, Path],
+) -> None:
+    mine, other = two
+    before = contents(other)
+    for number, take in enumerate(
+        (files.remove, files.remove_tree, lambda path: files.move(path, mine / "away"))
+    ):
+        link = mine / f"link{number}"
+        link.symlink_to(other / "inside", target_is_directory=True)
+        take(link)
+        assert not link.is_symlink()
+    assert (mine / "away").is_symlink()
+    assert contents(other) == before
+
+
+def test_log_and_database_that_another_run_shares_are_not_changed(two: tuple[Path, Path]) -> None:
+    mine, other = (RunFolder(root) for root in two)
+    EventLog(other.events).append({"event": "x"})
+    LeaderboardIndex(other.leaderboard).close()
+    for name in ("events.jsonl", "leaderboard.sqlite"):
+        os.link(other.root / name, mine.root / name)
+    before = contents(other.root)
+    log = EventLog(mine.events)  # reading is no harm
+    for change in (lambda: log.append({"event": "y"}), lambda: LeaderboardIndex(mine.leaderboard)):
+        with pytest.raises(UnsafePathError, match=r"a hard link.* cp -p "):
+            change()
+    assert contents(other.root) == before

@@ -41,7 +41,7 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
-from fintrader.files import dump_json, file_sha256, write_bytes, write_json
+from fintrader.files import dump_json, file_sha256, remove, write_bytes, write_json
 from fintrader.results.backtest_files import (
     PRICE_COLUMNS,
     SEAL,
@@ -208,7 +208,7 @@ def write_backtest(
         "metrics.json",
         "report.html",
     ):  # an earlier backtest's, of which the rest goes now
-        (folder / name).unlink(missing_ok=True)
+        remove(folder / name)
     for name in TABLES:
         table: pd.DataFrame = getattr(stored, name)
         write_bytes(

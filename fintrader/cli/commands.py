@@ -278,7 +278,7 @@ def verify(argv: list[str]) -> None:
 
     home = run_folder("verify", [word for word in argv if word != "--repair"])
     config = home.root / "config.yaml"
-    settings = pipeline.load_config(config).tournament if config.is_file() else None
+    settings = pipeline.load_config(config).tournament if os.path.lexists(config) else None
     wrong = 0
     for run in tournaments(home):
         of = "" if run.root == home.root else f" of {run.root.relative_to(home.root)}"

@@ -13,6 +13,7 @@ from fintrader.bars.sources.presets import PRESETS
 from fintrader.bars.sources.vendor import VendorSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.errors import ConfigError
+from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
 from fintrader.storage.mirror import Markets, mirror_of
@@ -93,7 +94,13 @@ def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) 
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """A configuration file's values, its own name among them. Raises ConfigError."""
+    """Read a configuration file's values, its own name among them.
+
+    Raises ConfigError, and UnsafePathError for a link or a pipe in its place in a run's folder.
+    Elsewhere it may be a pipe.
+    """
+    if is_run_folder(path.parent):
+        refuse_irregular(path)
     values = read_yaml(path)
     values.setdefault("name", path.parent.name if path.name == "config.yaml" else path.stem)
     return values

@@ -27,7 +27,7 @@ from fintrader.deploy.decisions import twin
 from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import read_json, write_bytes
+from fintrader.files import read_json, remove, write_bytes
 from fintrader.market.planted import oracle_policy
 from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors, Split
@@ -353,7 +353,7 @@ def as_configured(config: RunConfig, window: str) -> bool:
 def _sealed(home: Path) -> dict[str, Any]:
     """The seal of a backtest; empty where there is none that holds."""
     try:
-        return read_seal(Folder(home.resolve()))
+        return read_seal(Folder.locate(home))
     except RunError:
         return {}
 
@@ -421,7 +421,7 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
     write_report(home / "report.html", stored)
     wanted = config.backtest.tear_sheet
     for ending in FORMATS:
-        (home / f"tear_sheet{ending}").unlink(missing_ok=True)
+        remove(home / f"tear_sheet{ending}")
     if wanted == "none" or (wanted == "auto" and why_no_tear_sheet(stored) is not None):
         return
     try:

@@ -22,7 +22,7 @@ from fintrader.config import dump_yaml
 from fintrader.envs.settings import CONVENTIONS
 from fintrader.envs.trading import EnvSettings, engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
-from fintrader.files import write_text
+from fintrader.files import remove, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
@@ -144,6 +144,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     ConfigError for a setting that the stored policies were trained with, RunError when the run's
     tournament has not finished or the ledger of looks is broken.
     """
+    RunFolder(folder).refuse_unsafe()
     own = load_config(folder / "config.yaml")
     repeat = Repeat(_command(called or str(folder), own, config), own.trading)
     config = config.model_copy(
@@ -237,8 +238,8 @@ def claim(
     folder = config.folder
     text = dump_yaml(config)
     if _nothing_made(folder):
-        folder.config.unlink()
-        folder.manifest.unlink()
+        remove(folder.config)
+        remove(folder.manifest)
     reopened = changed_claim(config)
     if folder.manifest.is_file():
         manifest = Manifest.load(folder.manifest)

@@ -12,6 +12,7 @@ from pathlib import Path
 from fintrader import logs, reproducible
 from fintrader.config import check_url, is_url
 from fintrader.errors import RunError
+from fintrader.files import remove, write_text
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import RunFolder
@@ -83,6 +84,7 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     reproducible.require(config.reproducible)
     folder = config.folder
     with folder.lock():
+        folder.refuse_unsafe()
         patience = (
             outages(config.tournament.outage_seconds, Waiting(reporter()))
             if folder.manifest.is_file()
@@ -169,6 +171,6 @@ def refresh(home: Path) -> None:
         mirror.pull(curves=True)
         index_tournaments(home, again=True)
         if is_held(mirror.objects):
-            (home / HELD).touch()
+            write_text(home / HELD, "")
         else:
-            (home / HELD).unlink(missing_ok=True)
+            remove(home / HELD)

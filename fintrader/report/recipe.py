@@ -17,6 +17,7 @@ from typing import Any
 
 from fintrader import runs
 from fintrader.errors import ReportError
+from fintrader.files import read_bytes
 from fintrader.reproducible import code_paths
 
 FORMAT = "fintrader-report-1"
@@ -99,7 +100,7 @@ def read_record(path: Path | str) -> dict[str, Any]:
             raise ReportError(
                 f"{path} is larger than {MOST_BYTES // 2**20} MiB: no report of a backtest"
             )
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except OSError as error:
         raise ReportError(
             f"{path}: {error.strerror or error}; give the report.html of a backtest"

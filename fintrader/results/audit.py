@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import file_sha256, read_json, read_jsonl, seal_of, unseal
+from fintrader.files import file_sha256, read_bytes, read_json, read_jsonl, seal_of, unseal
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
@@ -216,7 +216,7 @@ def _pods(search: RunFolder) -> _Pods:
         trials += looks if score is not None else 0
         try:
             sealed = (
-                seal_of(specs[pod].read_bytes()) if pod in specs and _unsealed(specs[pod]) else spec
+                seal_of(read_bytes(specs[pod])) if pod in specs and _unsealed(specs[pod]) else spec
             )
         except FintraderError as error:
             problems.append(f"{pod}: spec.json cannot be read ({error})")
@@ -249,7 +249,7 @@ def _pods(search: RunFolder) -> _Pods:
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    return unseal(path.read_bytes(), RunError(f"{path.name} was changed after it was written"))
+    return unseal(read_bytes(path), RunError(f"{path.name} was changed after it was written"))
 
 
 def _gaps(pods: Sequence[str]) -> list[str]:
@@ -350,7 +350,7 @@ def _backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
 def _sealed(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> Check:
     """The files against their seal, and the seal against the ledger."""
     what = f"seal of the {window} backtest"
-    place = Folder(home.resolve())
+    place = Folder.locate(home)
     if problem := broken_seal(place):
         return Check(
             what, (f"changed after it was written: {problem}; what it says is not what was found",)
@@ -376,7 +376,7 @@ def _shown(
     what = f"trials and looks of the {window} backtest"
     try:
         stored = read_backtest(home)
-        look = read_seal(Folder(home.resolve())).get("look")
+        look = read_seal(Folder.locate(home)).get("look")
         problems = _said(stored, trials)
         result = stored_result(stored)
     except FintraderError as error:

@@ -276,7 +276,7 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
     Raises NotThereError where there is no whole backtest, DamagedFileError when its metrics are
     damaged.
     """
-    place = folder if isinstance(folder, Folder) else Folder(Path(folder).resolve())
+    place = folder if isinstance(folder, Folder) else Folder.locate(folder)
     try:
         written = place.signature("metrics.json")
         metrics = place.json("metrics.json")

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import records_in
+from fintrader.errors import UnsafePathError as UnsafePathError
+from fintrader.files import records_in, refuse_link
 from fintrader.runs import RunFolder
 
 T = TypeVar("T")
@@ -33,10 +34,6 @@ COPY = ".store.json"
 MAX_JSON_BYTES = 32 << 20
 MAX_TEXT_BYTES = 1 << 20
 MAX_LOG_BYTES = 64 << 20
-
-
-class UnsafePathError(RunError):
-    """A name or path points outside the runs folder, or could."""
 
 
 class NotThereError(RunError):
@@ -127,6 +124,12 @@ class Folder:
 
     root: Path
     """Absolute and without symbolic links."""
+
+    @classmethod
+    def locate(cls, path: Path | str) -> Folder:
+        """Resolve the links that lead to a folder. Raises UnsafePathError for one inside a run."""
+        refuse_link(path)
+        return cls(Path(path).resolve())
 
     def path(self, *parts: str) -> Path:
         """A path below the folder, whether or not it exists. Raises UnsafePathError for anything

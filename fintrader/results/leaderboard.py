@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fintrader.errors import RunError
-from fintrader.files import dump_json
+from fintrader.files import dump_json, refuse_unsafe_database
 from fintrader.results.folders import DamagedFileError, NotThereError
 
 _WALL_CLOCK = {"seconds", "started", "finished", "device", "attempts"}
@@ -161,6 +161,7 @@ def canonical(path: Path) -> str:
 
 
 def _read(path: Path, query: str, most: int | None) -> list[dict[str, Any]]:
+    refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(
             f"{path} does not exist; make it with `fintrader tournament rebuild {path.parent}`"

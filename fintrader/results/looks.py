@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.errors import RunError
-from fintrader.files import seal, sync_folder, unseal
+from fintrader.errors import RunError, UnsafePathError
+from fintrader.files import make_folder, read_bytes, refuse_irregular, seal, sync_folder, unseal
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
 
@@ -208,11 +208,13 @@ class Ledger:
         """Every line, checked; none where there is no ledger. A line that a kill cut short is
         none."""
         try:
-            data = self.path.read_bytes()
+            data = read_bytes(self.path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
+        except UnsafePathError as error:
+            raise LedgerError(str(error)) from None
         return _checked(self.path, data)
 
     def looks(self) -> list[Line]:
@@ -225,11 +227,14 @@ class Ledger:
     ) -> Iterator[tuple[list[dict[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]]]:
         """The lines so far and a way to add one, while nobody else adds any."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_irregular(self.path)
+            make_folder(self.path.parent)
             new = not self.path.exists()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._unwritable(error) from None
+        except UnsafePathError as error:
+            raise LedgerError(str(error)) from None
         with os.fdopen(handle, "rb+", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)

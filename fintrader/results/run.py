@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 
 from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
-from fintrader.files import read_jsonl
+from fintrader.files import read_jsonl, refuse_irregular
 from fintrader.results import figures
 from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metrics, read_backtest
 from fintrader.results.folders import (
@@ -79,6 +79,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The settings the run was made from, as `config.yaml` has them."""
+        refuse_irregular(self.folder.config)
         return read_yaml(self.folder.config)
 
     @property

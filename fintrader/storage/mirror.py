@@ -34,6 +34,7 @@ from fintrader.files import (
     dump_json,
     file_sha256,
     publish,
+    read_bytes,
     read_json,
     seal,
     unseal,
@@ -295,7 +296,7 @@ class Mirror:
                 return False
             path = self.home / kind.removesuffix("events") / "events.jsonl"
             data = "".join(texts).encode()
-            if pieces and (not path.is_file() or path.read_bytes() != data):
+            if pieces and (not path.is_file() or read_bytes(path) != data):
                 write_bytes(path, data)
         return True
 

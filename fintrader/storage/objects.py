@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 from fintrader.config import check_no_secret, is_url
@@ -34,9 +34,22 @@ from fintrader.errors import (
     StorageError,
     StorageFullError,
     StorageOfflineError,
+    UnsafePathError,
     install_command,
 )
-from fintrader.files import atomic_file, publish, unseal, write_bytes
+from fintrader.files import (
+    atomic_file,
+    make_folder,
+    move,
+    open_file,
+    publish,
+    read_bytes,
+    refuse_irregular,
+    remove,
+    remove_tree,
+    unseal,
+    write_bytes,
+)
 from fintrader.storage.outages import under_way
 
 T = TypeVar("T")
@@ -121,7 +134,7 @@ class Objects:
 
         def read() -> bytes | None:
             if self.local is not None:
-                return (self.local / name).read_bytes()
+                return read_bytes(self.local / name)
             # s3fs asks for the size first unless told that one request is enough; files of any size
             # go by `get_file`
             more = {"max_concurrency": 1} if self.protocol in ("s3", "s3a") else {}
@@ -200,11 +213,11 @@ class Objects:
         """Remove objects; those that are not there count as removed."""
 
         def unlink(name: str) -> None:
+            if self.local is not None:
+                remove(self.local / name)
+                return
             with contextlib.suppress(FileNotFoundError):
-                if self.local is not None:
-                    (self.local / name).unlink()
-                else:
-                    self._fs.rm_file(self._path(name))
+                self._fs.rm_file(self._path(name))
 
         for name in names:
             self._call(name, lambda name=name: unlink(name))  # type: ignore[misc]
@@ -212,7 +225,7 @@ class Objects:
     def clear(self) -> None:
         """Remove all objects, and a local folder with them."""
         if self.local is not None:
-            shutil.rmtree(self.local, ignore_errors=True)
+            remove_tree(self.local)
             self._seen = False
         else:
             self.remove(*self.names())
@@ -224,7 +237,7 @@ class Objects:
             if self.local is None:
                 self._fs.put_file(str(path), self._target(name))
                 return
-            with path.open("rb") as source, atomic_file(self.local / name) as target:
+            with open_file(path) as source, atomic_file(self.local / name) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
 
         self._call(name, copy)
@@ -236,12 +249,14 @@ class Objects:
         False if there is none. Raises StorageDamagedError when the content is another,
         StorageError.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_irregular(path)
+        make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
 
             def copy() -> bool:
                 if self.local is not None:
+                    refuse_irregular(self.local / name)
                     shutil.copyfile(self.local / name, temporary)
                 elif self.private:  # fsspec's one file object has one position for all its readers
                     temporary.write_bytes(self._fs.cat_file(self._path(name)))
@@ -255,7 +270,7 @@ class Objects:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != sha256:
                 raise self.damaged(name)
-            os.replace(temporary, path)
+            move(temporary, path)
             return True
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -311,7 +326,7 @@ class Objects:
 
         def look() -> None:
             if self.local is not None:
-                self.local.mkdir(parents=True, exist_ok=True)
+                make_folder(self.local)
             elif not self.private:
                 self._fs.invalidate_cache()
                 self._fs.ls(self._root)
@@ -327,9 +342,9 @@ class Objects:
             yield
             return
 
-        def open_lock() -> IO[str]:
-            home.mkdir(parents=True, exist_ok=True)
-            return (home / ".lock").open("a")
+        def open_lock() -> BinaryIO:
+            make_folder(home)
+            return open_file(home / ".lock", "ab")
 
         with self._call("", open_lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -340,7 +355,7 @@ class Objects:
         the lock."""
         if self.local is not None:
             for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
-                file.unlink(missing_ok=True)
+                remove(file)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -466,7 +481,7 @@ def read_whole(path: str, setting: str) -> bytes:
     none to read."""
     try:
         data = Objects(path).get("")
-    except StorageError as error:
+    except (StorageError, UnsafePathError) as error:
         raise DataError(f"{error}; see {setting}") from None
     if data is None:
         raise DataError(f"{path}: no such file; see {setting}")

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import StorageError
+from fintrader.errors import RunError, StorageError
+from fintrader.files import make_folder, open_file, read_bytes
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import born, identity, is_here
 from fintrader.tournament import lease as leases
@@ -70,10 +71,10 @@ def at_work(
     came to nothing.
     """
     context.folder = context.run.pod(spec.pod)
-    context.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(context.folder)
     path = context.folder / LOCK
     report = context.report
-    path.open("a").close()
+    open_file(path, "ab").close()
     with path.open("r+b", buffering=0) as file:
         before: Sign | None = None
         while not leases.try_lock(file):
@@ -118,7 +119,7 @@ def holder(folder: Path) -> Sign | None:
     path = folder / LOCK
     if not path.is_file():
         return None
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if leases.try_lock(file, fcntl.LOCK_SH):
             return None
     return _sign(path)
@@ -204,7 +205,7 @@ def _newest(folder: Path) -> int:
 def _sign(path: Path) -> Sign | None:
     """What stands in a lock's file, None for half of it."""
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_bytes(path))
         lost = stored["lost"]
         return Sign(
             stored["process"],
@@ -212,7 +213,7 @@ def _sign(path: Path) -> Sign | None:
             tuple(stored["said"]),
             None if lost is None else tuple(lost),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RunError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -90,14 +91,19 @@ def weights_of(members: Sequence[Entry], how: str) -> list[float]:
 
 
 def build_ensemble(
-    run: RunFolder, leaderboard: Leaderboard, settings: TournamentSettings
+    run: RunFolder,
+    leaderboard: Leaderboard,
+    settings: TournamentSettings,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Write `ensemble/policy.safetensors` and `ensemble/ensemble.json`; equal leaderboards give
-    equal bytes.
+    """Write `policy.safetensors` and `ensemble.json`; equal leaderboards give equal bytes.
+
+    They go to `folder`, by default the run's own.
 
     Only the best pods that fit together (one observation layout) are taken. Raises CheckpointError
     when a member's policy is damaged.
     """
+    folder = run.ensemble if folder is None else folder
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
@@ -120,7 +126,7 @@ def build_ensemble(
     if shrinkage is not None:
         policies = [_convinced(policy, shrinkage["conviction"]) for policy in policies]
     save_policy(
-        run.ensemble / "policy.safetensors",
+        folder / "policy.safetensors",
         EnsemblePolicy(policies, weights, mode),
         {**meta, **({"market": market} if market else {})},
     )
@@ -131,7 +137,7 @@ def build_ensemble(
         "scores": [member.score for member in members],
         "correlations": correlations(members),
     }
-    write_json(run.ensemble / "ensemble.json", description)
+    write_json(folder / "ensemble.json", description)
     return description
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import TournamentError
-from fintrader.files import seal, unseal
+from fintrader.files import (
+    make_folder,
+    open_file,
+    read_bytes,
+    refuse_irregular,
+    refuse_second_name,
+    seal,
+    unseal,
+)
 from fintrader.tournament.spec import PodResult
 
 
@@ -35,7 +43,7 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The events of a log by number, and which lines (from 1) are not as they were written or not
     in their place."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -79,12 +87,13 @@ class EventLog:
                 f" `fintrader verify {path.parent} --repair` sets the log aside and keeps its whole"
                 " lines"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if not path.exists():
             return
-        with path.open("rb+") as file:  # mend it
+        with open_file(path, "rb+") as file:  # mend it
             data = file.read()
             if data and not data.endswith(b"\n"):
+                refuse_second_name(path)
                 file.truncate(data.rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 
@@ -98,7 +107,11 @@ class EventLog:
             seal({**event, "n": n}).decode()
             for n, event in enumerate(stamped, len(self.records) + 1)
         )
-        self._keep(text, lambda: (self.path.read_text() if self.path.exists() else "") + text)
+        self._keep(
+            text, lambda: (read_bytes(self.path).decode() if self.path.exists() else "") + text
+        )
+        refuse_irregular(self.path)
+        refuse_second_name(self.path)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             before = os.fstat(handle).st_size

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fintrader.files import make_folder, move, refuse_link, refuse_unsafe_database, remove
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import aside
@@ -142,7 +142,8 @@ class LeaderboardIndex:
     kill, or none."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_unsafe_database(path, writes=True)
+        make_folder(path.parent)
         self.connection = sqlite3.connect(
             path, timeout=30, isolation_level=None, check_same_thread=False
         )
@@ -247,15 +248,20 @@ class LeaderboardIndex:
         )
 
 
-_BESIDE = ("-wal", "-shm")
+_BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database."""
 
 
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
     """The leaderboard at `path`; one that is damaged or cannot be written to is moved aside first.
-    True if that was necessary."""
-    for beside in _BESIDE:
-        if (place := Path(f"{path}{beside}")).is_dir():
+    True if that was necessary.
+
+    Raises UnsafePathError where a link stands in the place of one of its files.
+    """
+    for ending in ("", *_BESIDE):
+        place = Path(f"{path}{ending}")
+        refuse_link(place)
+        if place.exists() and not place.is_file():
             aside(place)
     try:
         index = LeaderboardIndex(path)
@@ -268,6 +274,6 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
             raise
     number = 1 + sum(1 for _ in path.parent.glob(f"{path.name}.damaged-*"))
     for beside in _BESIDE:
-        Path(f"{path}{beside}").unlink(missing_ok=True)
-    os.replace(path, path.with_name(f"{path.name}.damaged-{number}"))
+        remove(Path(f"{path}{beside}"))
+    move(path, path.with_name(f"{path.name}.damaged-{number}"))
     return LeaderboardIndex(path), True

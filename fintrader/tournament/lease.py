@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fintrader.errors import RunError, StorageError, TournamentError
+from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import StoreLease, claim, hold, newest, note
 from fintrader.storage.lease import is_held as is_held_remotely
@@ -64,9 +65,9 @@ def acquire(
 
     `patience_seconds` bridges the moment in which a killed holder has not quite gone.
     """
-    run.root.mkdir(parents=True, exist_ok=True)
+    make_folder(run.root)
     path = run.root / ".tournament.lock"
-    with path.open("a") as file:
+    with open_file(path, "ab") as file:
         deadline = time.monotonic() + patience_seconds
         while not try_lock(file):
             if time.monotonic() >= deadline:
@@ -76,7 +77,7 @@ def acquire(
                 )
             time.sleep(0.05)
         if mirror is None:
-            with path.open("a") as other:
+            with open_file(path, "ab") as other:
                 if try_lock(other):
                     raise TournamentError(
                         f"{run.root}: file locks keep nobody out here (a network file system?), and"
@@ -138,7 +139,7 @@ def is_held(run: RunFolder, mirror: Mirror | None) -> bool:
     """Whether an orchestrator is at work, here or elsewhere (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
     if path.exists():
-        with path.open("a") as file:
+        with open_file(path, "ab") as file:
             if not try_lock(file, fcntl.LOCK_SH):
                 return True
     return mirror is not None and is_held_remotely(mirror.objects)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import file_sha256, publish, write_text
+from fintrader.files import file_sha256, publish, read_bytes, remove, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import newest
 from fintrader.storage.mirror import Markets, Mirror
@@ -56,7 +56,7 @@ class MirroredStore(RunStore):
     def _push(self, path: Path) -> None:
         """A spec or result that was written before the run had a store, or just before a kill."""
         pod = path.parent.name
-        text = path.read_text()
+        text = read_bytes(path).decode()
         try:
             files = {} if path.name == "spec.json" else self._keep_files(PodResult.from_json(path))
         except (TournamentError, CheckpointError):
@@ -125,7 +125,7 @@ class MirroredStore(RunStore):
 
     def _have(self, path: Path, text: str) -> None:
         """What the object store holds, here as well."""
-        if not publish(path, text.encode(), sync=False) and path.read_bytes() != text.encode():
+        if not publish(path, text.encode(), sync=False) and read_bytes(path) != text.encode():
             aside(path)
             publish(path, text.encode(), sync=False)
 
@@ -154,7 +154,7 @@ class MirroredStore(RunStore):
             self._forget(result.pod, "result.json")
             text = self.mirror.create_pod_file(result.pod, "result.json", result.to_json(), files)
         publish(self.result_path(result.pod), text.encode())
-        self._spool_path(result.pod).unlink(missing_ok=True)
+        remove(self._spool_path(result.pod))
         with contextlib.suppress(
             StorageError
         ):  # what remains of it is cleared away at the next start

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from fintrader.files import open_file
+
 
 def location_of(device: str) -> str:
     """This machine and `device`; for GPUs also which of the machine's, since a process counts its
@@ -38,7 +40,7 @@ def spawn(
     `log`."""
     path = os.pathsep.join(part or "." for part in sys.path)
     command = [sys.executable, "-m", module, str(os.getpid()), *words]
-    with log.open("ab") as errors:
+    with open_file(log, "ab") as errors:
         environment = {**worker_environment(), **variables, "PYTHONPATH": path}
         pipe = subprocess.PIPE
         return subprocess.Popen(

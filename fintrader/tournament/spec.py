@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from fintrader.config import Settings
 from fintrader.errors import TournamentError
-from fintrader.files import seal, seal_of, unseal
+from fintrader.files import read_bytes, seal, seal_of, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, mirror_at
 
@@ -61,7 +61,7 @@ class _Record(Settings):
         )
         try:
             return cls.model_validate(
-                unseal(path.read_bytes(), TournamentError(f"{path} is damaged: {mend}"))
+                unseal(read_bytes(path), TournamentError(f"{path} is damaged: {mend}"))
             )
         except FileNotFoundError:
             raise TournamentError(f"{path} does not exist: {mend}") from None

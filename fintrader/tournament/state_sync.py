@@ -23,8 +23,19 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fintrader.errors import StorageDamagedError, StorageError
-from fintrader.files import file_sha256, seal, unseal, write_text
+from fintrader.errors import FintraderError, StorageDamagedError
+from fintrader.files import (
+    file_sha256,
+    make_folder,
+    move,
+    read_bytes,
+    refuse_irregular,
+    remove,
+    remove_tree,
+    seal,
+    unseal,
+    write_text,
+)
 from fintrader.storage.mirror import Mirror
 from fintrader.tournament.spec import PodSpec
 
@@ -63,11 +74,11 @@ class TrainingState:
             marker = self.folder / MARKER
             if data is None:
                 return False
-            if marker.is_file() and marker.read_text() == hashlib.sha256(data).hexdigest():
+            if marker.is_file() and read_bytes(marker).decode() == hashlib.sha256(data).hexdigest():
                 self._files = unseal(data, self.objects.damaged(f"{self.name}.json"))["files"]
                 return False
             arrived = self.folder / ".arrived"
-            shutil.rmtree(arrived, ignore_errors=True)
+            remove_tree(arrived)
             try:
                 files = self._fetch(data, arrived)
             except StorageDamagedError as error:
@@ -77,15 +88,15 @@ class TrainingState:
                 self.objects.remove(f"{self.name}.json")
                 files = {}
             if files:
-                marker.unlink(missing_ok=True)
+                remove(marker)
                 for path in self._here():
-                    path.unlink()
+                    remove(path)
                 for name in files:
-                    (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(arrived / name, self.folder / name)
+                    make_folder((self.folder / name).parent)
+                    move(arrived / name, self.folder / name)
                 write_text(marker, hashlib.sha256(data).hexdigest())
                 self._files = files
-            shutil.rmtree(arrived, ignore_errors=True)
+            remove_tree(arrived)
             return bool(files)
 
     def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
@@ -127,7 +138,7 @@ class TrainingState:
             except FileNotFoundError:
                 return False  # the pod has just cleared it away; the next time will do
             finally:
-                shutil.rmtree(taken, ignore_errors=True)
+                remove_tree(taken)
             data = seal({"spec": self.digest, "files": files})
             self.objects.put(f"{self.name}.json", data)
             write_text(self.folder / MARKER, hashlib.sha256(data).hexdigest())
@@ -139,7 +150,7 @@ class TrainingState:
 
     def _take(self, to: Path) -> dict[str, str]:
         """Hold the files of the state still while training goes on: name -> hash."""
-        shutil.rmtree(to, ignore_errors=True)
+        remove_tree(to)
         files = {}
         fused = (_ROUND.fullmatch(path.name) for path in self.folder.glob("fused-*.safetensors"))
         done = {int(match[1]) for match in fused if match}
@@ -152,7 +163,7 @@ class TrainingState:
                 if match and match[2] and int(match[2]) in done:
                     continue  # fused: nobody asks for its replicas any more
                 copy = to / name
-                copy.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(copy.parent)
                 _hold(path, copy)
                 files[name] = file_sha256(copy)
         return files
@@ -169,6 +180,7 @@ class TrainingState:
 
 def _hold(path: Path, copy: Path) -> None:
     """`copy` is what `path` is now, and stays so: states are replaced whole, logs grow."""
+    refuse_irregular(path)
     if path.name != LOG:
         with contextlib.suppress(OSError):
             os.link(path, copy)
@@ -213,7 +225,7 @@ def _try(state: TrainingState) -> None:
     try:
         if state.save():
             log.info("pod's state is stored")
-    except (StorageError, OSError) as error:
+    except (FintraderError, OSError) as error:
         log.warning(
             "a pod's state could not be stored",
             extra={"fields": {"why": f"{type(error).__name__}: {error}"}},

@@ -177,9 +177,11 @@ def rebuild(run: RunFolder) -> int:
         return make_index(run)
 
 
-def make_index(run: RunFolder) -> int:
-    """The same for a copy that nobody else writes to; pods that were launched and have not ended
-    count as running."""
+def make_index(run: RunFolder, path: Path | None = None) -> int:
+    """Make the leaderboard again, at `path` unless in its own place; nobody else writes meanwhile.
+
+    Pods that were launched and have not ended count as running. Returns the number of results.
+    """
     store = RunStore(run)
     log = EventLog(run.events)
     specs = store.specs()
@@ -188,7 +190,7 @@ def make_index(run: RunFolder) -> int:
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
         submit(leaderboard, Entry(specs[pod], results[pod]))
-    index, _ = open_or_replace(run.leaderboard)
+    index, _ = open_or_replace(run.leaderboard if path is None else path)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)
         index.write_turn([], [], 0, _states(log, results))

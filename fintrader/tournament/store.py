@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,7 +26,13 @@ from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import (
     SEAL_BYTES,
     file_sha256,
+    move,
+    open_file,
     publish,
+    read_bytes,
+    refuse_link,
+    remove,
+    remove_tree,
     seal,
     seal_of,
     sync_folder,
@@ -126,7 +131,7 @@ class RunStore:
         )
         damaged = TournamentError(f"{path} is not as it was written; {mend}")
         try:
-            known = unseal(path.read_bytes(), damaged)
+            known = unseal(read_bytes(path), damaged)
         except OSError as error:
             raise TournamentError(f"{path} cannot be read ({error.strerror}); {mend}") from None
         if not {"settings", "agents", "env", "seed", "data_hash"} <= known.keys():
@@ -137,7 +142,7 @@ class RunStore:
         """The seal of what `identity` gives, by which the log says whose it is; empty where there
         is none."""
         try:
-            return seal_of(self.identity_path.read_bytes()[:SEAL_BYTES])
+            return seal_of(read_bytes(self.identity_path)[:SEAL_BYTES])
         except OSError:
             return ""
 
@@ -205,7 +210,7 @@ class RunStore:
         """Make a spec durable, before its result is."""
         path = self.spec_path(spec.pod)
         if path.exists():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 os.fsync(file.fileno())
             sync_folder(path.parent)
             sync_folder(self.run.pods)
@@ -217,7 +222,7 @@ class RunStore:
     def spec_digest(self, pod: str) -> str:
         """The seal of its stored spec, by which results name it; `read_spec` says whether it is the
         right one."""
-        with self.spec_path(pod).open("rb") as file:
+        with open_file(self.spec_path(pod)) as file:
             return seal_of(file.read(SEAL_BYTES))
 
     def replaced(self, spec: PodSpec) -> bool:
@@ -312,7 +317,7 @@ class RunStore:
         """Stored data. Raises CheckpointError when it is missing or not what its name says."""
         path = self.snapshot_path(digest)
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path} does not exist; run the same command again to train its pod anew"
@@ -341,10 +346,10 @@ class RunStore:
         """Delete a pod's policy, curves and log, and its snapshot unless others have that content,
         too."""
         if result.snapshot and result.snapshot not in shared:
-            self.snapshot_path(result.snapshot).unlink(missing_ok=True)
+            remove(self.snapshot_path(result.snapshot))
         for path in self._beside(result.pod):
-            path.unlink(missing_ok=True)
-        (self.run.root / "logs" / f"{result.pod}.log").unlink(missing_ok=True)
+            remove(path)
+        remove(self.run.root / "logs" / f"{result.pod}.log")
 
     def _beside(self, pod: str) -> list[Path]:
         """A pod's policy and its curves."""
@@ -356,13 +361,13 @@ class RunStore:
         folder = self._pods / pod
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             elif (
                 path.suffix == ".safetensors"
                 and path.name not in _OF_A_RESULT
                 and ".damaged-" not in path.name
             ):
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def _whole(self, path: Path, digest: str) -> bool:
         return path.is_file() and file_sha256(path) == digest
@@ -373,12 +378,18 @@ class RunStore:
 
     def sweep(self) -> None:
         """Remove what killed writers left behind: temporaries, and the state of trainings whose
-        result stands; and move away what nothing could be written over."""
+        result stands; and move away what nothing could be written over.
+
+        Raises UnsafePathError for a symbolic link, which somebody may have put there on purpose.
+        """
         for path in self.run.misplaced():
+            refuse_link(path)
             aside(path)
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
+            if folder.is_symlink():
+                continue  # one that was set aside
             for path in folder.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
+                remove(path)
             if folder.parent == self.run.pods and (folder / "result.json").exists():
                 self.shed(folder.name)
 
@@ -392,7 +403,7 @@ def aside(path: Path) -> Path:
     before, after = (f"{path.stem}.", path.suffix) if path.suffix else ("", f".{path.name}")
     number = 1 + sum(1 for _ in path.parent.glob(f"{before}damaged-*{after}"))
     target = path.with_name(f"{before}damaged-{number}{after}")
-    os.replace(path, target)
+    move(path, target)
     return target
 
 

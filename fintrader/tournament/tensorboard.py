@@ -9,8 +9,6 @@ the number of results.
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import TournamentError, install_command
-from fintrader.files import read_jsonl
+from fintrader.files import make_folder, move, read_jsonl, remove_tree
 from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import require_tournament
@@ -57,7 +55,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
     out = run.root / "tensorboard" if out is None else out
     if out.exists() and not (out / MARK).is_file():
         raise TournamentError(f"{out} exists and is no export of a run; choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         (new / MARK).touch()
@@ -79,11 +77,11 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
         new.chmod(0o755)
         old = new.with_name(new.name + ".old")
         if out.exists():
-            os.replace(out, old)
-        os.replace(new, out)
-        shutil.rmtree(old, ignore_errors=True)
+            move(out, old)
+        move(new, out)
+        remove_tree(old)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        remove_tree(new)
     return Exported(out, len(specs), written)
 
 

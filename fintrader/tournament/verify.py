@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
-from fintrader.files import read_json
+from fintrader.files import read_bytes, read_json, refuse_unsafe_database
 from fintrader.results.audit import Check
 from fintrader.results.leaderboard import dropped_pods, read_leaderboard, read_pods
 from fintrader.runs import POD_NAME, RunFolder
@@ -396,10 +396,10 @@ def index_check(found: Found) -> Check:
     """The database against one that is made from everything else."""
     path = found.run.leaderboard
     with tempfile.TemporaryDirectory() as folder:
-        other = _beside(found.run, Path(folder))
-        make_index(other)
+        other = Path(folder) / path.name
+        make_index(found.run, other)
         try:
-            problems = _differences(path, other.leaderboard, whole=found.finished)
+            problems = _differences(path, other, whole=found.finished)
         except (FintraderError, sqlite3.Error) as error:
             problems = [str(error)]
     return Check("leaderboard", tuple(problems), "every row follows from specs, results and events")
@@ -436,18 +436,11 @@ def _differences(here: Path, there: Path, *, whole: bool) -> list[str]:
 
 
 def _rows(path: Path, query: str) -> list[Any]:
+    refuse_unsafe_database(path, writes=False)
     with closing(
         sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)
     ) as connection:
         return connection.execute(query).fetchall()
-
-
-def _beside(run: RunFolder, folder: Path) -> RunFolder:
-    """The same files in another folder, so that something can be made of them there."""
-    for name in ("pods", "snapshots", "tournament.json", "events.jsonl"):
-        if (run.root / name).exists():
-            os.symlink((run.root / name).resolve(), folder / name)
-    return RunFolder(folder)
 
 
 def board_of(found: Found, size: int) -> Leaderboard:
@@ -468,20 +461,20 @@ def ensemble_check(found: Found, settings: TournamentSettings | None) -> Check:
         return Check("ensemble", (), "not made by us, so not made again")
     wanted = settings or found.settings
     with tempfile.TemporaryDirectory() as folder:
-        other = _beside(found.run, Path(folder))
+        other = Path(folder)
         board = board_of(found, wanted.leaderboard_size)
         try:
             for row in board.rows:
                 found.store.ensure_policy(row.result)
-            build_ensemble(other, board, wanted)
+            build_ensemble(found.run, board, wanted, other)
             said = read_json(described)
         except FintraderError as error:
             return Check("ensemble", (str(error),))
         problems = []
-        if said != read_json(other.ensemble / described.name):
+        if said != read_json(other / described.name):
             problems.append("ensemble.json does not follow from the leaderboard")
-        paths = [one.ensemble / "policy.safetensors" for one in (found.run, other)]
-        if not paths[0].is_file() or paths[0].read_bytes() != paths[1].read_bytes():
+        paths = [one / "policy.safetensors" for one in (found.run.ensemble, other)]
+        if not paths[0].is_file() or read_bytes(paths[0]) != read_bytes(paths[1]):
             problems.append("ensemble/policy.safetensors is not what its members make")
     return Check(
         "ensemble",

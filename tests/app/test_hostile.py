@@ -201,6 +201,24 @@ def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortre
     assert "symbolic link" in said(test)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("manifest.json", "notes.json"),
+        ("config.yaml", "events.jsonl", "leaderboard.sqlite", "backtest/equity.parquet"),
+        ("leaderboard.sqlite-wal", "pods/p0001/metrics.jsonl", "backtest/metrics.json", ".lock"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_no_page_waits_for_a_pipe(open_page: Open, site: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (site / "runs" / "demo" / name).unlink(missing_ok=True)
+        os.mkfifo(site / "runs" / "demo" / name)
+    for page in ("runs", "tournament", "pod", "backtest", "honesty"):
+        healthy(open_page(site, page, run="demo"))
+
+
 def test_a_market_elsewhere_is_not_read(open_page: Open, fortress: Path) -> None:
     manifest = fortress / "runs" / "demo" / "manifest.json"
     values = json.loads(manifest.read_text())

@@ -4,6 +4,7 @@ laid on it shows."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -369,3 +370,100 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_pat
     assert "specs of folds/01/null_model: 1, each as it was written; 1 made again" in done.out
     shutil.rmtree(folder / "folds" / "00")
     assert "a fold before the last is missing" in audit(folder).out
+
+
+# --- what no command waits for, reads through or writes through -----------------------------------
+
+PLACES = (
+    "config.yaml",
+    "manifest.json",
+    "progress.json",
+    "tournament.json",
+    "events.jsonl",
+    ".lock",
+    ".tournament.lock",
+)
+PLACES += (
+    "leaderboard.sqlite",
+    "leaderboard.sqlite-wal",
+    "lease/000001.json",
+    "ensemble/ensemble.json",
+)
+PLACES += (
+    "pods/p0000/spec.json",
+    "pods/p0000/result.json",
+    "pods/p0000/policy.safetensors",
+    "pods/p0000/.lock",
+)
+PLACES += ("backtest/metrics.json", "backtest/equity.parquet")
+FOLDERS = (
+    "pods",
+    "pods/p0000",
+    "snapshots",
+    "ensemble",
+    "lease",
+    "backtest",
+    "null_model",
+    "folds",
+    "logs",
+)
+
+
+def cleared(place: Path) -> Path:
+    """Make room for something else."""
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    return place
+
+
+def answers(run: Path) -> dict[str, Done]:
+    """Every command's answer on a run; each ends, in at most one line on standard error."""
+    changed = ("--runs-dir", str(run.parent), "--tournament.pods", "3")
+    commands = {
+        "status": ("status", str(run)),
+        "audit": ("audit", str(run)),
+        "verify": ("verify", str(run)),
+        "backtest": ("backtest", str(run)),
+        "run": ("run", str(run / "config.yaml"), *changed),
+        "verify --repair": ("verify", str(run), "--repair"),
+    }
+    found = {name: fintrader(*words) for name, words in commands.items()}
+    for name, done in found.items():
+        assert done.status in (0, 1, 2), name
+        assert done.status != 2 or (
+            done.err.count("\n") == 1 and done.err.startswith("fintrader: ")
+        ), done.err
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run: Path, name: str) -> None:
+    os.mkfifo(cleared(run / name))
+    found = answers(run)
+    assert f"{name} is a pipe" in found["run"].err
+    assert found["backtest"].status == 2
+
+
+@pytest.mark.parametrize("name", [*PLACES[::2], *FOLDERS])
+def test_no_command_writes_through_a_link_into_another_run(run: Path, name: str) -> None:
+    other = Path(shutil.copytree(run, run.parent / "other"))
+    if not (other / name).exists():
+        (other / name).mkdir() if name in FOLDERS else (other / name).touch()
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    cleared(run / name).symlink_to(other / name)
+    found = answers(run)
+    for command in ("run", "backtest"):
+        assert f"{run / name} is a symbolic link inside a run's folder" in found[command].err
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
+def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(run.parent)
+    (run.parent / "also").symlink_to(run)
+    for place in (tmp_path / "linked" / run.name, run.parent / "also"):
+        for command in ("status", "audit", "verify"):
+            done = fintrader(command, str(place))
+            assert done.status == 0, (command, done.out, done.err)
+    assert fintrader("backtest", str(run.parent / "also")).status == 0

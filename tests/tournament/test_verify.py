@@ -4,6 +4,7 @@ says what to do."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fintrader.errors import FintraderError, TournamentError
+from fintrader.errors import FintraderError, TournamentError, UnsafePathError
 from fintrader.files import seal, unseal
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
@@ -174,6 +175,82 @@ def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(
         assert again(run) == "", f"{name}: {what}"
         assert everything(run) == everything(undisturbed), f"{name}: {what}"
         assert problems(run) == []
+
+
+LINKS = (
+    "pods",
+    "pods/p0001",
+    "snapshots",
+    "ensemble",
+    "lease",
+    "events.jsonl",
+    "tournament.json",
+    ".tournament.lock",
+)
+LINKS += (
+    "leaderboard.sqlite",
+    "leaderboard.sqlite-wal",
+    "leaderboard.sqlite-shm",
+    "leaderboard.sqlite-journal",
+)
+LINKS += ("pods/p0001/result.json", "pods/p0001/.lock", f"pods/p{PODS:04d}")
+HELD = ("lease", ".tournament.lock")
+"""Nothing can be set aside without these."""
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_nothing_is_written_through_a_link_into_another_run(
+    run: RunFolder, undisturbed: RunFolder, tmp_path: Path, name: str
+) -> None:
+    other = Path(shutil.copytree(run.root, tmp_path / "other"))
+    place = run.root / name
+    target = other / name
+    if not target.exists():
+        target.mkdir() if target.parent.name == "pods" else target.touch()
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+
+    def unharmed() -> bool:
+        return {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+    with pytest.raises(UnsafePathError, match=rf"{name} is a symbolic link inside a run's folder"):
+        chaos.race(run, PODS + 1)
+    assert unharmed()
+    if name in HELD:
+        with pytest.raises(UnsafePathError, match="symbolic link"):
+            repair(run, generator=MAKER)
+        place.unlink()  # as the message says
+    else:
+        repair(run, generator=MAKER)
+        assert not place.is_symlink()
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+    assert unharmed()
+    RunStore(run).sweep()
+    assert unharmed()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", [*LINKS, "lease/000001.json", "pods/p0001/metrics.jsonl", "logs"])
+def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(
+    run: RunFolder, undisturbed: RunFolder, name: str
+) -> None:
+    place = run.root / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    try:
+        problems(run)
+        repair(run, generator=MAKER)
+    except UnsafePathError as error:
+        assert f"{name} is a pipe" in str(error) or "lease is no folder" in str(error)  # noqa: PT017
+        place.unlink()
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
 
 
 def test_a_pod_is_trained_although_a_folder_stands_where_its_policy_goes(

@@ -42,6 +42,7 @@ from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, TournamentError
+from fintrader.files import remove
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.seeding import derive
 from fintrader.tournament.mirrored_store import open_store
@@ -184,7 +185,7 @@ def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[Train
         fused, header = read_tensors(path, FORMAT)
         return fused, [TrainResult(**one) for one in header["totals"]]
     except (CheckpointError, TypeError, KeyError):
-        path.unlink()
+        remove(path)
         return None
 
 

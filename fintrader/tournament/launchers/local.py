@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import ConfigError, TournamentError
+from fintrader.errors import ConfigError, RunError, TournamentError
+from fintrader.files import make_folder, read_bytes
 from fintrader.memory import oom_kills
 from fintrader.tournament.at_work import at_work_in, end, holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
@@ -199,7 +200,7 @@ class LocalLauncher:
 
     def _spawn(self, slot: Slot) -> _Worker:
         log = self.access.run.root / "logs" / f"worker-{slot.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
         module = "fintrader.tournament.pod"
         process = spawn(module, self.body, log=log, variables=dict(slot.variables))
         worker = _Worker(slot, process, log, oom_kills=oom_kills())
@@ -277,8 +278,8 @@ def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
     """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out
     meanwhile."""
     tail = ""
-    with suppress(OSError):
-        tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])[-500:]
+    with suppress(OSError, RunError):
+        tail = " | ".join(read_bytes(log).decode(errors="replace").splitlines()[-3:])[-500:]
     if code == -9 and out_of_memory:
         return (
             "oom",

@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 from fintrader import reproducible
 from fintrader.config import load_object
-from fintrader.errors import TournamentError
+from fintrader.errors import RunError, TournamentError
+from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, copies, mirror_at, working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
@@ -238,7 +239,7 @@ def serve_ranks(task: Message, ranks: list[Message]) -> Iterator[Message]:
     run, mirror = run_of(task)
     spec = PodSpec.model_validate(task["spec"])
     folder = run.pod(spec.pod)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     market = open_store(run, mirror).market(spec.data_hash, Path(task["market"]))
     here = {"run": str(run.root), "market": str(market), "folder": str(folder)}
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -432,8 +433,8 @@ def _work(task: Message, messages: queue.SimpleQueue[Message], hosts: Sequence[H
 
 def log_traceback(run: RunFolder, pod: str) -> None:
     """Where a local worker would have left it: in the run's folder."""
-    with suppress(OSError):
+    with suppress(OSError, RunError):
         folder = run.root / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"ray-{pod}.log").open("a") as file:
-            traceback.print_exc(file=file)
+        make_folder(folder)
+        with open_file(folder / f"ray-{pod}.log", "ab") as file:
+            file.write(traceback.format_exc().encode())
