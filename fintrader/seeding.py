@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import secrets
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,11 @@ def derive(seed: int, *names: object) -> int:
     """
     text = "/".join([str(int(seed)), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") & _MASK
+
+
+def draw_seed() -> int:
+    """Draw a 63-bit seed from the system's entropy, for what was given none."""
+    return secrets.randbits(63)
 
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fintrader.config import Settings
 from fintrader.envs.observation import FlatLayout
 from fintrader.errors import ConfigError, EnvError, install_command
-from fintrader.seeding import derive
+from fintrader.seeding import derive, draw_seed
 
 
 class GymnasiumSettings(Settings):
@@ -54,10 +54,16 @@ class WorkerEnv:
     """The simulators take actions on the host, whatever the agent's device."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], *, seed: int = 0, device: torch.device | str = "cpu"
+        self,
+        env: VectorEnv[Any, Any, Any],
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        """`env` must reset in the same step. Raises ConfigError for spaces that are not continuous
-        boxes."""
+        """`env` must reset in the same step. Without a `seed` the system's entropy gives one.
+
+        Raises ConfigError for spaces that are not continuous boxes.
+        """
         action, observation = continuous(env.single_action_space, env.single_observation_space)
         mode = env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
@@ -65,7 +71,9 @@ class WorkerEnv:
                 "make the vector environment with autoreset_mode=AutoresetMode.SAME_STEP"
             )
         self.env = env
-        self.seed = seed
+        self.seed = draw_seed() if seed is None else seed
+        """The seed that the copies' random streams began with."""
+        self._is_seeded = False
         self.device = torch.device(device)
         self.num_envs: int = env.num_envs
         self.settings: GymnasiumSettings | None = None
@@ -77,7 +85,11 @@ class WorkerEnv:
 
     @classmethod
     def make(
-        cls, settings: GymnasiumSettings, *, seed: int = 0, device: torch.device | str = "cpu"
+        cls,
+        settings: GymnasiumSettings,
+        *,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> WorkerEnv:
         """Raises ConfigError when gymnasium does not know the environment or lacks what it
         needs."""
@@ -116,10 +128,19 @@ class WorkerEnv:
         return made
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """First observations; copy i is seeded by `derive(seed, "worker", i)`."""
-        root = self.seed if seed is None else seed
-        seeds = [derive(root, "worker", number) % (1 << 31) for number in range(self.num_envs)]
+        """First observations; copy i is seeded by `derive(seed, "worker", i)`.
+
+        The first call without a seed takes the environment's own; later ones let the copies' random
+        streams go on.
+        """
+        seeds: list[int] | None = None
+        if seed is not None:
+            self.seed = seed
+        if seed is not None or not self._is_seeded:
+            workers = range(self.num_envs)
+            seeds = [derive(self.seed, "worker", number) % (1 << 31) for number in workers]
         obs, _ = self.env.reset(seed=seeds)  # type: ignore[arg-type]
+        self._is_seeded = True
         return self._tensor(obs), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:

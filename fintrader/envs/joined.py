@@ -21,22 +21,24 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import derive
+from fintrader.seeding import derive, draw_seed
 
 
 class SeveralEnvs:
     """Environments side by side as one: what `train` needs of one (`TrainingEnvironment`),
     gradients included.
 
-    Subclasses set `envs`, `settings`, `layout` and `market_rows` `[T, L*W]`, and say which of these
-    rows an account sees. Observations are `[B, D]`, or factored as the settings say; the accounts
-    of the first environment come first.
+    Subclasses set `envs`, `settings`, `layout`, `np_random_seed` and `market_rows` `[T, L*W]`, and
+    say which of these rows an account sees. Observations are `[B, D]`, or factored as the settings
+    say; the accounts of the first environment come first.
     """
 
     envs: Sequence[TradingEnv]
     settings: EnvSettings
     layout: ObservationLayout
     market_rows: Tensor
+    np_random_seed: int
+    """The seed that the accounts' random streams began with."""
 
     @property
     def num_envs(self) -> int:
@@ -61,6 +63,8 @@ class SeveralEnvs:
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin episodes everywhere; a seed starts the accounts' random streams anew."""
+        if seed is not None:
+            self.np_random_seed = seed
         seeds = [
             None if seed is None else derive(seed, "several", number)
             for number in range(len(self.envs))
@@ -134,14 +138,17 @@ class JoinedEnv(SeveralEnvs):
         settings: EnvSettings,
         *,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
-        """Raises EnvError for fewer accounts (or groups of them) than pieces, and what `TradingEnv`
-        raises."""
+        """Without a `seed` one is drawn from the system's entropy.
+
+        Raises EnvError for fewer accounts (or groups of them) than pieces, and what `TradingEnv`
+        raises.
+        """
         accounts = shares_of(settings, [piece.num_bars for piece in pieces])
         groups = settings.start_groups
         each = 1 if groups == "auto" else settings.num_envs // groups
-        self._seed = seed
+        self.np_random_seed = draw_seed() if seed is None else seed
         self.settings = settings
         self.envs = [
             TradingEnv(
@@ -153,7 +160,7 @@ class JoinedEnv(SeveralEnvs):
                 ),
                 num_envs=count,
                 device=device,
-                seed=derive(seed, "piece", number),
+                seed=derive(self.np_random_seed, "piece", number),
             )
             for number, (piece, count) in enumerate(zip(pieces, accounts, strict=True))
         ]
@@ -166,9 +173,8 @@ class JoinedEnv(SeveralEnvs):
     def with_settings(self, **changes: Any) -> JoinedEnv:
         """An environment like this one but for these settings, before its first reset."""
         settings = self.settings.model_copy(update=changes)
-        return JoinedEnv(
-            [env.market for env in self.envs], settings, device=self.device, seed=self._seed
-        )
+        pieces = [env.market for env in self.envs]
+        return JoinedEnv(pieces, settings, device=self.device, seed=self.np_random_seed)
 
     @cached_property
     def market_rows(self) -> Tensor:  # type: ignore[override]

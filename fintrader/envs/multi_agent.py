@@ -26,6 +26,7 @@ from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
+from fintrader.seeding import draw_seed
 
 
 class TraderSettings(Settings):
@@ -60,9 +61,12 @@ class MultiTraderEnv:
         *,
         num_games: int = 1,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
-        """Raises EnvError for a window of one bar or no game at all."""
+        """Without a `seed` one is drawn from the system's entropy; `np_random_seed` says which.
+
+        Raises EnvError for a window of one bar or no game at all.
+        """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")
         self.settings = settings or EnvSettings()
@@ -76,7 +80,8 @@ class MultiTraderEnv:
         self.layout = ObservationLayout.of(market, self.settings.lookback, benchmark=shown)
         self._view = market_view(self.market, self.settings)
         self._reward = make_reward(self.settings)
-        self._key = self._keys(seed)
+        self.np_random_seed = draw_seed() if seed is None else seed
+        self._key = self._keys(self.np_random_seed)
         self._account: Account | None = None
 
     @property
@@ -87,8 +92,12 @@ class MultiTraderEnv:
         return self._account
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Begin all games: obs `[G, K, D]`."""
+        """Begin all games: obs `[G, K, D]`.
+
+        A seed starts their random streams anew; without one they go on.
+        """
         if seed is not None:
+            self.np_random_seed = seed
             self._key = self._keys(seed)
         episode = (
             torch.zeros_like(self._key)

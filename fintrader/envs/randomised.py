@@ -32,7 +32,7 @@ from fintrader.envs.ledger import round_to_zero
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
-from fintrader.seeding import generator
+from fintrader.seeding import derive, draw_seed, generator
 
 
 def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
@@ -144,6 +144,7 @@ class _Variant(TradingEnv):
             "autoreset_mode": env.autoreset_mode,
             "engine": env._asked["engine"],
         }
+        common["seed"] = derive(seed, "accounts", number)
         super().__init__(env.market, settings, num_envs=count, **common)
 
     def shown_bar(self, clock: Tensor) -> Tensor:
@@ -162,8 +163,10 @@ class RandomisedEnv(SeveralEnvs):
     of them comes on top), but no features.
     """
 
-    def __init__(self, env: TradingEnv, *, seed: int = 0) -> None:
+    def __init__(self, env: TradingEnv, *, seed: int | None = None) -> None:
         """The variants are those of `env.settings.randomise` and the seed.
+
+        Without a seed the system's entropy gives one.
 
         Raises EnvError where variants do not share the accounts evenly, or sessions are too few for
         their blocks.
@@ -179,9 +182,9 @@ class RandomisedEnv(SeveralEnvs):
         self.layout = env.layout
         self.market_rows = env.market_rows
         self.differentiable = env.settings.fractional
-        self.envs = self.variants = [
-            _Variant(env, count, k, seed) for k in range(env.settings.randomise.variants)
-        ]
+        self.np_random_seed = draw_seed() if seed is None else seed
+        variants = range(env.settings.randomise.variants)
+        self.envs = self.variants = [_Variant(env, count, k, self.np_random_seed) for k in variants]
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
         return self.variants[number].shown_bar(clock)

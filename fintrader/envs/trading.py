@@ -55,6 +55,7 @@ from fintrader.envs.state import (
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 from fintrader.memory import require_memory
+from fintrader.seeding import draw_seed
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
 
@@ -104,7 +105,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         *,
         num_envs: int | None = None,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] | None = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         record: bool = False,
         engine: Literal["auto", "torch", "compiled", "fused", "triton"] = "auto",
@@ -113,6 +114,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     ) -> None:
         """`market` may be the path of a market file; `record` adds the fills to info; there is
         nothing to render.
+
+        `seed` begins the accounts' random streams, as that of `reset` does. Without one the
+        system's entropy gives it, and `np_random_seed` says which it was.
 
         `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`;
         `fused` one CPU kernel and `triton` one CUDA kernel with the same results, for what training
@@ -181,7 +185,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._gradient: GradientStep | None = None
         self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
         self.start_groups = start_groups(settings, self.num_envs)
-        self._key = self._make_keys(seed)
+        given = draw_seed() if seed is None else seed
+        self._seed: int | list[int] | None = seed_numbers(given, self.num_envs)
+        self._key = self._make_keys(self._seed)
         self._endowment = self._endow({})
         self._state: Account | Generation | None = None
 
@@ -201,6 +207,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             market,
             settings,
             num_envs=num_envs,
+            seed=0,  # decides nothing, since every account begins at the first bar
             autoreset_mode=AutoresetMode.DISABLED,
             record=record,
         )
@@ -209,7 +216,18 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """An environment like this one but for these settings, before its first reset."""
         settings = self.settings.model_copy(update=changes)
         common = {"num_envs": self.num_envs, "autoreset_mode": self.autoreset_mode, **self._asked}
+        common["seed"] = self._seed
         return type(self)(self.market, settings, **common)
+
+    @property
+    def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
+        """The seed that the accounts' random streams began with; of a list, one for each account.
+
+        -1 after `load_state_dict`, which does not know it.
+        """
+        if self._seed is None:
+            return -1
+        return self._seed if isinstance(self._seed, int) else tuple(self._seed)
 
     @property
     def account(self) -> Account:
@@ -255,6 +273,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._state = Account(*(moved[name] for name in ACCOUNT))
         self._endowment = Endowment(*(moved[name] for name in ENDOWMENT))
         self._key = moved["key"]
+        self._seed = None
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -262,6 +281,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Begin episodes; obs `[B, D]`. A seed starts the accounts' random streams anew (one each,
         or a list).
 
+        Without one the streams go on from where they are.
         Raises EnvError, changing nothing, for unknown options or ones of the wrong shape or range.
         """
         options = {} if options is None else options
@@ -284,6 +304,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._check_restarts(endow)
         self._endowment = endow
         self._key = key if mask is None else torch.where(mask, key, self._key)
+        if seed is not None and mask is None:
+            self._seed = seed_numbers(seed, self.num_envs)
         self._state = fresh if mask is None or previous is None else select(mask, fresh, previous)
         return self._observe(self._state), {}
 

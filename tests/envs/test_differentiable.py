@@ -41,7 +41,7 @@ def test_steps_with_and_without_gradients_take_turns() -> None:
     assert env.engine == "fused"
     action = torch.tensor([[0.2, 0.3, 0.1], [0.5, 0.1, 0.0]])
     for one in (env, plain):
-        one.reset()
+        one.reset(seed=0)
         one.step(action)
     asked = (action * 0.5).requires_grad_()
     obs, reward, *_ = env.step(asked)
@@ -63,7 +63,7 @@ def test_steps_with_and_without_gradients_take_turns() -> None:
 def rollout(env: TradingEnv, actions: list[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor]]:
     """Everything that the steps made, and the slopes of a random sum of it in the actions and the
     first accounts."""
-    env.reset()
+    env.reset(seed=0)
     accounts = env.state_dict()
     leaves = [
         accounts[f"account.{name}"].requires_grad_()

@@ -52,7 +52,7 @@ def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
     )
     traders = TraderSettings(num_traders=3, impact_bps_per_million_usd=100.0)
     game = MultiTraderEnv(market, settings, traders)
-    game.reset()
+    game.reset(seed=0)
     game.step(
         torch.tensor([[[0.0], [0.0], [1.0]]])
     )  # the third buys 100,000 USD: price moves 10 bp, he pays 100 USD
@@ -70,7 +70,7 @@ def test_rewards_are_shared_as_asked(cooperation: float) -> None:
         for c in (0.0, cooperation)
     ]
     for game in games:
-        game.reset()
+        game.reset(seed=0)
     for action in random_actions(1, 5, 6, 3):
         (_, own, *_), (_, shared, *_) = (game.step(action.view(2, 3, 3)) for game in games)
         for g in range(2):
@@ -93,7 +93,7 @@ def test_ruined_traders_are_out_and_games_end_together() -> None:
     game = MultiTraderEnv(
         market, settings, TraderSettings(num_traders=2, impact_bps_per_million_usd=0.0)
     )
-    game.reset()
+    game.reset(seed=0)
     action = torch.tensor([[[1.0], [0.0]]])
     game.step(action)
     _, reward, terminated, truncated, _ = game.step(action)
@@ -122,7 +122,7 @@ def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
     spoilt._on_host = False
     action = torch.full((2, 2, 3), 0.4)
     for game in games:
-        game.reset()
+        game.reset(seed=0)
         game.step(action)
     spoilt_action = action.clone()
     zero = action.clone()
@@ -139,7 +139,7 @@ def test_errors() -> None:
     game = MultiTraderEnv(make_market(60, 3), num_games=2)
     with pytest.raises(EnvError, match="reset"):
         game.step(torch.zeros(2, 2, 3))
-    game.reset()
+    game.reset(seed=0)
     for bad in (
         torch.zeros(2, 3),
         torch.full((2, 2, 3), float("nan")),

@@ -32,7 +32,7 @@ def test_layout_round_trip_and_parts() -> None:
 def test_every_part_holds_what_it_says() -> None:
     market = make_market(60, 4, gaps=True)
     env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2)
-    env.reset()
+    env.reset(seed=0)
     actions = random_actions(1, 12, 2, 4)
     equities = [env.equity]
     for action in actions:
@@ -85,8 +85,8 @@ def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: in
     factored = TradingEnv(
         market, settings.model_copy(update={"observation": "factored"}), num_envs=3
     )
-    a, _ = flat.reset()
-    b, _ = factored.reset()
+    a, _ = flat.reset(seed=0)
+    b, _ = factored.reset(seed=0)
     for action in random_actions(0, 20, 3, 4):
         assert a.dtype == {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         assert torch.equal(
@@ -113,7 +113,7 @@ def test_clocks_of_a_session_and_none() -> None:
     slow = [(length - 1 - bar) / length for length in lengths for bar in range(length)]
     for clock, expected in (("session", slow), ("none", [0.0] * 23)):
         env = TradingEnv(market, EnvSettings(num_envs=1, random_start=False, clock=clock))
-        obs, _ = env.reset()
+        obs, _ = env.reset(seed=0)
         for bar in range(22):
             assert float(obs[0, 3]) == pytest.approx(expected[bar], abs=1e-7)
             obs = env.step(torch.zeros(1, 2))[0]

@@ -18,7 +18,7 @@ SEEDS = st.integers(0, 10_000)
 
 def rollout(env: TradingEnv, actions: Tensor) -> dict[str, Tensor]:
     """Every step's outputs, stacked time first."""
-    obs, _ = env.reset()
+    obs, _ = env.reset(seed=0)
     rows: dict[str, list[Tensor]] = {"obs": [obs], "reward": [], "done": [], "equity": [env.equity]}
     rows |= {"cash": [env.account.cash], "shares": [env.account.shares]}
     for action in actions:

@@ -41,7 +41,7 @@ def test_fill_choices(fill: str, shares: int, equity: float) -> None:
     market = plain_market([[100.0], [120.0], [120.0]], opens=[[90.0], [110.0], [120.0]])
     settings = EnvSettings(fill=fill, cost_bps=0.0, initial_cash_usd=1000.0, random_start=False)
     env = TradingEnv(market, settings, num_envs=1, record=True)
-    env.reset()
+    env.reset(seed=0)
     *_, info = env.step(torch.tensor([[1.0]]))
     assert env.account.shares.tolist() == [[shares]]
     assert float(env.equity) == equity
@@ -75,7 +75,7 @@ def test_costs_add_up() -> None:
         random_start=False,
     )
     env = TradingEnv(market, settings, num_envs=1, record=True)
-    env.reset()
+    env.reset(seed=0)
     *_, info = env.step(torch.tensor([[1.0]]))
     # 10,000 USD: 10 USD fee, 5 USD spread, and 20 bp times the root of a hundredth of the volume: 2
     # USD
@@ -119,7 +119,7 @@ def test_margin_call_closes_everything_and_interest_is_charged() -> None:
     env = TradingEnv(
         plain_market([[100.0], [100.0], [170.0], [170.0]]), settings, num_envs=1, record=True
     )
-    env.reset()
+    env.reset(seed=0)
     *_, info = env.step(-torch.ones(1, 1))
     assert env.account.shares.tolist() == [[-10.0]]
     interest = 1000.0 * 0.1 / (365 * 1440)  # one minute on the short notional
@@ -144,7 +144,7 @@ def test_short_sales_respect_the_leverage_limit() -> None:
         initial_cash_usd=1000.0,
     )
     env = TradingEnv(plain_market([[100.0, 50.0]] * 3), settings, num_envs=1)
-    env.reset()
+    env.reset(seed=0)
     env.step(
         torch.tensor([[-1.0, 1.0]])
     )  # 10,000 short and 5,000 long: s X = 2 (1000 - 0.01 s X), s X = 2000 / 1.02
@@ -304,7 +304,7 @@ def test_state_dict_continues_bit_exactly() -> None:
 )
 def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None:
     env = TradingEnv(make_market(30, 3), num_envs=2, copy=False)
-    env.reset()
+    env.reset(seed=0)
     obs, *_ = env.step(torch.full((2, 3), 0.2))
     kept = obs.clone()
     before = env.state_dict()
@@ -336,7 +336,7 @@ def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None
 )
 def test_bad_options_leave_the_state_alone(options: dict[str, object], message: str) -> None:
     env = TradingEnv(make_market(30, 3), num_envs=2)
-    env.reset()
+    env.reset(seed=0)
     before = env.state_dict()
     with pytest.raises(EnvError, match=message):
         env.reset(options=options)
@@ -349,7 +349,7 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() ->
     late = torch.tensor([0.0, 7.0, 0.0, 0.0])
     given = {"start": 20, "cash_usd": 0.0, "shares": late}
     env = TradingEnv(market, num_envs=2)
-    env.reset()
+    env.reset(seed=0)
     before = env.state_dict()
     with pytest.raises(EnvError, match="cash_usd"):
         env.reset(options=given)

@@ -84,6 +84,11 @@ class NumpyVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = env.action_space
         self.render_mode = None
 
+    @property
+    def np_random_seed(self) -> int | tuple[int, ...]:  # type: ignore[override]
+        """As `TradingEnv.np_random_seed`."""
+        return self.env.np_random_seed
+
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -134,10 +139,16 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         self.action_space = self.vector_env.single_action_space
         self.observation_space = self.vector_env.single_observation_space
 
+    @property
+    def np_random_seed(self) -> int:
+        """The seed that the account's random stream began with."""
+        seed = self.vector_env.np_random_seed
+        return seed if isinstance(seed, int) else seed[0]
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: obs `[D]` float32."""
+        """Begin an episode: obs `[D]` float32. A seed starts the account's random stream anew."""
         super().reset(seed=seed)
         obs, info = self.vector_env.reset(seed=seed, options=options)
         return _first(obs), info

@@ -35,7 +35,7 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         settings: EnvSettings | None = None,
         traders: TraderSettings | None = None,
         *,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         self.env = MultiTraderEnv(market, settings, traders, num_games=1, seed=seed)
         self.possible_agents = [f"trader_{i}" for i in range(self.env.num_traders)]

@@ -10,7 +10,8 @@ with numpy arrays.
 
 RLlib assumes gymnasium's NEXT_STEP autoreset: the step after an episode's end only begins the next
 one, and RLlib leaves it out of its episodes. `env_config` takes the market (a path travels better
-to remote runners than tensors), `settings` (an `EnvSettings` or its fields) and, if wanted, `seed`.
+to remote runners than tensors), `settings` (an `EnvSettings` or its fields) and, if wanted, `seed`:
+each runner derives its own from it. Without it each runner draws one from the system's entropy.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def rllib_env(config: Mapping[str, Any]) -> NumpyVectorEnv | SingleTradingEnv:
     settings = config.get("settings") or {}
     if not isinstance(settings, EnvSettings):
         settings = validate(EnvSettings, settings, "env_config.settings")
+    root = config.get("seed")
     # Runners must not all live the same episodes.
-    seed = derive(int(config.get("seed", 0)), "rllib", getattr(config, "worker_index", 0))
+    seed = None if root is None else derive(int(root), "rllib", getattr(config, "worker_index", 0))
     if "num_envs" not in config:
         return SingleTradingEnv(config["market"], settings, seed=seed)
     mode = AutoresetMode.NEXT_STEP

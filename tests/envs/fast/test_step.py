@@ -75,7 +75,7 @@ def test_stores_past_the_caches_change_nothing(
     for above in (1 << 40, 0):
         monkeypatch.setattr(fused, "STREAM_ABOVE_BYTES", above)
         env = TradingEnv(market, EnvSettings(episode_bars=7), num_envs=21, engine="fused")
-        env.reset()
+        env.reset(seed=0)
         assert env.engine == "fused"
         outputs.append([env.step(a)[0].clone() for a in random_actions(2, 12, 21, num_assets)])
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
