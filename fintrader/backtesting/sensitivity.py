@@ -19,7 +19,7 @@ from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import simulate
+from fintrader.backtesting.simulate import Predictor, callable_policy, simulate
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
@@ -42,7 +42,7 @@ STATISTICS = ("cumulative_return", "sharpe", "max_drawdown")
 
 
 def sensitivity(
-    policy: Policy | Sequence[Policy],
+    policy: Policy | Predictor | Sequence[Policy | Predictor],
     market: MarketTensors | Sequence[MarketTensors],
     settings: EnvSettings,
     *,
@@ -60,12 +60,12 @@ def sensitivity(
     and the symbols are each policy's own.
     """
     if not isinstance(market, MarketTensors):
-        policies = cast(Sequence[Policy], policy)
+        policies = cast(Sequence[Any], policy)
         windows = list(market)
         shifts = []
         stocks = False
     else:
-        policies = [cast(Policy, policy)]
+        policies = [policy]
         windows = [market]
         starts = m.session_starts(market.session.cpu().numpy())
         shifts = [
@@ -126,10 +126,15 @@ def sensitivity(
     return rows
 
 
-def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> BacktestResult:
+def delayed(
+    policy: Policy | Predictor,
+    market: MarketTensors,
+    settings: EnvSettings,
+) -> BacktestResult:
     """Every decision carried out one bar late: seen at t, ordered at t + 1."""
     account = BacktestAccount(market, settings)
     interval = settings.decision_interval
+    policy = callable_policy(policy, account.layout, settings, "delayed")
     with torch.no_grad():
         action = policy(account.observe())
         over = account.act(None, 1)
@@ -144,12 +149,17 @@ def delayed(policy: Policy, market: MarketTensors, settings: EnvSettings) -> Bac
     return account.trade_log.result("delayed", "one bar late")
 
 
-def without_each(policy: Policy, market: MarketTensors, settings: EnvSettings) -> list[Variation]:
+def without_each(
+    policy: Policy | Predictor,
+    market: MarketTensors,
+    settings: EnvSettings,
+) -> list[Variation]:
     """One account for each symbol, which never buys that symbol: all of them at once in one
     environment."""
     count = market.num_assets
     settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
     env = TradingEnv.evaluation(market, settings, num_envs=count, record=True)
+    policy = callable_policy(policy, env.layout, settings, "without a symbol")
     equity = np.full((market.num_bars, count), float(settings.initial_cash_usd))
     keep = 1 - torch.eye(count, device=env.device)
     alive = np.ones(count, dtype=bool)

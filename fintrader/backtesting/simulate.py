@@ -5,9 +5,10 @@ result = simulate(load_policy(path), market.split().test, settings, name="ensemb
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fintrader.backtesting.account import Action, BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
-from fintrader.envs import EnvSettings, Policy
+from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -44,8 +45,133 @@ class Bindable(Protocol):
         """The policy over the rows `[T, W]`; None where it cannot be done."""
 
 
+class Predictor(Protocol):
+    """A model of Stable-Baselines3, sb3-contrib or the same kind, or such a model's `policy`."""
+
+    observation_space: Any
+    action_space: Any
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Actions `[B, N]` for observations `[B, D]`, and the state to be given with the next."""
+
+
+def is_predictor(policy: object) -> TypeGuard[Predictor]:
+    """True for what is to be asked by `predict(..., deterministic=True)` and not by a call."""
+    if isinstance(policy, type) or not callable(getattr(policy, "predict", None)):
+        return False
+    try:
+        known = inspect.signature(policy.predict).parameters  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
+    spaces = hasattr(policy, "observation_space") and hasattr(policy, "action_space")
+    return spaces and {"state", "episode_start", "deterministic"} <= set(known)
+
+
+class _Predicted:
+    """A predictor as the policy of one simulation: deterministic, its state carried on."""
+
+    def __init__(
+        self,
+        model: Predictor,
+        layout: ObservationLayout,
+        settings: EnvSettings,
+        name: str,
+    ) -> None:
+        """Raises BacktestError for a model that does not fit these observations and actions."""
+        check_predictor(model, layout, settings, name)
+        self._model = model
+        self._name = name
+        self._normaliser = normaliser_of(model)
+        self._dtype = model.observation_space.dtype
+        self._state: Any = None
+        self._begins = True
+
+    def __call__(self, obs: Tensor) -> Tensor:
+        rows = obs.detach().to("cpu", torch.float32).numpy().astype(self._dtype)
+        starts = np.full(len(rows), self._begins)
+        try:
+            if self._normaliser is not None:
+                rows = self._normaliser.normalize_obs(rows)
+            asked = {"state": self._state, "episode_start": starts, "deterministic": True}
+            action, self._state = self._model.predict(rows, **asked)
+            values = np.asarray(action, dtype=np.float32)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            raise BacktestError(
+                f"{self._name}: {type(self._model).__name__}.predict fails on an observation of "
+                f"shape {tuple(rows.shape)} ({error})"
+            ) from error
+        self._begins = False
+        return torch.from_numpy(values).to(obs.device)
+
+
+def normaliser_of(model: Predictor) -> Any:
+    """The `VecNormalize` that a model was trained under, as far as it holds it; None elsewhere.
+
+    Its statistics stay as they are: `normalize_obs` does not update them.
+    """
+    found = getattr(model, "get_vec_normalize_env", None)
+    return found() if callable(found) else None
+
+
+def check_predictor(
+    model: Predictor,
+    layout: ObservationLayout,
+    settings: EnvSettings,
+    name: str,
+) -> None:
+    """Raises BacktestError unless the model reads these observations and gives these actions."""
+    kind = type(model).__name__
+    if settings.observation != "flat":
+        raise BacktestError(
+            f"{name}: {kind} reads flat observations; give settings with observation='flat', not "
+            f"{settings.observation!r}"
+        )
+    shape = getattr(model.observation_space, "shape", None)
+    if shape != (layout.width,):
+        raise BacktestError(
+            f"{name}: {kind} reads observations of shape {shape}, and this market shows "
+            f"({layout.width},); use a market with the symbols and features it was trained on, and "
+            "the same lookback. Frames that VecFrameStack put together are not shown here: train "
+            "with EnvSettings(lookback=...) in its place"
+        )
+    space = model.action_space
+    low = getattr(space, "low", None)
+    high = getattr(space, "high", None)
+    if low is None or high is None or getattr(space, "shape", None) != (layout.num_assets,):
+        raise BacktestError(
+            f"{name}: {kind} acts in {space}, and this market takes a number in [-1, 1] for each "
+            f"of {layout.num_assets} assets; train it in an environment of this market"
+        )
+    if bool((np.asarray(low) < -1.0).any()) or bool((np.asarray(high) > 1.0).any()):
+        raise BacktestError(
+            f"{name}: {kind} acts between {np.min(low):g} and {np.max(high):g}, and this market "
+            "takes numbers in [-1, 1]; train it without a wrapper that rescales actions"
+        )
+
+
+def callable_policy(
+    policy: Policy | Predictor,
+    layout: ObservationLayout,
+    settings: EnvSettings,
+    name: str,
+) -> Policy:
+    """The policy as a callable for one simulation, a predictor with a state of its own.
+
+    Raises BacktestError for a predictor that does not fit these observations and actions.
+    """
+    if is_predictor(policy):
+        return _Predicted(policy, layout, settings, name)
+    return cast(Policy, policy)
+
+
 def simulate(
-    policy: Policy,
+    policy: Policy | Predictor,
     market: MarketTensors,
     settings: EnvSettings,
     *,
@@ -58,10 +184,12 @@ def simulate(
     costs as `settings`.
 
     The account is to the last bit the one that `TradingEnv` would step; the policy is bound to the
-    window's rows where it can be, and its actions agree to float32 rounding. `note` is kept beside
-    the result; without one, a policy on other symbols than it was trained on says so there. `watch`
-    is shown the account at each decision. Raises BacktestError for a window of fewer than two bars
-    and for an output that cannot be traded.
+    window's rows where it can be, and its actions agree to float32 rounding. A model of
+    Stable-Baselines3 is asked deterministically, on observations that its VecNormalize has
+    normalised where it holds one. `note` is kept beside the result; without one, such a model says
+    how it was asked, and a policy on other symbols than it was trained on that it is. `watch` is
+    shown the account at each decision. Raises BacktestError for a window of fewer than two bars and
+    for an output that cannot be traded.
     """
     account = open_account(market, settings, name)
     decide = ask(policy, account, name)
@@ -79,7 +207,12 @@ def _watched(decide: Decide, watch: Watch) -> Decide:
 
 
 def origin(policy: object) -> str:
-    """What a policy on other symbols than its own says of that; empty for any other."""
+    """What a predictor, or a policy on other symbols than its own, says of itself; else empty."""
+    if is_predictor(policy):
+        seen = "as they are (it holds no VecNormalize)"
+        if normaliser_of(policy) is not None:
+            seen = "normalised by its VecNormalize"
+        return f"asked deterministically, observations {seen}"
     travels = getattr(policy, "meta", {}).get("travels")
     if not travels:
         return ""
@@ -93,9 +226,10 @@ def origin(policy: object) -> str:
     return f"trained on {some(travels['trained_on'])}, traded on {some(travels['traded_on'])}"
 
 
-def ask(policy: Policy, account: BacktestAccount, name: str) -> Decide:
+def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Decide:
     """How this policy is asked for this account: bound to the window where both can, through
     observations elsewhere."""
+    policy = callable_policy(policy, account.layout, account.settings, name)
     rows = account.rows if isinstance(policy, Bindable) else None
     bound = policy.bind(rows) if isinstance(policy, Bindable) and rows is not None else None
     if bound is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
-from fintrader.backtesting.simulate import Bindable, simulate
+from fintrader.backtesting.simulate import Bindable, Predictor, is_predictor, simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.backtesting.yardsticks import Yardsticks, yardsticks
 from fintrader.envs.benchmark import shows_benchmark
@@ -38,7 +38,7 @@ from fintrader.results.looks import Ledger
 
 
 def backtest(
-    policy: Policy,
+    policy: Policy | Predictor,
     market: MarketTensors,
     settings: EnvSettings | None = None,
     *,
@@ -54,6 +54,11 @@ def backtest(
     they cost; give those that the policy was trained in (`env.settings`). With
     `train=market.split().train` there is `ridge`, too: what a linear regression makes of the same
     features, fitted on that window; `validation` is where its few choices are made.
+
+    A model of Stable-Baselines3 or sb3-contrib is a policy as it stands. It is asked by
+    `predict(..., deterministic=True)`, its recurrent state is carried on, and observations are
+    normalised by its VecNormalize, frozen, where it holds one. A stored model does not say whether
+    it was trained under one: `PPO.load(path, env=VecNormalize.load(statistics, env))` gives it its.
 
     With `runs_dir` the result is noted as a look at these bars on the ledger of that folder's runs
     (`fintrader looks`), as a backtest of a run is; without it nobody counts it. `.looks` is which
@@ -80,7 +85,9 @@ def backtest(
         market, settings.lookback, benchmark=shows_benchmark(market, settings)
     )
     _check_width(policy, layout, name)
-    traded = policy if isinstance(policy, Bindable) else _asked(policy, layout, name)
+    traded = policy
+    if not isinstance(policy, Bindable) and not is_predictor(policy):
+        traded = _asked(cast(Policy, policy), layout, name)
     own = simulate(traded, market, settings, name=name)
     beside = yardsticks(market, settings, train=train, validation=validation)
     looks = None
@@ -257,7 +264,7 @@ def _check_market(policy: object, market: object) -> None:
 
 
 def _check_policy(policy: object) -> None:
-    if callable(policy) and not isinstance(policy, type):
+    if is_predictor(policy) or (callable(policy) and not isinstance(policy, type)):
         return
     if isinstance(policy, MarketTensors | Split):
         raise BacktestError("a market was given for the policy; it is backtest(policy, market)")
@@ -274,7 +281,7 @@ def _check_policy(policy: object) -> None:
     )
 
 
-def _check_width(policy: Policy, layout: ObservationLayout, name: str) -> None:
+def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
     """A policy that knows what it reads must have been made for such observations."""
     own = getattr(policy, "layout", None)
     if own is None or own == layout:

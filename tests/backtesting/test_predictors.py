@@ -1,0 +1,239 @@
+"""Models of Stable-Baselines3 and of its kind, backtested as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import fintrader
+from fintrader import EnvSettings, TradingEnv
+from fintrader.backtesting import simulate
+from fintrader.backtesting.sensitivity import sensitivity
+from fintrader.backtesting.simulate import callable_policy, is_predictor
+from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
+from tests.factories import make_market
+
+SETTINGS = EnvSettings(num_envs=4, episode_bars=20)
+
+
+@pytest.fixture(scope="module")
+def market() -> MarketTensors:
+    return make_market(240, 3)
+
+
+@pytest.fixture(scope="module")
+def sb3() -> Any:
+    return pytest.importorskip("stable_baselines3")
+
+
+def trained(sb3: Any, algo: str, market: MarketTensors, *, normalise: bool) -> Any:
+    """A small model after a few steps of learning, with loud exploration noise."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
+
+    env: Any = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS, seed=1))
+    if normalise:
+        env = VecNormalize(env)
+    given: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "seed": 1, "device": "cpu"}
+    given |= {"n_steps": 16, "batch_size": 16, "n_epochs": 1} if algo == "PPO" else {}
+    given |= {"learning_starts": 16, "batch_size": 8} if algo in ("SAC", "TD3") else {}
+    model = getattr(sb3, algo)("MlpPolicy", env, **given)
+    model.learn(96)
+    return model
+
+
+def by_hand(model: Any, market: MarketTensors, settings: EnvSettings, normaliser: Any) -> float:
+    """The last equity of a loop over `predict(deterministic=True)` in the environment itself."""
+    env = TradingEnv.evaluation(market, settings)
+    obs, _ = env.reset(seed=0)
+    over = False
+    while not over:
+        rows = obs.numpy()
+        seen = rows if normaliser is None else normaliser.normalize_obs(rows)
+        action, _ = model.predict(seen, deterministic=True)
+        obs, _, terminated, truncated, _ = env.step(torch.from_numpy(action))
+        over = bool((terminated | truncated).all())
+    return float(env.equity[0])
+
+
+@pytest.mark.parametrize(
+    ("algo", "normalise"), [("PPO", True), ("PPO", False), ("SAC", True), ("TD3", False)]
+)
+def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
+    sb3: Any, algo: str, normalise: bool, market: MarketTensors
+) -> None:
+    test = market.split().test
+    settings = EnvSettings(random_start=False)
+    model = trained(sb3, algo, market, normalise=normalise)
+    normaliser = model.get_vec_normalize_env()
+    assert (normaliser is not None) == normalise
+    before = None if normaliser is None else normaliser.obs_rms.mean.copy()
+    first, second = (fintrader.backtest(model, test, settings) for _ in range(2))
+    assert np.array_equal(first["policy"].equity, second["policy"].equity)
+    assert first["policy"].equity[-1] == by_hand(model, test, settings, normaliser)
+    assert len(first["policy"].trades) > 0
+    if normaliser is not None:
+        assert np.array_equal(normaliser.obs_rms.mean, before)
+        assert first["policy"].equity[-1] != by_hand(model, test, settings, None)
+        assert "normalised by its VecNormalize" in str(first)
+    else:
+        assert "holds no VecNormalize" in str(first)
+    # Its bare policy is deterministic, too, and knows no normaliser.
+    bare = fintrader.backtest(model.policy, test, settings)
+    assert bare["policy"].equity[-1] == by_hand(model, test, settings, None)
+    assert "holds no VecNormalize" in str(bare)
+
+
+def test_a_stored_model_is_loaded_with_its_normaliser(
+    sb3: Any, market: MarketTensors, tmp_path: Path
+) -> None:
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
+
+    test = market.split().test
+    model = trained(sb3, "PPO", market, normalise=True)
+    model.save(tmp_path / "model.zip")
+    model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
+    expected = simulate(model, test, EnvSettings()).equity
+    env = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS))
+    again = sb3.PPO.load(
+        tmp_path / "model.zip", env=VecNormalize.load(str(tmp_path / "statistics.pkl"), env)
+    )
+    assert np.array_equal(simulate(again, test, EnvSettings()).equity, expected)
+    alone = sb3.PPO.load(tmp_path / "model.zip")
+    assert not np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
+    alone.set_env(VecNormalize.load(str(tmp_path / "statistics.pkl"), env))
+    assert np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
+
+
+def test_stacked_frames_are_one_clear_error(sb3: Any, market: MarketTensors) -> None:
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
+
+    stacked = VecFrameStack(Sb3VecEnv(TradingEnv(market.split().train, SETTINGS)), 3)
+    model = sb3.PPO("MlpPolicy", stacked, n_steps=8, device="cpu")
+    with pytest.raises(
+        BacktestError, match=r"shape \(54,\), and this market shows \(18,\).*lookback"
+    ):
+        fintrader.backtest(model, market.split().test)
+
+
+class Recurrent:
+    """Remembers how often it was asked since its last beginning, and holds more of the first asset
+    each time."""
+
+    def __init__(self, width: int = 18, assets: int = 3, high: float = 1.0) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-high, high, (assets,), np.float32)
+        self.asked: list[tuple[bool, bool]] = []
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> Any:
+        assert observation.shape == (len(observation), *self.observation_space.shape)
+        assert observation.dtype == np.float32
+        self.asked.append((bool(episode_start[0]), deterministic))
+        times = (
+            np.zeros(len(observation))
+            if state is None
+            else np.where(episode_start, 0, state[0]) + 1
+        )
+        action = np.zeros((len(observation), self.action_space.shape[0]), np.float32)
+        action[:, 0] = np.minimum(times / 100, 1)
+        return action, (times,)
+
+
+def test_a_recurrent_model_keeps_its_state_within_a_simulation_and_not_between_two(
+    market: MarketTensors,
+) -> None:
+    model = Recurrent()
+    test = market.split().test
+    first, second = (simulate(model, test, EnvSettings()) for _ in range(2))
+    assert np.array_equal(first.equity, second.equity)
+    decisions = test.num_bars - 1
+    once = [(True, True), *[(False, True)] * (decisions - 1)]
+    assert model.asked == once * 2
+    # At bar t it has been asked t times: by then a share of t / 100 is held.
+    assert first.weights()[50, 0] == pytest.approx(0.49, abs=0.03)
+
+
+def test_variations_of_a_model_begin_with_a_state_of_their_own(market: MarketTensors) -> None:
+    few: dict[str, Any] = {"costs_bps": (0,), "fills": (), "capitals": (), "start_shifts": ()}
+    rows = [sensitivity(Recurrent(), market.split().test, EnvSettings(), **few) for _ in range(2)]
+    assert rows[0] == rows[1]
+    assert [row["kind"] for row in rows[0]] == ["cost_bps"] * 2 + ["delay_bars"] * 2 + [
+        "without"
+    ] * 3
+
+
+class Classifier:
+    """Has a `predict` of another kind; it is a policy by being called."""
+
+    def predict(self, rows: Any) -> Any:
+        raise AssertionError
+
+    def __call__(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(obs), 3), 0.2)
+
+
+class Broken(Recurrent):
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> Any:
+        raise ValueError("unexpected shape")
+
+
+def test_only_models_of_that_kind_are_asked_by_predict(market: MarketTensors) -> None:
+    assert is_predictor(Recurrent())
+    assert not is_predictor(Recurrent)
+    assert not is_predictor(Classifier())
+    layout = TradingEnv(market, num_envs=1).layout
+    classifier = Classifier()
+    assert callable_policy(classifier, layout, EnvSettings(), "x") is classifier
+    assert len(fintrader.backtest(classifier, market.split().test)["policy"].trades) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (Recurrent(width=17), EnvSettings(), r"shape \(17,\), and this market shows \(18,\)"),
+        (Recurrent(assets=2), EnvSettings(), "for each of 3 assets"),
+        (Recurrent(high=2.0), EnvSettings(), r"acts between -2 and 2.*numbers in \[-1, 1\]"),
+        (Recurrent(), EnvSettings(observation="factored"), "observation='flat'"),
+        (
+            Broken(),
+            EnvSettings(),
+            r"predict fails on an observation of shape \(1, 18\) \(unexpected shape\)",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_clear_error(
+    model: Any, settings: EnvSettings, message: str, market: MarketTensors
+) -> None:
+    for call in (fintrader.backtest, simulate):
+        with pytest.raises(BacktestError, match=message):
+            call(model, market.split().test, settings)
+
+
+def test_a_model_that_chooses_from_a_list_is_refused(market: MarketTensors) -> None:
+    model = Recurrent()
+    model.action_space = gymnasium.spaces.Discrete(3)  # type: ignore[assignment]
+    with pytest.raises(BacktestError, match=r"acts in Discrete\(3\)"):
+        fintrader.backtest(model, market.split().test)
