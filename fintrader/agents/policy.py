@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,8 @@ class PolicyModule(nn.Module):
     meta: dict[str, Any]
     """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market
     trained on. Of a policy on other symbols `market` is theirs, and `travels` says what it was
-    `trained_on` and is `traded_on`."""
+    `trained_on` and is `traded_on`. `seen` lists the bars that it was trained or chosen on
+    (`BarSpan.to_json`)."""
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON from which the module can be built again, without its weights."""
@@ -182,6 +183,8 @@ class EnsemblePolicy(PolicyModule):
         self.layout = first
         self.mode = mode
         self.meta = {}
+        for member in members:
+            add_seen(self.meta, getattr(member, "meta", {}).get("seen", ()))
         self.members = nn.ModuleList(members)
         self.register_buffer("weights", torch.tensor(given, dtype=torch.float64) / sum(given))
 
@@ -197,6 +200,16 @@ class EnsemblePolicy(PolicyModule):
     def describe(self) -> dict[str, Any]:
         members = [member.describe() for member in self.members if isinstance(member, PolicyModule)]
         return {"kind": "ensemble", "mode": self.mode, "members": members}
+
+
+def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
+    """Add bars that a policy has learned from to its meta, each of them once."""
+    found = list(meta.get("seen", ()))
+    for span in spans:
+        if span not in found:
+            found.append(dict(span))
+    if found:
+        meta["seen"] = found
 
 
 def market_identity(market: MarketTensors) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.policy import ActorPolicy, market_identity
+from fintrader.agents.policy import ActorPolicy, add_seen, market_identity
 from fintrader.config import Settings, differences
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -139,6 +139,7 @@ def train(
         agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share
     )
     run.begin()
+    _note_bars(agent, run.env)
     while not run.over:
         action = agent.act(run.obs)
         run.watch(action)
@@ -154,6 +155,14 @@ def train(
     return TrainResult(
         run.env_steps, run.updates, run.seconds, run.metrics or run.last_logged(), agent.policy
     )
+
+
+def _note_bars(agent: Agent, env: Any) -> None:
+    """Note in the policy's meta which bars of a market it learns from."""
+    meta = getattr(agent.policy, "meta", None)
+    markets = [getattr(one, "market", None) for one in getattr(env, "envs", (env,))]
+    if isinstance(meta, dict):
+        add_seen(meta, [one.span.to_json() for one in markets if isinstance(one, MarketTensors)])
 
 
 class _Clock:

@@ -101,7 +101,8 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
 
     Features keep the scale they were built with, that of the whole market's first training window,
     which lies before every fold's validation; agents standardise what they see by their own
-    training window anyway.
+    training window anyway. The market's own windows say nothing of a fold; what the market was cut
+    from, folds are, too.
     """
     start = fold.train[0]
     stop = fold.test[1]
@@ -109,7 +110,8 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
         *((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test))
     )
     meta = {**market.meta, "fold": {"number": fold.number, "bars": [start, stop]}}
-    return replace(market.window(start, stop), windows=windows, meta=meta)
+    bars = market.window(start, stop)
+    return replace(bars, windows=windows, meta=meta, cut_from=market.cut_from)
 
 
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:
@@ -146,6 +148,7 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
     levels = [parts[0].benchmark]
     for part in parts[1:]:
         levels.append(part.benchmark * (levels[-1][-1] / part.benchmark[0]))
+    cut_from = {name for part in parts for name in part.cut_from}
     names = ("minutes", "equity", "shares", "mark", "costs_usd", "turnover_usd", "income_usd")
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in names
@@ -165,6 +168,8 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
         ),
         closing_cost_usd=parts[-1].closing_cost_usd,
         ruined=any(part.ruined for part in parts),
+        cut_from=tuple(name for name in Windows._fields if name in cut_from),
+        is_seen=any(part.is_seen for part in parts),
         last_bar=None,
         portfolio=None,
         portfolio_name="",

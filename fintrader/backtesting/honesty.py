@@ -22,7 +22,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.selection import TrialReturns, diagnose, null_model_did_as_well
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import WHOLE, MarketTensors
 from fintrader.metrics import finite
 from fintrader.results.formatting import (
     count,
@@ -41,10 +41,10 @@ from fintrader.verdict.bootstrap import intervals, paired_excess
 
 Array = NDArray[np.float64]
 HELD_OUT = "test"
-NO_VERDICT = {
-    "train": "No verdict: the agents were trained on this window.",
-    "validation": "No verdict: the agents were chosen by this window.",
-}
+NO_VERDICT = {"train": ("training", "learn from"), "validation": ("validation", "are chosen by")}
+"""Windows that nothing is concluded from: what each is called, and what policies do with its
+bars."""
+NEVER_SPLIT = "bars that were never split off as a test window"
 IMPLAUSIBLE = 10.0
 """An annual information ratio above which an error is the likelier explanation."""
 INDEX = "index"
@@ -61,8 +61,7 @@ def assess(
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
     null_model: Mapping[str, Any] | None = None,
-    window: str = HELD_OUT,
-    look: int = 1,
+    look: int | None = None,
     caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -75,10 +74,13 @@ def assess(
     a walk-forward these are lists with one entry for each fold, because each fold selects among
     trials of its own. `null_model`: what the same search found on information-free features, as the
     caller ran it: `metrics` of its winner on the window, `best_selection_score`,
-    `real_best_selection_score` (the true search's) and `selection_metric`. `window`: `test`, or the
-    name of one that was trained on or chosen by, which gets no verdict. `look`: the how-many-eth
-    look at the window this is. `caveats`: what makes the result better than it could have been
-    traded; with any, no verdict is good.
+    `real_best_selection_score` (the true search's) and `selection_metric`. `look`: the how-many-eth
+    look at the window this is; None where nothing counted them. `caveats`: what makes the result
+    better than it could have been traded; with any, no verdict is good.
+
+    The result says itself which window it is (`BacktestResult.cut_from`), as its market did.
+    Training and validation windows get no verdict, and neither do bars that the policy was trained
+    or chosen on.
     """
     name = main_strategy(list(results))
     result = results[name]
@@ -90,7 +92,9 @@ def assess(
     windows = [market] if isinstance(market, MarketTensors) else market
     report: dict[str, Any] = {
         "strategy": name,
-        "window": window,
+        "window": result.cut_from[0] if result.cut_from else WHOLE,
+        "holds": list(result.cut_from),
+        "seen": result.is_seen,
         "sessions": len(daily),
         "sessions_a_year": year,
         "ruined": result.ruined,
@@ -103,11 +107,10 @@ def assess(
         "excess": _excess(results, name, seed),
         "random_portfolios": _random(result, windows, settings, seed),
     }
-    report["caveats"] = [
-        *caveats,
-        *([] if settings is None else _optimistic(settings)),
-        *_implausible(report, windows),
-    ]
+    report["caveats"] = [*caveats, *([] if settings is None else _optimistic(settings))]
+    report["caveats"] += _implausible(report, windows)
+    if report["window"] == WHOLE:
+        report["caveats"].append(NEVER_SPLIT)
     report["likely_skill"] = _likely(report)
     report["sentences"] = sentences(report)
     report["verdict"] = " ".join(report["sentences"])
@@ -135,20 +138,21 @@ def _evidence(
     results: Mapping[str, BacktestResult],
     name: str,
     windows: Sequence[MarketTensors] | None,
-    look: int,
+    look: int | None,
     seed: int,
 ) -> dict[str, Any]:
-    """The held-out window's tests against the benchmark portfolio, or the index where there is
-    none."""
+    """The window's tests against the benchmark portfolio, or the index where there is none.
+
+    A look that nobody counted is tested at the level of a first one.
+    """
     result = results[name]
     level = result.benchmark if result.portfolio is None else result.portfolio
     year = result.sessions_a_year
     ours = result.daily_returns
     theirs = m.daily_returns(level, result.session)
     theirs = rounding_apart(ours, theirs)
-    tested = ev.alpha_test(
-        ours, theirs, level=ev.level_of_look(look), seed=seed, sessions_a_year=year
-    )
+    spent = ev.level_of_look(1 if look is None else look)
+    tested = ev.alpha_test(ours, theirs, level=spent, seed=seed, sessions_a_year=year)
     shifted = None
     if tested is not None and windows is not None:
         rival = results.get(result.portfolio_name)
@@ -158,7 +162,7 @@ def _evidence(
     return {
         "against": INDEX if result.portfolio is None else result.portfolio_name,
         "look": look,
-        "level": ev.level_of_look(look),
+        "level": spent,
         "active_return": float((ours - theirs).mean() * year),
         "alpha": None if tested is None else asdict(tested),
         "shift": None if shifted is None else asdict(shifted),
@@ -283,7 +287,9 @@ def _likely(report: Mapping[str, Any]) -> bool:
     than its beta."""
     found = report["evidence"]
     alpha = found["alpha"]
-    if report["window"] != HELD_OUT or report["ruined"] or not report["traded"] or alpha is None:
+    if report["window"] != HELD_OUT or report["seen"]:
+        return False
+    if report["ruined"] or not report["traded"] or alpha is None:
         return False
     return bool(
         alpha["p_value"] <= found["level"] and found["active_return"] > 0 and not report["caveats"]
@@ -292,8 +298,8 @@ def _likely(report: Mapping[str, Any]) -> bool:
 
 def sentences(report: Mapping[str, Any]) -> list[str]:
     """The verdict: what was found, what this window can see, and what would change it."""
-    if report["window"] in NO_VERDICT:
-        return [NO_VERDICT[report["window"]]]
+    if (why := _why_no_verdict(report)) is not None:
+        return [why]
     if report["ruined"]:
         return ["Went bankrupt: the account was closed inside the window."]
     if not report["traded"]:
@@ -309,6 +315,21 @@ def sentences(report: Mapping[str, Any]) -> list[str]:
     if alpha is None:
         return [f"Holds its benchmark: nothing that {rival} does not do is left to be judged."]
     return [_finding(report, rival), _power(alpha), *_would_change(report)]
+
+
+def _why_no_verdict(report: Mapping[str, Any]) -> str | None:
+    """The one sentence of a window that says nothing about skill; None of any other."""
+    nothing = "nothing about skill can be concluded from"
+    if report["window"] in NO_VERDICT:
+        called, use = NO_VERDICT[report["window"]]
+        what = f"this is the {called} window"
+        if len(report["holds"]) > 1:
+            what = f"some of these bars are the {called} window's"
+        return f"No verdict: {what}, and {nothing} bars that policies {use}."
+    if report["seen"]:
+        what = "the policy was trained or chosen on some of these bars"
+        return f"No verdict: {what}, and {nothing} them."
+    return None
 
 
 def _finding(report: Mapping[str, Any], rival: str) -> str:
@@ -331,8 +352,9 @@ def _finding(report: Mapping[str, Any], rival: str) -> str:
         if trials
         else "of an unknown number of trials"
     )
-    nth = f"{_ordinal(found['look'])} look at this window, {chosen}"
-    tested = f"{p_equals(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}"
+    look = found["look"]
+    nth = "looks not counted" if look is None else f"{_ordinal(look)} look at this window"
+    tested = f"{p_equals(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}, {chosen}"
     if not passes:
         return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
     if not ahead:
@@ -370,10 +392,11 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
         if report["caveats"]:
             said.append(f"And it was traded with {' and with '.join(report['caveats'])}.")
         return said
-    stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
-    said.append(
-        f"New sessions would confirm it; another look at these is held to a level of {stricter}."
-    )
+    more = "looks at these before this one would have lowered its level"
+    if found["look"] is not None:
+        stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
+        more = f"another look at these is held to a level of {stricter}"
+    said.append(f"New sessions would confirm it; {more}.")
     if (shift := found["shift"]) is not None and shift["p_value"] > LEVEL:
         said.append(
             "What it held paid, not when: shifted in time it earned as much"

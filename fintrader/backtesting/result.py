@@ -42,6 +42,10 @@ class BacktestResult(History):
     noted."""
     closing_cost_usd: Array | None = None
     """`[N]`: what it would cost to close each position at the window's end."""
+    cut_from: tuple[str, ...] = ()
+    """Windows of the split that the bars lie in, as `MarketTensors.cut_from` has them."""
+    is_seen: bool = False
+    """The policy was trained or chosen on some of these bars, as far as it says."""
     portfolio_name: str = ""
     """The strategy that `portfolio` is the equity of: what `env.benchmark` names."""
     note: str = ""
@@ -179,5 +183,5 @@ def of_market(market: MarketTensors) -> dict[str, Any]:
     arrays = {
         name: getattr(market, name).cpu().numpy() for name in ("minutes", "session", "benchmark")
     }
-    names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year")
+    names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year", "cut_from")
     return arrays | {name: getattr(market, name) for name in names}

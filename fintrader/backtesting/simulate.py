@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
@@ -19,7 +20,7 @@ from fintrader.backtesting.account import Action, BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.progress import SILENT, Progress
 
 Decide = Callable[[BacktestAccount], "Action | Holdings | None"]
@@ -195,7 +196,9 @@ def simulate(
     decide = ask(policy, account, name)
     if watch is not None:
         decide = _watched(decide, watch)
-    return trade(decide, account, name=name, progress=progress, note=note or origin(policy))
+    done = trade(decide, account, name=name, progress=progress, note=note or origin(policy))
+    is_seen = any(span.overlaps(market.span) for span in seen_by(policy))
+    return replace(done, is_seen=is_seen)
 
 
 def _watched(decide: Decide, watch: Watch) -> Decide:
@@ -204,6 +207,30 @@ def _watched(decide: Decide, watch: Watch) -> Decide:
         return decide(account)
 
     return seen
+
+
+def seen_by(policy: object) -> list[BarSpan]:
+    """The bars that a policy was trained or chosen on, as far as it says.
+
+    A trained policy has them in its meta, and a predictor in the environment that it still holds.
+    """
+    if is_predictor(policy):
+        return _trained_in(policy)
+    meta = getattr(policy, "meta", None)
+    stored = meta.get("seen", ()) if isinstance(meta, Mapping) else ()
+    return [BarSpan.from_json(one) for one in stored]
+
+
+def _trained_in(model: Any) -> list[BarSpan]:
+    env: Any = model.get_env() if callable(getattr(model, "get_env", None)) else None
+    if not callable(getattr(env, "has_attr", None)):
+        return []
+    try:
+        # Asked first: an attribute that is not there would end the process of an account.
+        known = env.has_attr("market_span")
+        return list(dict.fromkeys(env.get_attr("market_span"))) if known else []
+    except (AttributeError, OSError, EOFError):  # its processes have ended
+        return []
 
 
 def origin(policy: object) -> str:

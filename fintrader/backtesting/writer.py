@@ -181,20 +181,16 @@ def write_backtest(
     """Write the data files of a backtest below `folder`; returns what was written.
 
     `context` is plain JSON about the run, which a report shows; `trials` in it is the number of
-    strategies tried and `looks` the number of this look at the window. `evidence` makes the
-    assessment sharper: what else `honesty.assess` takes. Raises BacktestError when results cover
-    different bars.
+    strategies tried and `looks` the number of this look at the window, left out where nothing
+    counted them. `evidence` makes the assessment sharper: what else `honesty.assess` takes. Raises
+    BacktestError when results cover different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
     trials = context.get("trials")
-    look = int(context.get("looks") or 1)
-    honesty = assess(
-        results,
-        trials=trials if isinstance(trials, int) and trials > 0 else None,
-        look=look,
-        **evidence,
-    )
+    look = context.get("looks")
+    is_count = isinstance(trials, int) and trials > 0
+    honesty = assess(results, trials=trials if is_count else None, look=look, **evidence)
     stored = tabulate(
         results,
         context,

@@ -53,7 +53,7 @@ from fintrader.envs.state import (
     start_groups,
 )
 from fintrader.errors import EnvError
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.memory import require_memory
 from fintrader.seeding import draw_seed
 
@@ -228,6 +228,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self._seed is None:
             return -1
         return self._seed if isinstance(self._seed, int) else tuple(self._seed)
+
+    @property
+    def market_span(self) -> BarSpan:
+        """The bars that agents learn from here."""
+        return self.market.span
 
     @property
     def account(self) -> Account:

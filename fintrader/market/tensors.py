@@ -23,6 +23,8 @@ from fintrader.metrics import TRADING_DAYS
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
 _OPTIONAL = frozenset({"shares_outstanding"})
+WHOLE = "whole"
+"""What a market that was never split is called among the windows."""
 
 
 def stored_order(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
@@ -94,6 +96,29 @@ class Events(NamedTuple):
         return steps.cumprod(0)
 
 
+class BarSpan(NamedTuple):
+    """The bars of some symbols between two times."""
+
+    symbols: tuple[str, ...]
+    first: int
+    """Start of the first bar, nanoseconds since 1970 UTC; `last`: of the last."""
+    last: int
+
+    def overlaps(self, other: BarSpan) -> bool:
+        """True where a symbol of both has bars of both."""
+        has_common_time = self.first <= other.last and other.first <= self.last
+        return has_common_time and not set(self.symbols).isdisjoint(other.symbols)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, which `from_json` reads."""
+        return {**self._asdict(), "symbols": list(self.symbols)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> BarSpan:
+        """The span that `to_json` wrote."""
+        return cls(tuple(stored["symbols"]), int(stored["first"]), int(stored["last"]))
+
+
 class Split(NamedTuple):
     """The three windows as markets of their own."""
 
@@ -148,6 +173,9 @@ class MarketTensors:
     meta: dict[str, Any] = field(default_factory=dict)
     """Plain JSON: where it came from (source, hashes), the exchange's time zone and sessions a
     year, normalisation statistics, known optimum if planted."""
+    cut_from: tuple[str, ...] = ()
+    """Windows of the split that its bars lie in, as `("train",)`; a cut of a cut keeps them. Empty
+    for a market that was never split, and for bars between its windows."""
 
     trusted: InitVar[bool] = False
     """Skip the look at every value (shapes and kinds are always checked): for arrays that were
@@ -197,6 +225,16 @@ class MarketTensors:
         return int(self.meta.get("sessions_a_year", TRADING_DAYS))
 
     @property
+    def window_name(self) -> str:
+        """The first of `train`, `validation`, `test` that the market has bars of; else `whole`."""
+        return self.cut_from[0] if self.cut_from else WHOLE
+
+    @property
+    def span(self) -> BarSpan:
+        """The symbols, and the times of the first bar and the last."""
+        return BarSpan(self.symbols, int(self.minutes[0]), int(self.minutes[-1]))
+
+    @property
     def last_bar(self) -> Tensor:
         """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended
         earlier), -1 if never."""
@@ -218,16 +256,25 @@ class MarketTensors:
         return replace(self, **moved, events=Events(*(value.to(device) for value in self.events)))
 
     def window(self, start: int, stop: int) -> MarketTensors:
-        """Bars `[start, stop)` as a view. Raises MarketError when that is empty or outside the
-        market."""
+        """Bars `[start, stop)` as a view, which knows the windows it was cut from.
+
+        Raises MarketError when that is empty or outside the market.
+        """
         if not 0 <= start < stop <= self.num_bars:
             raise MarketError(
                 f"window [{start}, {stop}) is empty or outside the market's {self.num_bars} bars"
             )
         rows: dict[str, Any] = {name: tensor[start:stop] for name, tensor in self.arrays()}
-        return replace(
-            self, **rows, events=self.events.within(start, stop), windows=None, trusted=True
-        )
+        rows["events"] = self.events.within(start, stop)
+        cut_from = self._windows_within(start, stop)
+        return replace(self, **rows, windows=None, cut_from=cut_from, trusted=True)
+
+    def _windows_within(self, start: int, stop: int) -> tuple[str, ...]:
+        """Windows that bars `[start, stop)` lie in: those the market was cut from, else its own."""
+        if self.cut_from or self.windows is None:
+            return self.cut_from
+        edges = self.windows._asdict().items()
+        return tuple(name for name, (first, end) in edges if start < end and first < stop)
 
     def split(self) -> Split:
         """Train, validation and test. Raises MarketError when the market was built without
@@ -264,10 +311,11 @@ class MarketTensors:
         return digest.hexdigest()
 
     def _header(self) -> str:
-        arrays = {*_KINDS, "events"}
-        return header_text(
-            {one.name: getattr(self, one.name) for one in fields(self) if one.name not in arrays}
-        )
+        left_out = {*_KINDS, "events"}
+        if not self.cut_from:  # a market that was never split is the file that it always was
+            left_out.add("cut_from")
+        kept = [one.name for one in fields(self) if one.name not in left_out]
+        return header_text({name: getattr(self, name) for name in kept})
 
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds
@@ -309,7 +357,8 @@ class MarketTensors:
                 rows = {name: file.get_tensor(name) for name in _KINDS if name not in lacking}
                 events = Events(*(file.get_tensor(EVENT + name) for name in Events._fields))
             windows = header.pop("windows")
-            for name in ("symbols", "feature_names", "context_names"):
+            header.setdefault("cut_from", ())
+            for name in ("symbols", "feature_names", "context_names", "cut_from"):
                 header[name] = tuple(header[name])
             header["windows"] = Windows(*map(tuple, windows)) if windows else None
             market = cls(**rows, **header, events=events, trusted=True)
@@ -374,6 +423,11 @@ class MarketTensors:
                 raise MarketError(
                     f"windows {self.windows} must be non-empty, in order and inside {bars} bars"
                 )
+        if self.cut_from != tuple(name for name in Windows._fields if name in self.cut_from):
+            raise MarketError(
+                f"cut_from is {self.cut_from}; it names windows of a split in their order: "
+                + ", ".join(Windows._fields)
+            )
 
     def _validate_values(self) -> None:
         checks = {

@@ -305,7 +305,6 @@ def _write(
         market=markets,
         settings=backtest_settings(config),
         null_model=null_model,
-        window=look.window,
         caveats=caveats(config, context),
         sensitivity=rows,
         explanation=explanation("ensemble", moved),

@@ -93,16 +93,10 @@ def backtest(
     looks = None
     if runs_dir is not None:
         unknown = dict.fromkeys(("created", "seed", "trials", "command"))
-        look = look_at(
-            [market],
-            {name: own},
-            [name],
-            kind="policy",
-            run=name,
-            folder="",
-            window="test",
-            **unknown,
-        )
+        # With bars of several windows it is a look at the last of them, the one held out longest.
+        window = market.cut_from[-1] if market.cut_from else market.window_name
+        given = {"kind": "policy", "run": name, "folder": "", "window": window}
+        look = look_at([market], {name: own}, [name], **given, **unknown)
         looks, _ = Ledger(runs_dir).record(look)
     return Backtests(beside.beside({name: own}), market, settings, beside, looks)
 
@@ -181,6 +175,11 @@ class Backtests(Mapping[str, BacktestResult]):
         """How far the result can be believed, given that it was chosen from `trials` strategies
         (None: unknown).
 
+        The market says which window it is: training and validation windows get no verdict, and
+        neither do bars that the policy was trained on. Of a market that was never split no verdict
+        is good. Looks count where `runs_dir` was given; elsewhere the verdict says that they do
+        not.
+
         Raises BacktestError when `trials` is no count.
         """
         if trials is not None and (
@@ -189,9 +188,8 @@ class Backtests(Mapping[str, BacktestResult]):
             raise BacktestError(
                 f"trials is how many strategies were tried, at least 1; got {trials!r}"
             )
-        return Honesty(
-            assess(self._results, trials=trials, market=self.market, settings=self.settings)
-        )
+        given: dict[str, Any] = {"market": self.market, "settings": self.settings}
+        return Honesty(assess(self._results, trials=trials, look=self.looks, **given))
 
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its

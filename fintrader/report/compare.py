@@ -20,6 +20,7 @@ from fintrader.results.formatting import (
     active_cells,
     chance,
     count,
+    look_words,
     main_strategy,
     percent,
     short_window,
@@ -153,7 +154,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
-        cells += [count(stored.context.get("trials")), count(evidence.get("look"))]
+        cells += [count(stored.context.get("trials")), look_words(evidence)]
         cells += [chance((evidence.get("alpha") or {}).get("p_value"))]
         rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]

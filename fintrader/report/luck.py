@@ -15,6 +15,7 @@ from fintrader.results.formatting import (
     DASH,
     chance,
     count,
+    look_words,
     percent,
     probability,
     ratio,
@@ -29,7 +30,7 @@ Row = tuple[str, str, str]
 
 
 def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
-    """Everything `honesty.assess` found, the held-out window first."""
+    """Everything `honesty.assess` found, the window's own evidence first."""
     found = stored.honesty
     if not found:
         return
@@ -53,7 +54,7 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
             )
         )
     page.section(
-        "Can this be luck? The held-out window",
+        f"Can this be luck? {window_title(found)}",
         _rows_table(evidence_rows(found, rolling=bool(stored.context.get("folds")))),
         _rivals_table(found),
         side_by_side(*charts),
@@ -79,6 +80,16 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
     )
 
 
+def window_title(found: Mapping[str, Any]) -> str:
+    """The window that an assessment is of, as a heading."""
+    titles = {
+        "train": "The training window",
+        "validation": "The validation window",
+        "whole": "A window that was never split off",
+    }
+    return titles.get(str(found.get("window")), "The held-out window")
+
+
 def _rows_table(rows: list[Row]) -> str:
     cells = [
         ("", [html.escape(name), f"<b>{html.escape(value)}</b>", html.escape(said)])
@@ -101,11 +112,8 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
 
     evidence = found["evidence"]
     against = evidence["against"].replace("_", " ")
-    add(
-        "Look at this window",
-        count(evidence["look"]),
-        f"of all looks' 5 % this one may spend {evidence['level']:.3g}",
-    )
+    spends = f"of all looks' 5 % this one may spend {evidence['level']:.3g}"
+    add("Look at this window", look_words(evidence), spends)
     if (alpha := evidence["alpha"]) is not None:
         scale, over = span(found["sessions"], year_of(found))
         band = (

@@ -126,6 +126,12 @@ def count(value: Any) -> str:
     return DASH if found is None else f"{found:,.0f}"
 
 
+def look_words(evidence: Mapping[str, Any]) -> str:
+    """Which look at its window an assessment's `evidence` is; a dash where it does not say."""
+    is_uncounted = "look" in evidence and evidence["look"] is None
+    return "not counted" if is_uncounted else count(evidence.get("look"))
+
+
 def short_count(value: Any) -> str:
     """1234567 as `1.23 M`."""
     found = number(value)

@@ -36,9 +36,9 @@ FILE = "looks.jsonl"
 FORMAT = "fintrader-looks-1"
 FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
 """What the first line holds in the place of the hash of a line before it."""
-HELD_OUT = ("test", "validation")
-"""Windows that a policy was not fitted to: a result on one is a look, whatever the run called
-it."""
+HELD_OUT = ("test", "validation", "whole")
+"""Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever
+the run called it."""
 CHOSEN = ("ensemble", "best")
 """Strategies that are chosen and so are what a look is at; the others are yardsticks."""
 
@@ -107,7 +107,7 @@ class Look:
     folder: str
     seed: int | None
     window: str
-    """`test`, `validation` or `train`."""
+    """`test`, `validation` or `train`; `whole` for bars that were never split."""
     bars: Window
     strategies: tuple[str, ...]
     result: str

@@ -19,7 +19,7 @@ from torch import Tensor
 from fintrader.agents import Budget, TrainProgress, TrainResult, save_policy
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, PolicyModule
-from fintrader.market.tensors import MarketTensors, Split
+from fintrader.market.tensors import BarSpan, MarketTensors, Split
 from fintrader.progress import Progress, Task
 from fintrader.seeding import seed_everything
 from fintrader.tournament.evaluator import Evaluation, ValidationCurve, evaluate, on_cpu
@@ -228,7 +228,14 @@ def _scored(
         "seen_until": seen_until,
         **spec.evaluation,
     }
-    save_policy(context.folder / "policy.safetensors", policy, meta, market=split.train)
+    bars = BarSpan(split.train.symbols, split.train.span.first, seen_until)
+    save_policy(
+        context.folder / "policy.safetensors",
+        policy,
+        # Whoever stores it, the pod or an evaluator that trained nothing: the same bytes.
+        {**meta, "seen": [bars.to_json()]},
+        market=split.train,
+    )
     return trained.scored(**vars(final))
 
 

@@ -34,7 +34,8 @@ def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
 
 @pytest.fixture(scope="module")
 def template() -> BacktestResult:
-    return simulate(noisy_policy(4), make_market(60, 4), EnvSettings(), name="ensemble")
+    test = make_market(180, 4).split().test
+    return simulate(noisy_policy(4), test, EnvSettings(), name="ensemble")
 
 
 def pair(
@@ -53,7 +54,7 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     noise = rng.normal(0, 0.004, 250)
-    lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80)
+    lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80, look=1)
     assert lucky["verdict"].startswith(
         "Not distinguishable from luck: ahead of equal weight by 2.5"
     )
@@ -94,19 +95,10 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
     assert "third look at this window" in third["verdict"]
 
 
-def test_seen_windows_optimistic_fills_and_free_trading_get_no_good_verdict(
-    template: BacktestResult,
-) -> None:
+def test_optimistic_fills_and_free_trading_get_no_good_verdict(template: BacktestResult) -> None:
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.002, 0.004, 250), theirs)
-    for window, verdict in (
-        ("train", "the agents were trained on"),
-        ("validation", "the agents were chosen by"),
-    ):
-        seen = assess(results, trials=8, window=window)
-        assert verdict in seen["verdict"]
-        assert not seen["likely_skill"]
     named = {
         "fill": ({"fill": "close"}, "filled at the very close"),
         "free": ({"cost_bps": 0.0}, "free of costs"),

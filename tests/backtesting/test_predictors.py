@@ -63,9 +63,10 @@ def by_hand(model: Any, market: MarketTensors, settings: EnvSettings, normaliser
     return float(env.equity[0])
 
 
-@pytest.mark.parametrize(
-    ("algo", "normalise"), [("PPO", True), ("PPO", False), ("SAC", True), ("TD3", False)]
-)
+CASES = [("PPO", True), ("PPO", False), ("SAC", True), ("TD3", False)]
+
+
+@pytest.mark.parametrize(("algo", "normalise"), CASES)
 def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     sb3: Any, algo: str, normalise: bool, market: MarketTensors
 ) -> None:
@@ -92,7 +93,9 @@ def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
 
 
 def test_a_stored_model_is_loaded_with_its_normaliser(
-    sb3: Any, market: MarketTensors, tmp_path: Path
+    sb3: Any,
+    market: MarketTensors,
+    tmp_path: Path,
 ) -> None:
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -104,9 +107,8 @@ def test_a_stored_model_is_loaded_with_its_normaliser(
     model.get_vec_normalize_env().save(tmp_path / "statistics.pkl")
     expected = simulate(model, test, EnvSettings()).equity
     env = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS))
-    again = sb3.PPO.load(
-        tmp_path / "model.zip", env=VecNormalize.load(str(tmp_path / "statistics.pkl"), env)
-    )
+    normalised = VecNormalize.load(str(tmp_path / "statistics.pkl"), env)
+    again = sb3.PPO.load(tmp_path / "model.zip", env=normalised)
     assert np.array_equal(simulate(again, test, EnvSettings()).equity, expected)
     alone = sb3.PPO.load(tmp_path / "model.zip")
     assert not np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
@@ -121,15 +123,13 @@ def test_stacked_frames_are_one_clear_error(sb3: Any, market: MarketTensors) -> 
 
     stacked = VecFrameStack(Sb3VecEnv(TradingEnv(market.split().train, SETTINGS)), 3)
     model = sb3.PPO("MlpPolicy", stacked, n_steps=8, device="cpu")
-    with pytest.raises(
-        BacktestError, match=r"shape \(54,\), and this market shows \(18,\).*lookback"
-    ):
+    said = r"shape \(54,\), and this market shows \(18,\).*lookback"
+    with pytest.raises(BacktestError, match=said):
         fintrader.backtest(model, market.split().test)
 
 
 class Recurrent:
-    """Remembers how often it was asked since its last beginning, and holds more of the first asset
-    each time."""
+    """Holds more of the first asset each time that it is asked since its last beginning."""
 
     def __init__(self, width: int = 18, assets: int = 3, high: float = 1.0) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
@@ -146,19 +146,15 @@ class Recurrent:
         assert observation.shape == (len(observation), *self.observation_space.shape)
         assert observation.dtype == np.float32
         self.asked.append((bool(episode_start[0]), deterministic))
-        times = (
-            np.zeros(len(observation))
-            if state is None
-            else np.where(episode_start, 0, state[0]) + 1
-        )
+        times = np.zeros(len(observation))
+        if state is not None:
+            times = np.where(episode_start, 0, state[0]) + 1
         action = np.zeros((len(observation), self.action_space.shape[0]), np.float32)
         action[:, 0] = np.minimum(times / 100, 1)
         return action, (times,)
 
 
-def test_a_recurrent_model_keeps_its_state_within_a_simulation_and_not_between_two(
-    market: MarketTensors,
-) -> None:
+def test_a_recurrent_model_keeps_its_state_within_one_simulation(market: MarketTensors) -> None:
     model = Recurrent()
     test = market.split().test
     first, second = (simulate(model, test, EnvSettings()) for _ in range(2))
@@ -174,9 +170,8 @@ def test_variations_of_a_model_begin_with_a_state_of_their_own(market: MarketTen
     few: dict[str, Any] = {"costs_bps": (0,), "fills": (), "capitals": (), "start_shifts": ()}
     rows = [sensitivity(Recurrent(), market.split().test, EnvSettings(), **few) for _ in range(2)]
     assert rows[0] == rows[1]
-    assert [row["kind"] for row in rows[0]] == ["cost_bps"] * 2 + ["delay_bars"] * 2 + [
-        "without"
-    ] * 3
+    kinds = ["cost_bps"] * 2 + ["delay_bars"] * 2 + ["without"] * 3
+    assert [row["kind"] for row in rows[0]] == kinds
 
 
 class Classifier:
@@ -217,11 +212,7 @@ def test_only_models_of_that_kind_are_asked_by_predict(market: MarketTensors) ->
         (Recurrent(assets=2), EnvSettings(), "for each of 3 assets"),
         (Recurrent(high=2.0), EnvSettings(), r"acts between -2 and 2.*numbers in \[-1, 1\]"),
         (Recurrent(), EnvSettings(observation="factored"), "observation='flat'"),
-        (
-            Broken(),
-            EnvSettings(),
-            r"predict fails on an observation of shape \(1, 18\) \(unexpected shape\)",
-        ),
+        (Broken(), EnvSettings(), r"predict fails on .* of shape \(1, 18\) \(unexpected shape\)"),
     ],
 )
 def test_a_model_that_does_not_fit_is_one_clear_error(

@@ -23,6 +23,7 @@ from fintrader.errors import EnvError
 from tests.factories import make_market
 
 MARKET = make_market(4000, 2)
+PIECES = [MARKET.window(0, 1900), MARKET.window(2000, 4000)]
 SETTINGS = EnvSettings(num_envs=8, episode_bars=20)
 
 
@@ -36,9 +37,7 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "numpy": lambda **seed: NumpyVectorEnv(TradingEnv(MARKET, SETTINGS, **seed)),
     "single": lambda **seed: SingleTradingEnv(MARKET, SETTINGS, **seed),
     "rllib": lambda **seed: rllib_env({"market": MARKET, "settings": SETTINGS, **seed}),
-    "pieces": lambda **seed: JoinedEnv(
-        [MARKET.window(0, 1900), MARKET.window(2000, 4000)], SETTINGS, **seed
-    ),
+    "pieces": lambda **seed: JoinedEnv(PIECES, SETTINGS, **seed),
     "variants": randomised,
     "traders": lambda **seed: MultiTraderEnv(MARKET, SETTINGS, num_games=8, **seed),
 }
@@ -50,8 +49,7 @@ def first(env: Any, **seed: Any) -> np.ndarray:
 
 
 def episodes(env: Any) -> np.ndarray:
-    """The first observations of so many episodes that two environments do not share them by
-    chance."""
+    """The first observations of more episodes than two environments share by chance."""
     return np.stack([first(env) for _ in range(4)])
 
 

@@ -57,6 +57,20 @@ def test_windows_are_views_without_a_copy():
         part.split()
 
 
+def test_a_window_keeps_its_name_in_its_file_and_a_whole_market_has_none(tmp_path: Path):
+    market = make_market(60, 3)
+    assert (market.window_name, market.cut_from) == ("whole", ())
+    assert "cut_from" not in market._header()
+    names = set()
+    for name, part in market.split()._asdict().items():
+        content = part.save(tmp_path / "w.safetensors")
+        again = MarketTensors.load(tmp_path / "w.safetensors", verify=True)
+        assert (again.window_name, again.cut_from) == (name, (name,))
+        assert again.content_hash() == content != replace(part, cut_from=()).content_hash()
+        names.add(again.window(0, 2).window_name)
+    assert names == {"train", "validation", "test"}
+
+
 def test_last_bar_is_where_a_symbol_ends():
     market = make_market(60, 4)
     assert market.last_bar.tolist() == [59, 59, 47, 59]
@@ -95,6 +109,8 @@ def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
         ({"shares_outstanding": torch.zeros(60, 4)}, "shares outstanding must be"),
         ({"symbols": ("A", "A", "B", "C")}, "distinct symbols"),
         ({"windows": Windows((0, 30), (20, 40), (40, 60))}, "in order"),
+        ({"cut_from": ("best",)}, r"cut_from is \('best',\); it names windows of a split"),
+        ({"cut_from": ("test", "train")}, "in their order: train, validation, test"),
     ],
 )
 def test_inconsistent_markets_are_refused(change: dict[str, object], message: str):

@@ -157,6 +157,9 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert read_backtest(home).context["looks"] == 1
     validation = read_backtest(home / "validation")
     assert (validation.context["window"], validation.context.get("looks")) == ("validation", None)
+    assert validation.honesty["verdict"].startswith("No verdict: this is the validation window")
+    assert read_backtest(home).honesty["window"] == "test"
+    assert read_backtest(home).honesty["evidence"]["look"] == 1
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
     assert (
         validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
@@ -191,6 +194,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
     run(config)
     assert read_backtest(folder / "backtest" / "train").context["window"] == "train"
+    assert read_backtest(folder / "backtest" / "train").verdict.headline == "No verdict"
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)

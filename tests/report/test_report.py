@@ -65,7 +65,7 @@ def test_every_odd_result_has_a_report() -> None:
     assert "never held a position" in page_of({"ensemble": idle})
     ruined = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
     assert "Went bankrupt" in page_of({"ensemble": ruined})
-    tiny = simulate(noisy_policy(4), market.window(0, 2), settings)
+    tiny = simulate(noisy_policy(4), market.split().test.window(0, 2), settings)
     assert "Too short to tell" in page_of({"ensemble": tiny})
     short = simulate(noisy_policy(4), market, EnvSettings(short=True, max_leverage=1.5))
     assert (short.shares < 0).any()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ CONTEXT = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, BacktestResult]:
-    market = make_market(100, 4)
+    market = replace(make_market(100, 4), cut_from=("test",))
     settings = EnvSettings(cost_bps=5)
     best = simulate(noisy_policy(4), market, settings, name="best")
     return {

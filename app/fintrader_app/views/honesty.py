@@ -16,6 +16,7 @@ from fintrader.results.formatting import (
     DASH,
     chance,
     count,
+    look_words,
     number,
     percent,
     probability,
@@ -114,7 +115,7 @@ def numbers(report: dict[str, Any]) -> None:
     evidence = part(report, "evidence")
     found = part(evidence, "alpha")
     cells = [
-        ("Look", count(evidence.get("look")), NOTES["look"]),
+        ("Look", look_words(evidence), NOTES["look"]),
         ("p-value", chance(found.get("p_value")), NOTES["p_value"]),
         ("Level", ratio(evidence.get("level"), 4), NOTES["level"]),
         ("Information ratio", ratio(found.get("ratio")), NOTES["ratio"]),

@@ -31,7 +31,7 @@ from fintrader.errors import EnvError
 from fintrader.market.build import make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticSettings
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import BarSpan, MarketTensors
 
 
 def to_numpy(value: Any) -> Any:
@@ -138,6 +138,11 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode
         self.action_space = self.vector_env.single_action_space
         self.observation_space = self.vector_env.single_observation_space
+
+    @property
+    def market_span(self) -> BarSpan:
+        """As `TradingEnv.market_span`."""
+        return self.vector_env.market_span
 
     @property
     def np_random_seed(self) -> int:

@@ -1,0 +1,298 @@
+"""Which windows get a verdict: the market says what it is, whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fintrader
+from fintrader import EnvSettings, TradingEnv, agents
+from fintrader.agents import EnsemblePolicy, load_policy, save_policy
+from fintrader.backtesting import information_free, simulate, write_backtest
+from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
+from fintrader.backtesting.honesty import assess
+from fintrader.envs.joined import JoinedEnv
+from fintrader.market.tensors import MarketTensors, Windows
+from fintrader.report.backtests import Backtests
+from fintrader.results.looks import Ledger
+from tests.factories import planted_market
+
+SESSIONS = 240
+BARS = 5
+NARROW = Windows((0, 10), (10, 20), (20, 400))
+RULES = EnvSettings(benchmark="equal_weight", cost_bps=1.0)
+
+
+def split_market() -> MarketTensors:
+    """A third of the sessions for each window; following the signal is ahead of equal weights."""
+    drawn: dict[str, Any] = {"drift": 7e-4, "volatility": 5e-3, "regime_bars": 60}
+    market = planted_market(SESSIONS * BARS, 4, session_bars=BARS, **drawn)
+    third = SESSIONS // 3 * BARS
+    windows = Windows((0, third), (third, 2 * third), (2 * third, 3 * third))
+    return replace(market, windows=windows)
+
+
+MARKET = split_market()
+LAYOUT = TradingEnv(MARKET, RULES, num_envs=1).layout
+
+
+def follow(obs: torch.Tensor) -> torch.Tensor:
+    """Equal weights in whatever the signal says will rise."""
+    rising = (LAYOUT.split(obs)["features"][..., 0] > 0).float() + 1e-3
+    return rising / rising.sum(1, keepdim=True)
+
+
+def verdict_on(market: MarketTensors, policy: Any = follow) -> fintrader.report.backtests.Honesty:
+    return fintrader.backtest(policy, market, RULES).honesty(trials=1)
+
+
+def test_the_held_out_window_has_a_certificate_and_the_others_have_none() -> None:
+    held_out = verdict_on(MARKET.split().test)
+    assert held_out.verdict.startswith("Unlikely to be luck")
+    assert held_out["likely_skill"]
+    for name, said in (
+        ("train", "this is the training window, and nothing about skill can be concluded"),
+        ("validation", "this is the validation window, and nothing about skill can be concluded"),
+    ):
+        found = verdict_on(getattr(MARKET.split(), name))
+        assert found["sentences"] == [found.verdict]
+        assert found.verdict.startswith(f"No verdict: {said}")
+        assert not found["likely_skill"]
+        assert found["window"] == name
+
+
+def test_a_market_that_was_never_split_has_no_certificate() -> None:
+    hand_made = replace(MARKET, windows=None)
+    for market in (MARKET, hand_made, hand_made.window(800, 1200)):
+        found = verdict_on(market)
+        assert found.verdict.startswith(
+            "Cannot be believed as it stands, with bars that were never split off as a test window"
+        )
+        assert not found["likely_skill"]
+        assert found["window"] == "whole"
+
+
+def saved(market: MarketTensors, folder: Path) -> MarketTensors:
+    market.save(folder / "m.safetensors")
+    return MarketTensors.load(folder / "m.safetensors", verify=True)
+
+
+CUTS: dict[str, Callable[[MarketTensors, Path], MarketTensors]] = {
+    "as it is": lambda market, _: market,
+    "a cut of the cut": lambda market, _: market.window(10, market.num_bars - 10),
+    "on a device": lambda market, _: market.to("cpu"),
+    "saved and loaded": saved,
+    "without information": lambda market, _: information_free(market, 0),
+    "with other names": lambda market, _: replace(market, symbols=("A", "B", "C", "D")),
+    "with meta of its own": lambda market, _: replace(market, meta={}),
+    "split anew": lambda market, _: replace(market, windows=NARROW).split().test,
+}
+
+
+@pytest.mark.parametrize("how", CUTS)
+@pytest.mark.parametrize("window", ["train", "validation", "test"])
+def test_what_is_made_of_a_window_is_that_window(how: str, window: str, tmp_path: Path) -> None:
+    made = CUTS[how](getattr(MARKET.split(), window), tmp_path)
+    assert made.window_name == window
+    assert made.cut_from == (window,)
+
+
+def test_a_cut_across_windows_is_the_most_seen_of_them() -> None:
+    assert MARKET.window(300, 500).cut_from == ("train", "validation")
+    assert MARKET.window(300, 900).cut_from == ("train", "validation", "test")
+    assert MARKET.window(700, 900).window_name == "validation"
+    assert MARKET.window(900, 1000).window_name == "test"
+    assert MARKET.window(300, 900).window(100, 200).cut_from == ("train", "validation", "test")
+    found = verdict_on(MARKET.window(300, 1200))
+    assert found.verdict.startswith("No verdict: some of these bars are the training window's")
+
+
+def test_bars_between_windows_are_in_none_of_them() -> None:
+    windows = Windows((10, 100), (110, 200), (210, 300))
+    market = replace(MARKET, windows=windows)
+    for start, stop in ((0, 10), (100, 110), (200, 210), (300, 400)):
+        assert market.window(start, stop).window_name == "whole"
+    assert market.window(95, 105).cut_from == ("train",)
+
+
+def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path: Path) -> None:
+    train = MARKET.split().train
+    test = MARKET.split().test
+    result = simulate(follow, train, RULES)
+    looks = fintrader.backtest(follow, train, RULES, runs_dir=tmp_path / "runs")
+    counted = {"trials": 1, "looks": 1}
+    folds = [simulate(follow, train.window(0, 200), RULES), simulate(follow, test, RULES)]
+    with pytest.raises(TypeError, match="window"):
+        assess({"policy": result}, window="test")  # type: ignore[call-arg]
+    for found in (
+        assess({"policy": result}, market=test, look=1),
+        looks.honesty(1),
+        (looks | {"other": simulate(follow, train, RULES, name="other")}).honesty(1),
+        write_backtest(tmp_path / "backtest", {"policy": result}, context=counted).honesty,
+        assess({"policy": stitch(folds)}),
+    ):
+        assert found["verdict"].startswith("No verdict: ")
+        assert not found["likely_skill"]
+    assert "No verdict" in looks.report(tmp_path / "x.html").read_text()
+    assert "The training window" in (tmp_path / "x.html").read_text()
+
+
+def test_the_ledger_is_told_which_window_it_was(tmp_path: Path) -> None:
+    split = MARKET.split()
+    seen = {
+        "train": split.train,
+        "validation": split.validation,
+        "test": split.test,
+        "whole": MARKET,
+    }
+    for name, market in seen.items():
+        fintrader.backtest(follow, market, RULES, name=name, runs_dir=tmp_path)
+    fintrader.backtest(follow, MARKET.window(300, 900), RULES, name="across", runs_dir=tmp_path)
+    lines = {line.look.run: line for line in Ledger(tmp_path).looks()}
+    own = {name: name for name in seen}
+    assert {name: line.look.window for name, line in lines.items()} == own | {"across": "test"}
+    assert [name for name, line in lines.items() if not line.held_out] == ["train"]
+
+
+def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
+    test = MARKET.split().test
+    uncounted = fintrader.backtest(follow, test, RULES)
+    said = uncounted.honesty(trials=8)
+    assert "looks not counted, the choice of 8 trials" in said.verdict
+    assert "look at this window" not in said.verdict
+    assert said.verdict.endswith("looks at these before this one would have lowered its level.")
+    assert "not counted" in repr(said)
+    assert said["evidence"]["look"] is None
+    assert said["evidence"]["level"] == pytest.approx(0.04)
+    assert "looks not counted" in uncounted.report(tmp_path / "x.html").read_text()
+    stored = write_backtest(tmp_path / "b", uncounted, context={"trials": 8}, market=test)
+    assert "looks not counted" in stored.honesty["verdict"]
+
+    def counted(share: float) -> Backtests:
+        def policy(obs: torch.Tensor) -> torch.Tensor:
+            return follow(obs) * share
+
+        return fintrader.backtest(policy, test, RULES, runs_dir=tmp_path / "runs")
+
+    first = counted(1.0)
+    second = counted(0.9)
+    assert "first look at this window" in first.honesty(1).verdict
+    assert "second look at this window" in second.honesty(1).verdict
+    assert second.honesty(1)["evidence"]["level"] == pytest.approx(0.008)
+
+
+# --- what a policy has seen ---------------------------------------------------------------
+
+
+def learn(market: MarketTensors, *, env: Any = None) -> agents.policy.PolicyModule:
+    """A policy trained for an update or two on this market."""
+    env = TradingEnv(market, RULES, num_envs=4, seed=1) if env is None else env
+    result = fintrader.train(agents.PPO(num_steps=4, network={"hidden": [4]}), env, env_steps=16)
+    assert result.policy is not None
+    return result.policy
+
+
+def said_of(policy: Any, market: MarketTensors) -> str:
+    return str(assess({"policy": simulate(policy, market, RULES)})["sentences"][0])
+
+
+SEEN = "No verdict: the policy was trained or chosen on some of these bars"
+
+
+def test_a_policy_knows_the_bars_it_was_trained_on_in_its_file_too(tmp_path: Path) -> None:
+    whole = replace(MARKET, windows=None)
+    policy = learn(whole.window(0, 800))
+    assert said_of(policy, whole).startswith(SEEN)
+    assert said_of(policy, whole.window(790, 1200)).startswith(SEEN)
+    assert not said_of(policy, MARKET.split().test).startswith("No verdict")
+    # A window that is called test in another split of the same bars.
+    other = replace(MARKET, windows=Windows((0, 10), (10, 20), (20, 1200)))
+    assert other.split().test.window_name == "test"
+    assert said_of(policy, other.split().test).startswith(SEEN)
+    save_policy(tmp_path / "p.safetensors", policy, market=whole)
+    for again in (
+        load_policy(tmp_path / "p.safetensors"),
+        load_policy(tmp_path / "p.safetensors", market=whole),
+        EnsemblePolicy([learn(whole.window(1000, 1100)), policy]),
+    ):
+        assert said_of(again, other.split().test).startswith(SEEN)
+    assert policy.meta["seen"] == [whole.window(0, 800).span.to_json()]
+
+
+def test_other_symbols_and_other_days_are_not_seen() -> None:
+    whole = replace(MARKET, windows=None)
+    span = whole.window(100, 200).span
+    assert span.overlaps(whole.window(199, 300).span)
+    assert not span.overlaps(whole.window(200, 300).span)
+    assert not span.overlaps(replace(whole, symbols=("A", "B", "C", "D")).span)
+    assert span.overlaps(replace(whole, symbols=("A", "B", "C", "P1")).span)
+
+
+def test_pieces_and_further_trainings_add_to_what_was_seen() -> None:
+    whole = replace(MARKET, windows=None)
+    pieces = [whole.window(0, 200), whole.window(300, 500)]
+    policy = learn(whole, env=JoinedEnv(pieces, RULES.model_copy(update={"num_envs": 4}), seed=1))
+    assert policy.meta["seen"] == [piece.span.to_json() for piece in pieces]
+    varied = EnvSettings(num_envs=4, randomise={"variants": 2, "delay_bars": 1})
+    env = TradingEnv(pieces[0], varied, seed=1)
+    assert learn(whole, env=env).meta["seen"] == [pieces[0].span.to_json()]
+    agent = agents.make_agent(agents.PPO(num_steps=4), TradingEnv(whole, RULES, num_envs=4).layout)
+    for piece in (*pieces, pieces[0]):
+        fintrader.train(agent, TradingEnv(piece, RULES, num_envs=4), env_steps=16)
+    assert agent.policy.meta["seen"] == [piece.span.to_json() for piece in pieces]
+
+
+def test_a_model_that_holds_its_environment_knows_its_bars() -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    import gymnasium
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
+
+    whole = replace(MARKET, windows=None)
+    other = replace(MARKET, windows=Windows((0, 10), (10, 20), (20, 1200))).split().test
+    train = whole.window(0, 800)
+    ours = VecNormalize(Sb3VecEnv(TradingEnv(train, RULES, num_envs=2)))
+    made = partial(gymnasium.make, "fintrader/Trading-v0", market=train, settings=RULES)
+    singles = DummyVecEnv([made] * 2)
+    for env in (ours, singles):
+        few = {"n_steps": 8, "batch_size": 16, "policy_kwargs": {"net_arch": [4]}}
+        model = sb3.PPO("MlpPolicy", env, device="cpu", **few)
+        assert said_of(model, other).startswith(SEEN)
+        assert not said_of(model, MARKET.split().test).startswith("No verdict")
+
+
+# --- walk-forward -------------------------------------------------------------------------
+
+
+def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole() -> None:
+    def settings(*sessions: int) -> WalkForwardSettings:
+        names = ("train_sessions", "validation_sessions", "test_sessions")
+        return WalkForwardSettings(**dict(zip(names, sessions, strict=True)))
+
+    folds = make_folds(MARKET, settings(60, 20, 40))
+    parts = [fold_market(MARKET, fold) for fold in folds]
+    assert all(part.cut_from == () for part in parts)
+    tests = [part.split().test for part in parts]
+    assert all(test.window_name == "test" for test in tests)
+    results = [simulate(follow, test, RULES, name="ensemble") for test in tests]
+    assert stitch(results).cut_from == ("test",)
+    inner = make_folds(MARKET.split().train, settings(30, 10, 10))
+    assert fold_market(MARKET.split().train, inner[0]).split().test.window_name == "train"
+
+
+def test_the_numbers_are_those_of_any_window() -> None:
+    train = MARKET.split().train
+    tests = fintrader.backtest(follow, train, RULES)
+    unsplit = fintrader.backtest(follow, replace(train, cut_from=()), RULES)
+    assert tests.metrics.equals(unsplit.metrics)
+    found = tests.honesty(1)
+    other = unsplit.honesty(1)
+    assert found["evidence"] == other["evidence"]
+    assert found["intervals"] == other["intervals"]
