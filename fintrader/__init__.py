@@ -61,10 +61,10 @@ __all__ = [
 
 _HOMES = {
     "EnvSettings": "envs.settings",
-    "MarketTensors": "data.tensors",
+    "MarketTensors": "market.tensors",
     "TradingEnv": "envs.trading",
     "backtest": "report.backtests",
-    "load_market": "data.load",
+    "load_market": "market.load",
     "load_policy": "agents.policy",
     "open_run": "pipeline.door",
     "run": "pipeline.door",
