@@ -14,9 +14,10 @@ anything at or after it.
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +26,7 @@ from fintrader.bars.bars import PRICES, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars
 from fintrader.config import PathText, Settings, Ticker, base_name
-from fintrader.errors import DataError
+from fintrader.errors import DataError, MarketError
 from fintrader.storage.objects import read_csv
 
 
@@ -181,14 +182,56 @@ def bars_of_actions(
     return dict(sorted(found.items()))
 
 
+MOST_PAID = 1.0 - 1e-6
+"""A dividend may be so much of the close before it: a market holds prices with seven digits."""
+
+
+def is_possible(split: Any, dividend_usd: Any, close: Any) -> Any:
+    """True of an event by which prices can be adjusted: split / (1 - D / close) is positive and
+    finite.
+
+    Takes numpy or torch values, one or many. `close` is that of the bar before, as a market holds
+    it, and infinite where there is none.
+    """
+    paid = dividend_usd / close
+    factor = split / (1.0 - paid)
+    usable = (factor > 0) & (factor < math.inf) & (1.0 / factor < math.inf)
+    return (split > 0) & (dividend_usd >= 0) & (paid < MOST_PAID) & usable
+
+
+def refuse_event(
+    symbol: str, day: object, split: float, dividend_usd: float, close: float
+) -> NoReturn:
+    """Raise the MarketError that says what is wrong with an event that is not `is_possible`."""
+    if not 0 < split < math.inf:
+        wrong = f"a split into {split:g} shares is no positive number"
+    elif not 0 <= dividend_usd < math.inf:
+        wrong = f"a dividend of {dividend_usd:g} USD is no amount"
+    elif dividend_usd >= MOST_PAID * close:
+        wrong = (
+            f"a dividend of {dividend_usd:g} USD is no less than the close of {close:g} USD"
+            " before it"
+        )
+    else:
+        wrong = (
+            f"a split into {split:g} shares and a dividend of {dividend_usd:g} USD after a close of"
+            f" {close:g} USD change prices beyond what a number can hold"
+        )
+    raise MarketError(
+        f"{symbol}, {day}: {wrong}; correct the event in data.adjust (a dividend is paid for a"
+        " share of before the split of that day) or the prices before it (as they were traded), or"
+        " leave the event out"
+    )
+
+
 def hold_through(
-    bars: SymbolBars, happened: Events
+    bars: SymbolBars, happened: Events, grid: SessionGrid
 ) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
     """The symbol as traded, the same adjusted forward, and its events (bar, split, dividend), those
     it was listed for.
 
     A price that is carried over an ex-date is carried at what the share is then worth: (close - D)
-    / split. Raises DataError for a dividend above the price.
+    / split. Raises MarketError for an event that is not `is_possible`.
     """
     inside = {
         bar - bars.first: event for bar, event in happened.items() if bars.first < bar < bars.stop
@@ -201,11 +244,11 @@ def hold_through(
     traded = np.append(np.flatnonzero(bars.tradable), len(bars))
     for row, (split, dividend) in inside.items():
         close = float(columns["close"][row - 1])
-        if dividend >= close:
-            raise DataError(
-                f"{bars.symbol}: a dividend of {dividend} USD at the open of bar {bars.first + row}"
-                f" exceeds the close of {close} before it"
-            )
+        stored = float(np.float32(close))  # as a market holds it
+        with np.errstate(all="ignore"):
+            if not is_possible(*np.array([split, dividend, stored])):
+                day = grid.dates[grid.session[bars.first + row]]
+                refuse_event(bars.symbol, day, split, dividend, stored)
         silent = slice(row, int(traded[np.searchsorted(traded, row)]))
         for values in columns.values():
             values[silent] = (close - dividend) / split

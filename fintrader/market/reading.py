@@ -103,9 +103,8 @@ def read_all(
                 column = column_of.pop(last)
             column_of[symbol] = column
             happened = bars_of_actions(reader.actions, symbol, grid)
-            one, adjusted, events = hold_through(
-                symbol_bars(merged, grid, reader.sessions_over), happened
-            )
+            own = symbol_bars(merged, grid, reader.sessions_over)
+            one, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
             columns.fill(
                 column, one, ft.symbol_features(adjusted, names, later, np.float32), events

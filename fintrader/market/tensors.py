@@ -3,12 +3,15 @@ backtest."""
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fintrader.bars.calendar import Windows as Windows
+from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError
 from fintrader.market import market_file
 from fintrader.market.market_file import EVENT, FORMAT, Entry, header_text, write_market
@@ -178,11 +182,12 @@ class MarketTensors:
     for a market that was never split, and for bars between its windows."""
 
     trusted: InitVar[bool] = False
-    """Skip the look at every value (shapes and kinds are always checked): for arrays that were
-    checked before."""
+    """Skip the look at every value: for arrays that were checked before. Shapes, kinds and events
+    are always checked."""
 
     def __post_init__(self, trusted: bool) -> None:
         self._validate_shapes()
+        self._validate_events()
         if not trusted:
             self._validate_values()
 
@@ -412,6 +417,14 @@ class MarketTensors:
             raise MarketError(
                 "events need one bar, asset, split and dividend each, on the device of the prices"
             )
+        if self.events.bar.ndim != 1 or any(
+            value.dtype != getattr(torch, kind)
+            for value, kind in zip(self.events, market_file.EVENTS.values(), strict=True)
+        ):
+            raise MarketError(
+                "events need bar and asset as int64, split and dividend as float64, one after"
+                " another"
+            )
         if self.windows is not None:
             edges = [edge for window in self.windows for edge in window]
             if (
@@ -428,6 +441,34 @@ class MarketTensors:
                 f"cut_from is {self.cut_from}; it names windows of a split in their order: "
                 + ", ".join(Windows._fields)
             )
+
+    def _validate_events(self) -> None:
+        bar, asset, split, dividend = self.events
+        if not bool(_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
+            raise MarketError(
+                f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"
+                " assets"
+            )
+        if not bool(((bar * self.num_assets + asset).diff() > 0).all()):
+            raise MarketError("events must come by bar and then asset, one of an asset a bar")
+        before = self.close[(bar - 1).clamp(min=0), asset].to(torch.float64)
+        before[(bar == 0) | before.isnan()] = (
+            math.inf
+        )  # nothing is adjusted by a price that is not there
+        wrong = ~is_possible(split, dividend, before)
+        if bool(wrong.any()):
+            first = int(wrong.nonzero()[0])
+            event = [float(values[first]) for values in (split, dividend, before)]
+            refuse_event(self.symbols[int(asset[first])], self._day(int(bar[first])), *event)
+
+    def _day(self, bar: int) -> str:
+        """Find the day of a bar in the exchange's own time zone, or in UTC where that is none."""
+        start = int(self.minutes[bar])
+        try:
+            zone = ZoneInfo(self.timezone)
+            return dt.datetime.fromtimestamp(start / 1e9, zone).date().isoformat()
+        except (ZoneInfoNotFoundError, ValueError, OverflowError, OSError):
+            return str(np.datetime64(start, "ns"))[:10]
 
     def _validate_values(self) -> None:
         checks = {
@@ -454,17 +495,6 @@ class MarketTensors:
                 self.shares_outstanding is None
                 or ((self.shares_outstanding > 0) | self.shares_outstanding.isnan()).all()
                 & ~self.shares_outstanding.isinf().any()
-            ),
-            f"an event lies outside the market's {self.num_bars} bars and {self.num_assets} assets": (
-                _inside(self.events.bar, self.num_bars)
-                & _inside(self.events.asset, self.num_assets)
-            ),
-            "events must come by bar and then asset, one of an asset a bar": (
-                ((self.events.bar * self.num_assets + self.events.asset).diff() > 0).all()
-            ),
-            "a split must be finite and positive, a dividend finite and not negative": (
-                ((self.events.split > 0) & (self.events.dividend_usd >= 0)).all()
-                & (self.events.split + self.events.dividend_usd).isfinite().all()
             ),
             "a tradable cell needs an open and a close": (
                 (~self.tradable | (self.open.isfinite() & self.close.isfinite())).all()

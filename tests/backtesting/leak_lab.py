@@ -255,8 +255,8 @@ def ranked_with_tomorrows_members() -> None:
 def split_before_its_date() -> None:
     honest = reading.hold_through
 
-    def adjusted(bars: SymbolBars, happened: Any) -> Any:
-        traded, smooth, events = honest(bars, happened)
+    def adjusted(bars: SymbolBars, happened: Any, grid: Any) -> Any:
+        traded, smooth, events = honest(bars, happened, grid)
         factor = np.prod([split for _, split, _ in events])
         return traded, replace(smooth, close=smooth.close / factor), events
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,15 +10,25 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.simulate import trade
 from fintrader.bars.corporate_actions import AdjustSettings, load_actions
 from fintrader.envs import EnvSettings
 from fintrader.errors import DataError, MarketError
-from fintrader.market.build import make_market
+from fintrader.market.build import build_market, make_market
+from fintrader.market.load import load_market
 from fintrader.market.tensors import Events, MarketTensors
-from tests.bars.tables import REAL_2019, REAL_FOLDER, file_settings, minute_table, write_csv
+from tests.bars.tables import (
+    REAL_2019,
+    REAL_FOLDER,
+    SHORT_WINDOWS,
+    file_settings,
+    minute_table,
+    write_csv,
+)
 
 EX_DAY = dt.date(2016, 1, 7)
 EX_BAR = 3 * 390
@@ -138,7 +150,7 @@ def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_pa
 
 def test_what_cannot_have_happened_is_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path, minute_table(1, 6))
-    with pytest.raises(DataError, match="exceeds the close"):
+    with pytest.raises(DataError, match="is no less than the close of"):
         market_of(path, actions=[{"symbol": "AAA", "day": EX_DAY, "dividend_usd": 500.0}])
     with pytest.raises(DataError, match="2016-01-09 is no session of XNAS"):
         market_of(path, actions=[{"symbol": "AAA", "day": dt.date(2016, 1, 9), "split": 2.0}])
@@ -148,13 +160,114 @@ def test_what_cannot_have_happened_is_refused(tmp_path: Path) -> None:
         ([(len(market), 0, 2.0, 0.0)], "lies outside the market's"),
         ([(5, 1, 2.0, 0.0)], "lies outside the market's"),
         ([(5, 0, 2.0, 0.0), (5, 0, 1.0, 0.1)], "one of an asset a bar"),
-        ([(5, 0, 0.0, 0.0)], "a split must be finite and positive"),
-        ([(5, 0, 1.0, float("nan"))], "a split must be finite and positive"),
     ):
         with pytest.raises(MarketError, match=message):
             replace(market, events=Events.of(rows))
     with pytest.raises(MarketError, match="volume must be finite and not negative"):
         replace(market, volume=-market.volume)
+
+
+IMPOSSIBLE = {
+    (1.0, 0.37): "a dividend of 0.37 USD is no less than the close of 0.05 USD before it",
+    (2.0, 0.05): "a dividend of 0.05 USD is no less than the close of 0.05 USD before it",
+    (0.0, 0.0): "a split into 0 shares is no positive number",
+    (-4.0, 0.0): "a split into -4 shares",
+    (np.inf, 0.0): "a split into inf shares",
+    (np.nan, 0.0): "a split into nan shares",
+    (1.0, -0.01): "a dividend of -0.01 USD is no amount",
+    (1.0, np.nan): "a dividend of nan USD",
+    (1.0, np.inf): "a dividend of inf USD",
+    (1e-320, 0.0): "beyond what a number can hold",
+}
+"""Split and dividend after a close of 0.05 USD, and what is wrong with them."""
+
+
+def penny_table() -> pd.DataFrame:
+    """Bars of a share that costs 0.05 USD all day."""
+    table = minute_table(2, 6)
+    table.loc[table.ticker == "AAA", PRICES] = 0.05
+    return table
+
+
+@pytest.fixture(scope="module")
+def penny(tmp_path_factory: pytest.TempPathFactory) -> MarketTensors:
+    return market_of(write_csv(tmp_path_factory.mktemp("penny"), penny_table()))
+
+
+@pytest.mark.parametrize("event", IMPOSSIBLE)
+def test_no_market_holds_an_event_by_which_no_price_can_be_adjusted(
+    penny: MarketTensors, tmp_path: Path, event: tuple[float, float]
+) -> None:
+    wrong = re.escape(IMPOSSIBLE[event])
+    said = (
+        rf"^AAA, {EX_DAY}: .*{wrong}.*; correct the event in data\.adjust .* or leave the event"
+        r" out$"
+    )
+    rows = [(EX_BAR, 1, 2.0, 1.0)]
+    with pytest.raises(MarketError, match=said):
+        replace(penny, events=Events.of([(EX_BAR, 0, *event), *rows]))
+    with pytest.raises(MarketError, match=said):
+        replace(penny, events=Events.of([(EX_BAR, 0, *event), *rows]), trusted=True)
+    # a file that somebody else has made
+    path = tmp_path / "market.safetensors"
+    replace(penny, events=Events.of([(EX_BAR, 0, 1.0, 0.01)])).save(path)
+    with safe_open(path, framework="pt") as stored:
+        metadata = stored.metadata()
+    tensors = load_file(path)
+    tensors["event_split"][0], tensors["event_dividend_usd"][0] = event
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(MarketError, match=said):
+        MarketTensors.load(path)
+
+
+@pytest.mark.parametrize("dividend", [0.37, 0.05])
+def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(
+    tmp_path: Path, dividend: float
+) -> None:
+    table = penny_table()
+    path = write_csv(tmp_path, table)
+    said = (
+        rf"^AAA, {EX_DAY}: a dividend of {dividend} USD is no less than the close of 0\.05 USD"
+        r" before it; correct"
+    )
+    action = {
+        "symbol": "AAA",
+        "day": EX_DAY,
+        "split": 0.1,
+        "dividend_usd": dividend,
+    }  # no help: it is paid before
+    features = {"names": ["return_1"], "context": []}
+    values = {
+        "features": features,
+        "adjust": {"actions": [action]},
+        "waive": ["split"],
+        **SHORT_WINDOWS,
+    }
+    settings = file_settings(path, **values)
+    doors: list[Callable[[], object]] = [
+        lambda: make_market(settings),
+        lambda: build_market(settings, cache=tmp_path / "cache"),
+        lambda: load_market(table, timezone="America/New_York", **values),
+    ]
+    for door in doors:
+        with pytest.raises(MarketError, match=said):
+            door()
+    assert not list((tmp_path / "cache").rglob("market.safetensors"))
+
+
+def test_a_dividend_below_the_close_gives_finite_adjusted_prices(penny: MarketTensors) -> None:
+    market = replace(penny, events=Events.of([(EX_BAR, 0, 1.0, 0.0499)]))
+    assert bool((market.adjusted_close > 0).all())
+    assert bool(market.adjusted_close.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bar", torch.int32), ("asset", torch.float64), ("split", torch.float32)]
+)
+def test_events_are_of_their_kinds(penny: MarketTensors, name: str, kind: torch.dtype) -> None:
+    events = Events.of([(EX_BAR, 0, 2.0, 0.01)])
+    with pytest.raises(MarketError, match="events need bar and asset as int64"):
+        replace(penny, events=events._replace(**{name: getattr(events, name).to(kind)}))
 
 
 def test_events_are_stored_and_a_window_has_its_own(tmp_path: Path) -> None:

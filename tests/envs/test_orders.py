@@ -201,7 +201,9 @@ def test_engines_agree_on_any_amount_of_money_and_any_price(
     events = seed % 3 > 0
     market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
     scale = torch.logspace(float(np.log10(cheapest / 20.0)), 1.0, 6)
-    market = replace(market, open=market.open * scale, close=market.close * scale)
+    paid = market.events.dividend_usd * scale.to(torch.float64)[market.events.asset]
+    happened = market.events._replace(dividend_usd=paid)
+    market = replace(market, open=market.open * scale, close=market.close * scale, events=happened)
     config = config.model_copy(
         update={"initial_cash_usd": cash, "max_shares": 3e5 if seed % 2 else 57.5}
     )
