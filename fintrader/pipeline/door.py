@@ -34,9 +34,10 @@ def train(
     """Train `agent` (`fintrader.agents.PPO()`, or an agent of one's own) in `env`; what it learned
     is `.policy`.
 
-    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights
-    and the exploration of an agent that is made here. With `folder` the training's state and
-    metrics are stored there, and the same call goes on where it was.
+    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights,
+    the exploration and the episodes of an agent that is made here; an agent of your own has its
+    seed already. With `folder` the training's state and metrics are stored there, and the same call
+    goes on where it was.
 
     Raises ConfigError for anything that is no agent or no environment and for a budget of none or
     of two kinds, TrainingError when a number is no longer finite, CheckpointError when `folder`
