@@ -1,13 +1,12 @@
-"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless another endpoint
-is given.
+"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless told otherwise.
 
 alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order
 without an id of its own then stands as often. Here it repeats nothing, a request ends after 10
 seconds, and an order whose fate nobody knows raises BrokerUnsureError. What it says of errors is
 read by `status_code`: its `code` parses the body and fails on HTML.
 
-Keys come from the environment and from nowhere else; they are in no message, no journal and no log,
-also not where a server sends them back.
+Keys come from the environment and from nowhere else, and go to an endpoint that was checked and to
+nowhere else; they are in no message, no journal and no log, even if a server sends them back.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from fintrader.bars.sources.alpaca import limit
+from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, checked_endpoint, restrict
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, install_command
 
-PAPER = "https://paper-api.alpaca.markets"
-_REAL_MONEY = "api.alpaca.markets"
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+PAPER_HOST = "paper-api.alpaca.markets"
+PAPER = f"https://{PAPER_HOST}"
 _PAGE = 500
 _MINUTE_S = 60.0
 _TRIES = 4
@@ -64,8 +61,8 @@ class _Answer:
 class AlpacaBroker:
     """An account at Alpaca; see `Broker` for what each call does.
 
-    `endpoint` is https, or a server on this machine; that for real money must be asked for by
-    `real_money`. Shares are whole unless `fractional`. `limit_s` ends a request, `patience_s` the
+    `endpoint` is the paper account's, or with `real_money` that for real money, or a server on this
+    machine. Shares are whole unless `fractional`. `limit_s` ends a request, `patience_s` the
     waiting and repeating of one call, and no more than `per_minute` requests leave in any minute
     (Alpaca allows 200). `variables` name the environment's key and secret. Raises DeployError for
     an endpoint that is not allowed, a missing package or missing keys.
@@ -87,7 +84,8 @@ class AlpacaBroker:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.endpoint = _checked(endpoint, real_money)
+        host = REAL_MONEY_HOST if real_money else PAPER_HOST
+        self.endpoint = checked_endpoint(endpoint, host, DeployError)
         self._fractional = fractional
         self._patience_s = patience_s
         self._variables = variables
@@ -298,26 +296,8 @@ class AlpacaBroker:
             )
         client = found(key, secret, raw_data=True, url_override=self.endpoint)
         client._retry = 0
-        limit(client._session, limit_s)
+        restrict(client._session, self.endpoint, limit_s)
         return client
-
-
-def _checked(endpoint: str, real_money: bool) -> str:
-    parts = urlsplit(endpoint)
-    plain = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if (
-        not parts.hostname
-        or parts.username
-        or parts.password
-        or not (plain or parts.scheme == "https")
-    ):
-        raise DeployError(
-            "the broker's endpoint must be https://HOST, or http:// on this machine, without a"
-            " password"
-        )
-    if parts.hostname == _REAL_MONEY and not real_money:
-        raise DeployError(f"{parts.hostname} trades real money; paper is {PAPER}")
-    return endpoint.rstrip("/").removesuffix("/v2")
 
 
 def _told(text: str) -> tuple[int, str]:

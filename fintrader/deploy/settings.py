@@ -57,7 +57,8 @@ class PaperSettings(Settings):
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve gauges to Prometheus on this port of the loopback interface."""
     endpoint: str | None = None
-    """Another address of Alpaca's trading service: https, or the loopback interface."""
+    """A server on this machine in the place of Alpaca's paper account, for tests. Keys are sent
+    to no other host."""
 
     @property
     def suffix(self) -> str:

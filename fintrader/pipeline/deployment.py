@@ -108,7 +108,8 @@ def _run(
         else:
             from fintrader.deploy.alpaca import PAPER, AlpacaBroker
 
-            broker = AlpacaBroker(settings.endpoint or PAPER, fractional=bundle.env.fractional)
+            endpoint = PAPER if settings.endpoint is None else settings.endpoint
+            broker = AlpacaBroker(endpoint, fractional=bundle.env.fractional)
         level = feed.level if isinstance(feed, ReplayFeed) else no_level
         runner = Runner(
             home,

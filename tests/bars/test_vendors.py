@@ -30,7 +30,7 @@ from tests.engines.servers import Fake, alpaca, serve, yahoo
 TODAY = dt.date(2016, 1, 29)
 KEY = "PKTESTKEY123"
 SECRET = "very-secret-value-456"
-ENDPOINT = "https://alpaca.test"
+ENDPOINT = "https://data.alpaca.markets"
 
 
 def forget_answers() -> None:

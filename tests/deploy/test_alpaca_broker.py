@@ -3,7 +3,9 @@ and what never."""
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
+import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import Order
 from fintrader.deploy.journal import Journal
-from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError
 from tests.engines.alpaca_loopback import KEY, REFUSALS, SECRET, TRANSIENT, LoopbackAlpaca
 from tests.engines.order_driver import OPENED, trade
 
@@ -159,7 +161,7 @@ def test_refusals_of_an_order_are_rejections_with_their_reason(
 ) -> None:
     for asked, reason in (
         (order(101.0), "insufficient buying power"),
-        (order(-5.0, "BRK.B"), "insufficient qty available for order"),
+        (order(-5.0, "BRK.B"), "insufficient qty available for order (requested: 5, available: 4)"),
         (order(1.0, "NOPE"), 'asset "NOPE" not found'),
         (order(0.5), "no whole shares"),
     ):
@@ -220,7 +222,6 @@ def test_what_only_asks_is_repeated(
     fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
 ) -> None:
     unreadable = fault in (
-        "302",
         "empty",
         "null",
         "object",
@@ -328,23 +329,184 @@ def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(
         broker.cancel(sent)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "told"),
-    [
-        ("http://paper-api.alpaca.markets", "must be https"),
-        ("ftp://127.0.0.1", "must be https"),
-        ("https://user:hidden-word@host", "without a password"),
-        ("https://api.alpaca.markets", "trades real money"),
-        ("", "must be https"),
-    ],
+PAPER_HOST = "paper-api.alpaca.markets"
+REFUSED = {
+    "https://evil.example": "evil.example is not allowed",
+    "https://paper-api.alpaca.markets.evil.example": "paper-api.alpaca.markets.evil.example is not",
+    "https://paper-api.alpaca.markets@evil.example": "evil.example is not allowed",
+    "https://paper-api.alpaca.markets%40evil.example": (
+        "paper-api.alpaca.markets@evil.example is not"
+    ),
+    "https://evil.example\\@paper-api.alpaca.markets": "backslash",
+    "https://paper-api.alpaca.markets\\.evil.example": "is not allowed",
+    "https://user:hidden-word@paper-api.alpaca.markets": "a user or a password",
+    "https://user:hidden-word@127.0.0.1": "a user or a password",
+    "https://api.alpaca.markets": "api.alpaca.markets trades real money",
+    "https://api.alpaca.markets.": "api.alpaca.markets trades real money",
+    "https://api.alpaca.markets..": "api.alpaca.markets trades real money",
+    "https://API.Alpaca.Markets:443/v2": "api.alpaca.markets trades real money",
+    "https://api.alpaca.markets%2e": "api.alpaca.markets trades real money",
+    "https://api%2Ealpaca%2Emarkets": "api.alpaca.markets trades real money",
+    "https://api\u3002alpaca\uff0emarkets": "api.alpaca.markets trades real money",
+    "https://\uff41pi.alpaca.markets": "api.alpaca.markets trades real money",
+    "https://p\u0430per-api.alpaca.markets": r"p\u0430per-api.alpaca.markets is not allowed",
+    "https://xn--pper-api-6fg.alpaca.markets": "is not allowed",
+    "https://data.alpaca.markets": "data.alpaca.markets is not allowed",
+    "https://broker-api.alpaca.markets": "is not allowed",
+    "http://paper-api.alpaca.markets": "is not asked by https",
+    "ftp://127.0.0.1": "is not asked by https",
+    "https://paper-api.alpaca.markets:8443": "is asked on port 8443",
+    "https://paper-api.alpaca.markets:99999": "a port that mean nothing",
+    "https://paper-api.alpaca.markets/other": "a path",
+    "https://paper-api.alpaca.markets/?x=1": "a query",
+    "https://paper-api.alpaca.markets#x": "a fragment",
+    " https://paper-api.alpaca.markets": "a space",
+    "https://paper-api.alpaca.markets\n": "a control character",
+    "https://paper-api.alpaca.markets\t.evil.example": "is not allowed",
+    "http://127.0.0.1.evil.example": "127.0.0.1.evil.example is not allowed",
+    "http://127.0.0.1%20.evil.example": "is not allowed",
+    "http://localhost.evil.example": "localhost.evil.example is not allowed",
+    "http://0.0.0.0": "0.0.0.0 is not allowed",
+    "http://128.0.0.1": "128.0.0.1 is not allowed",
+    "http://3232235521": "192.168.0.1 is not allowed",
+    "http://0xc0.0xa8.1": "192.168.0.1 is not allowed",
+    "http://[::ffff:127.0.0.1]": "is not allowed",
+    "http://[::2]": "::2 is not allowed",
+    "https://[::1": "an address without a host",
+    "paper-api.alpaca.markets": "an address without a host",
+    "": "an address without a host",
+}
+"""Endpoints, and what is said of each."""
+SAME = (
+    "https://paper-api.alpaca.markets/",
+    "https://paper-api.alpaca.markets/v2/",
+    "HTTPS://Paper-API.Alpaca.Markets.:443",
+    "https://paper-api.alpaca.markets%2e",
+    "https://paper-api\u3002alpaca\uff61markets",
 )
-def test_endpoints_that_are_not_allowed(endpoint: str, told: str) -> None:
-    with pytest.raises(DeployError, match=told) as caught:
-        AlpacaBroker(endpoint)
-    assert "hidden-word" not in str(caught.value)
+"""Other ways to write the one address that is asked."""
+LOOPBACK = (
+    "127.0.0.1",
+    "127.1",
+    "0x7f.1",
+    "0177.0.0.1",
+    "2130706433",
+    "LOCALHOST.",
+    "127.0.0.1%2e",
+)
+"""Ways to write this machine."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every host that is looked up, and no other is reached."""
+    hosts: list[str] = []
+
+    def look_up(host: Any, *_: Any, **__: Any) -> Any:
+        hosts.append(str(host))
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return hosts
+
+
+@pytest.mark.parametrize("endpoint", REFUSED)
+def test_endpoints_that_are_not_allowed_are_not_even_looked_up(
+    endpoint: str, asked: list[str]
+) -> None:
+    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+
+    with pytest.raises(DeployError) as caught:
+        AlpacaBroker(endpoint, patience_s=0.0).account()
+    told = str(caught.value)
+    assert REFUSED[endpoint] in told
+    assert (
+        f"allowed are https://{PAPER_HOST} and, for tests, http:// or https:// on localhost" in told
+    )
+    assert "hidden-word" not in told
+    settings = AlpacaSettings(
+        start=dt.date(2024, 1, 2), endpoint=endpoint.replace("data.", "paper-api.")
+    )
+    source = Alpaca(settings)
+    for ask in (source.fetch, source.announced):
+        with pytest.raises(DataError, match=r"allowed are https://data\.alpaca\.markets"):
+            ask(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))
+    assert asked == []
+
+
+def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked: list[str]) -> None:
+    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+    from fintrader.bars.sources.vendor import Busy
+
+    for endpoint in SAME:
+        broker = AlpacaBroker(endpoint, patience_s=0.0)
+        assert broker.endpoint == f"https://{PAPER_HOST}"
+        with pytest.raises(BrokerUnsureError):
+            broker.account()
+    assert set(asked) == {PAPER_HOST}
+    asked.clear()
+    for address in (None, "https://data.alpaca.markets", "https://DATA.alpaca.markets.:443/"):
+        source = Alpaca(AlpacaSettings(start=dt.date(2024, 1, 2), endpoint=address))
+        with pytest.raises(Busy):
+            source.fetch(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))
+    assert set(asked) == {"data.alpaca.markets"}
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_this_machine_is_allowed_however_it_is_written(host: str, server: LoopbackAlpaca) -> None:
+    port = server.endpoint.rpartition(":")[2]
+    broker = AlpacaBroker(f"http://{host}:{port}/")
+    assert broker.endpoint in (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
+    assert broker.account().number == "PA1LOOPBACK"
+    assert set(server.keys) == {(KEY, SECRET)}
+
+
+def test_a_redirect_takes_no_key_along(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    with LoopbackAlpaca(cash=0.0, prices={}) as other:
+        server.redirect_to = f"{other.endpoint}/v2/account"
+        server.outage = "302"
+        with pytest.raises(BrokerUnsureError, match="RedirectError"):
+            broker.account()
+        with pytest.raises(BrokerUnsureError, match="RedirectError"):
+            broker.submit(order())
+        session = broker._client._session
+        with pytest.raises(OSError, match="status 302"):  # also where a client would follow
+            session.get(
+                f"{server.endpoint}/v2/account", headers=broker._client._get_default_headers()
+            )
+        assert other.keys == []
+    assert set(server.keys) == {(KEY, SECRET)}
+
+
+def test_a_redirect_of_the_data_service_takes_no_key_along(server: LoopbackAlpaca) -> None:
+    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+    from fintrader.bars.sources.vendor import Busy
+
+    with LoopbackAlpaca(cash=0.0, prices={}) as other:
+        server.redirect_to = f"{other.endpoint}/v2/stocks/bars"
+        server.outage = "302"
+        source = Alpaca(AlpacaSettings(start=dt.date(2024, 1, 2), endpoint=server.endpoint))
+        for ask in (source.fetch, source.announced):
+            with pytest.raises(Busy, match="RedirectError"):
+                ask(["AAA"], dt.date(2024, 1, 2), dt.date(2024, 1, 3))
+        assert other.keys == []
+
+
+def test_no_proxy_of_the_environment_reads_the_keys(
+    server: LoopbackAlpaca, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with LoopbackAlpaca(cash=0.0, prices={}) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.endpoint)
+        monkeypatch.setenv("http_proxy", proxy.endpoint)
+        assert AlpacaBroker(server.endpoint).account().number == "PA1LOOPBACK"
+        assert proxy.keys == []
 
 
 def test_paper_unless_asked_otherwise() -> None:
+    with pytest.raises(DeployError, match=r"allowed are https://api\.alpaca\.markets"):
+        AlpacaBroker(real_money=True)
     assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
     assert "https://api.alpaca.markets" in repr(
         AlpacaBroker("https://api.alpaca.markets/v2/", real_money=True)

@@ -37,7 +37,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 @pytest.fixture
 def feed() -> AlpacaFeed:
     return AlpacaFeed(
-        AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://alpaca.test"),
+        AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://data.alpaca.markets"),
         ["AAA", "BBB"],
         "XNAS",
     )
@@ -133,7 +133,7 @@ def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path
     source = {
         "kind": "alpaca",
         "start": "2016-01-04",
-        "endpoint": "https://alpaca.test",
+        "endpoint": "https://data.alpaca.markets",
         "symbols": ["AAA", "BBB"],
     }
     data = read_settings({"source": source, "features": {"names": ["return_1"], "context": []}})

@@ -3,7 +3,12 @@ matching engine, faults.
 
 It runs in a thread of its own and keeps its state in memory; clients in other processes may die as
 they please. An order moves one tick at each request for orders, so what becomes of it hangs on no
-clock. Faults are planned by the number of a request (1, 2, 3 …), and `seen` says what came in.
+clock. Faults are planned by the number of a request (1, 2, 3 …), or by `outage` for all of them;
+`seen` says what came in, and `keys` with which keys.
+
+As at Alpaca, open sales bind the shares they are for: a sale of more than is left is refused (403,
+40310000). A cancel is only asked for: the order stands, and binds its shares, until `cancel_ticks`
+later.
 """
 
 from __future__ import annotations
@@ -77,7 +82,10 @@ class LoopbackAlpaca:
         faults: Mapping[int, str] | None = None,
         hang_s: float = 0.3,
         witness: Callable[[Mapping[str, Any]], None] | None = None,
+        cancel_ticks: int = 1,
+        whole_only: Sequence[str] = (),
     ) -> None:
+        """cancel_ticks: after which a cancel is done; whole_only: symbols of whole shares alone."""
         self.cash = cash
         self.prices = dict(prices)
         self.positions = dict(positions or {})
@@ -93,11 +101,25 @@ class LoopbackAlpaca:
         self.blocked = False
         self.echo = False
         """Whether refusals quote the keys that came with the request."""
+        self.outage = ""
+        """A fault that strikes every request of the trading service while it is set."""
+        self.redirect_to = ""
+        """Where answers of status 302 point to."""
+        self.cancel_ticks = cancel_ticks
+        self.whole_only = set(whole_only)
+        self.keys: list[tuple[str | None, str | None]] = []
+        """Key and secret that came with each request."""
+        self.stale = 0
+        """So many answers about positions are those before the newest fill."""
+        self._before: tuple[int, dict[str, float]] = (0, {})
+        self.refusals: list[str] = []
+        """What orders were refused with."""
         self.seen: list[tuple[str, str]] = []
         self.fired: list[str] = []
         self.least_cash = cash
         self.lock = threading.RLock()
         self._ticks: dict[str, int] = {}
+        self._cancel_left: dict[str, int] = {}
         self._on_the_way: list[tuple[int, Any]] = []
 
     def __enter__(self) -> LoopbackAlpaca:
@@ -160,6 +182,9 @@ class LoopbackAlpaca:
         """Every standing order goes on by one."""
         for row in self.orders.values():
             if row["status"] == "pending_cancel":
+                self._cancel_left[row["id"]] -= 1
+                if self._cancel_left[row["id"]] > 0:
+                    continue
                 if row["symbol"] in self.races:
                     self._fill(row, 1.0)
                 else:
@@ -188,6 +213,8 @@ class LoopbackAlpaca:
         sign = 1.0 if row["side"] == "buy" else -1.0
         symbol = row["symbol"]
         price = self.prices[symbol]
+        if filled != before:
+            self._before = (self.stale, dict(self.positions))
         self.cash -= sign * (filled - before) * price
         self.least_cash = min(self.least_cash, self.cash)
         held = self.positions.pop(symbol, 0.0) + sign * (filled - before)
@@ -221,8 +248,13 @@ class LoopbackAlpaca:
             return 200, told
         if method == "GET" and parts == ["positions"]:
             return 200, [
-                {"symbol": symbol, "qty": f"{held:.12g}", "side": "long" if held > 0 else "short"}
-                for symbol, held in self.positions.items()
+                {
+                    "symbol": symbol,
+                    "qty": f"{held:.12g}",
+                    "qty_available": f"{held - self._bound(symbol):.12g}",
+                    "side": "long" if held > 0 else "short",
+                }
+                for symbol, held in self._seen_positions().items()
             ]
         if method == "GET" and parts == ["clock"]:
             return 200, {"timestamp": "2016-03-15T10:30:00.123456789-04:00", "is_open": True}
@@ -236,6 +268,17 @@ class LoopbackAlpaca:
             return 200, self._listed(query)
         raise Refusal(404, {"message": "endpoint not found."})
 
+    def _seen_positions(self) -> Mapping[str, float]:
+        left, before = self._before
+        self._before = (left - 1, before)
+        return before if left > 0 else self.positions
+
+    def _bound(self, symbol: str) -> float:
+        """Shares that open sales of a symbol are for (`held_for_orders`)."""
+        open_rows = [row for row in self.orders.values() if row["status"] in OPEN]
+        sales = [row for row in open_rows if row["side"] == "sell" and row["symbol"] == symbol]
+        return sum(float(row["qty"]) - float(row["filled_qty"]) for row in sales)
+
     def _submit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         name = body["client_order_id"]
         symbol = body["symbol"]
@@ -246,6 +289,10 @@ class LoopbackAlpaca:
             raise Refusal(422, NOT_UNIQUE)
         if symbol not in self.prices:
             raise Refusal(422, {"code": 42210000, "message": f'asset "{symbol}" not found'})
+        if symbol in self.whole_only and shares != math.floor(shares):
+            raise Refusal(
+                403, {"code": 40310000, "message": f'asset "{symbol}" is not fractionable'}
+            )
         standing = [
             row
             for row in self.orders.values()
@@ -259,13 +306,11 @@ class LoopbackAlpaca:
             if not self.margin and shares * self.prices[symbol] > self.cash - bound + 1e-9:
                 raise Refusal(403, {"code": 40310000, "message": "insufficient buying power"})
         else:
-            bound = sum(
-                float(r["qty"]) - float(r["filled_qty"]) for r in standing if r["symbol"] == symbol
-            )
-            if shares > self.positions.get(symbol, 0.0) - bound:
-                raise Refusal(
-                    403, {"code": 40310000, "message": "insufficient qty available for order"}
-                )
+            available = self.positions.get(symbol, 0.0) - self._bound(symbol)
+            if shares > available:
+                amounts = f"(requested: {shares:.12g}, available: {available:.12g})"
+                message = f"insufficient qty available for order {amounts}"
+                raise Refusal(403, {"code": 40310000, "message": message})
         if self.witness:
             self.witness(body)
         return self.accept(symbol, shares if body["side"] == "buy" else -shares, name)
@@ -278,6 +323,8 @@ class LoopbackAlpaca:
             raise Refusal(
                 422, {"code": 42210000, "message": f'order is already in "{row["status"]}" state'}
             )
+        if row["status"] != "pending_cancel":
+            self._cancel_left[name] = self.cancel_ticks
         row["status"] = "pending_cancel"
         return 204, None
 
@@ -321,7 +368,10 @@ class _Handler(BaseHTTPRequestHandler):
         text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with alpaca.lock:
             alpaca.seen.append((self.command, parts.path))
-            fault = alpaca.faults.get(len(alpaca.seen), "")
+            alpaca.keys.append(
+                (self.headers.get("APCA-API-KEY-ID"), self.headers.get("APCA-API-SECRET-KEY"))
+            )
+            fault = alpaca.faults.get(len(alpaca.seen), alpaca.outage)
             if fault:
                 alpaca.fired.append(fault)
             alpaca.arrive()
@@ -344,6 +394,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return self.alpaca.answer(self.command, path, query, body)
         except Refusal as refusal:
+            if self.command == "POST":
+                self.alpaca.refusals.append(refusal.body["message"])
             echo = {"message": f"{refusal.body['message']} for {keys}"} if self.alpaca.echo else {}
             return refusal.status, refusal.body | echo
 
@@ -373,19 +425,25 @@ class _Handler(BaseHTTPRequestHandler):
                     " for"
                     f" {[value for name, value in self.headers.items() if name.startswith('APCA')]}"
                 )
-            self._say(
-                int(fault),
-                json.dumps(told).encode(),
-                wait=self.alpaca.retry_after if fault == "429" else None,
-            )
+            headers = {}
+            if fault == "429":
+                headers["Retry-After"] = self.alpaca.retry_after
+            if fault == "302" and self.alpaca.redirect_to:
+                headers["Location"] = self.alpaca.redirect_to
+            self._say(int(fault), json.dumps(told).encode(), headers=headers)
 
     def _say(
-        self, status: int, body: bytes, kind: str = "application/json", *, wait: str | None = None
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        if wait is not None:
-            self.send_header("Retry-After", wait)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         if status != 204:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -6,16 +6,23 @@ Adjustment is raw unless asked for. The free plan allows 200 requests a minute; 
 are followed to the end. Bars outside the exchange's session are left out.
 
 Keys come from the environment and from nowhere else: APCA_API_KEY_ID and APCA_API_SECRET_KEY. They
-are in no message, no manifest and no configuration.
+are in no message, no manifest and no configuration. They are sent to data.alpaca.markets, or to a
+server on this machine, and to no other address (`checked_endpoint`); a redirect is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib
+import ipaddress
 import os
+import re
+import socket
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+from urllib.parse import SplitResult, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -24,10 +31,14 @@ from pydantic import Field
 from fintrader.bars.bars import COLUMNS, Bars
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.vendor import Busy, Refused, VendorSettings
-from fintrader.errors import DataError, install_command
+from fintrader.errors import DataError, FintraderError, install_command
 
+DATA_HOST = "data.alpaca.markets"
+REAL_MONEY_HOST = "api.alpaca.markets"
 _NEW_YORK = ZoneInfo("America/New_York")
 _RETRY = {408, 429, 500, 502, 503, 504}
+_DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
+"""Characters that browsers and resolvers read as the dot between two parts of a name."""
 
 
 class AlpacaSettings(VendorSettings):
@@ -41,7 +52,8 @@ class AlpacaSettings(VendorSettings):
     batch: int = Field(20, ge=1, le=100)
     """Tickers per request."""
     endpoint: str | None = None
-    """Another address of the data service (a proxy, a test)."""
+    """A server on this machine in the place of https://data.alpaca.markets, for tests. Keys are
+    sent to no other host."""
     timeout_seconds: float = Field(20.0, gt=0)
     """A request that has said nothing for so long is given up and asked again."""
 
@@ -148,6 +160,9 @@ class Alpaca:
         return self._client
 
     def _client_of(self, module: str, name: str) -> Any:
+        given = self.settings.endpoint
+        address = f"https://{DATA_HOST}" if given is None else given
+        endpoint = checked_endpoint(address, DATA_HOST, DataError)
         try:
             found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
         except ImportError:
@@ -160,9 +175,9 @@ class Alpaca:
             raise DataError(
                 "alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment"
             )
-        client = found(key, secret, raw_data=True, url_override=self.settings.endpoint)
+        client = found(key, secret, raw_data=True, url_override=endpoint)
         client._retry = 0  # repetitions are ours: they double their wait and are counted
-        limit(client._session, self.settings.timeout_seconds)
+        restrict(client._session, endpoint, self.settings.timeout_seconds)
         return client
 
     def _explain(self, error: Any, symbols: Sequence[str]) -> Exception:
@@ -199,17 +214,104 @@ class Alpaca:
         )
 
 
-def limit(session: Any, limit_s: float) -> None:
-    """End each request of a session: a third of the time to connect, the rest for the server to say
-    something."""
+class RedirectError(OSError):
+    """A server that points to another address; the keys do not follow."""
+
+
+def restrict(session: Any, endpoint: str, limit_s: float) -> None:
+    """End each request of a session in time, and keep its keys at the endpoint that was checked.
+
+    A third of the time is for the connection, the rest for the server to say something. A redirect
+    raises RedirectError. Plain http, which only leads to this machine, passes by every proxy of the
+    environment: it would read the keys.
+    """
     from requests.adapters import HTTPAdapter
 
     class Limited(HTTPAdapter):
         def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
-            return super().send(request, **{**how, "timeout": (0.3 * limit_s, 0.7 * limit_s)})
+            limits = (0.3 * limit_s, 0.7 * limit_s)
+            response = super().send(request, **{**how, "timeout": limits})
+            if 300 <= response.status_code < 400:
+                response.close()
+                raise RedirectError(f"status {response.status_code}")
+            return response
 
+    if endpoint.startswith("http://"):
+        session.trust_env = False
     for scheme in ("https://", "http://"):
         session.mount(scheme, Limited(max_retries=0))
+
+
+def checked_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> str:
+    """Return the address that keys may be sent to: https to `host`, or a server on this machine.
+
+    The address is built anew from the parts that were compared, so nothing else that stands in
+    `endpoint` decides where keys go. Raises `error` for every other address.
+    """
+    name = ""
+    try:
+        parts = urlsplit(endpoint)
+        name = _normalised_host(parts.hostname or "")
+        fault = _fault(endpoint, parts, name, host)
+    except ValueError:
+        fault = "comes with brackets or a port that mean nothing"
+    if fault:
+        shown = name.encode("ascii", "backslashreplace").decode()
+        shown = "".join(sign for sign in shown if sign.isprintable())[:100]
+        raise error(
+            f"keys are not sent to this endpoint: {shown or 'an address without a host'} {fault}; "
+            f"allowed are https://{host} and, for tests, http:// or https:// on localhost, "
+            "127.0.0.0/8 and [::1], without a user, a path or a query"
+        )
+    if name == host:
+        return f"https://{host}"
+    bracketed = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{bracketed}" + ("" if parts.port is None else f":{parts.port}")
+
+
+def _normalised_host(name: str) -> str:
+    """Write a host as resolvers read it: without escapes, odd dots, odd letters and odd numbers."""
+    plain = unicodedata.normalize("NFKC", unquote(name)).translate(_DOTS).lower().rstrip(".")
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(plain))
+    if re.fullmatch(r"[0-9a-fx.]+", plain):  # 127.1, 0x7f000001, 2130706433
+        with contextlib.suppress(OSError):
+            return socket.inet_ntoa(socket.inet_aton(plain))
+    return plain
+
+
+def _is_loopback(name: str) -> bool:
+    """Say whether a normalised host is this machine."""
+    if name in ("localhost", "::1"):
+        return True
+    try:
+        return ipaddress.IPv4Address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
+    """Name what keeps keys from an address; empty where nothing does.
+
+    Raises ValueError for a port that is none.
+    """
+    is_local = _is_loopback(name)
+    if name == REAL_MONEY_HOST and name != host:
+        return "trades real money"
+    if name != host and not is_local:
+        return "is not allowed"
+    if any(sign.isspace() or not sign.isprintable() or sign == "\\" for sign in endpoint):
+        return "comes with a space, a control character or a backslash"
+    if "@" in endpoint:
+        return "comes with a user or a password"
+    if "?" in endpoint or "#" in endpoint or parts.path not in ("", "/", "/v2", "/v2/"):
+        return "comes with a path, a query or a fragment"
+    if parts.scheme != "https" and not (is_local and parts.scheme == "http"):
+        return "is not asked by https"
+    port = parts.port
+    if not is_local and port not in (None, 443):
+        return f"is asked on port {port}"
+    return ""
 
 
 def _action(kind: str, row: Mapping[str, Any]) -> Action:
