@@ -66,6 +66,10 @@ class BrokerError(DeployError):
     accept."""
 
 
+class OrderTakenError(BrokerError):
+    """An order's id stands at the broker: it arrived before, or another deployment sent it."""
+
+
 class BrokerUnsureError(DeployError):
     """Nobody can say whether the broker did what was asked: a time-out, a reset, an unreadable
     answer."""

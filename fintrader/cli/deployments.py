@@ -52,8 +52,7 @@ def paper(argv: list[str]) -> None:
 
 
 def live(argv: list[str]) -> None:
-    """NAME [--cap-usd USD]: trade a deployment that has proved itself on paper with real money,
-    after your consent."""
+    """NAME: refused; real money is closed until a market-life simulator has passed on this code."""
     from fintrader.pipeline import live as live_door
 
     name, settings = with_options("live", live_door.LiveSettings(), argv, "NAME")

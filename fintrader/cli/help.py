@@ -59,7 +59,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "trade",
         (
             ("paper, freeze", "RUN: trade it on, as a replay or on paper; seal a policy"),
-            ("live, promote, drift", "NAME: real money; the champion; how far it drifted"),
+            ("live, promote, drift", "NAME: real money (closed); the champion; how far it drifted"),
             ("halt, resume, flatten", "NAME: order nothing more; go on; sell everything"),
         ),
     ),

@@ -3,8 +3,12 @@ agree upon."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,46 @@ from fintrader.deploy.orders import order_id
 from fintrader.deploy.reconcile import adjust, expected, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.errors import DeployError, RunError, StorageError
 from fintrader.market.tensors import MarketTensors
+from fintrader.storage.lease import StoreLease, held_here, hold
+from fintrader.storage.objects import Objects
 
 _PAID_AFTER_DAYS = 60
 """A dividend reaches the account at most so long after its ex-date."""
+
+
+@contextlib.contextmanager
+def hold_account(broker: Broker) -> Iterator[StoreLease | None]:
+    """Hold the broker's account: no other deployment of this user trades it on this machine.
+
+    The embedded broker's account is private to its folder and needs none. Raises DeployError where
+    another deployment holds it; a killed one holds nothing any more.
+    """
+    if isinstance(broker, SimulatedBroker):
+        yield None
+        return
+    number = broker.account().number
+    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    folder = state / "fintrader" / "accounts" / re.sub(r"\W", "_", f"{broker.kind}-{number}")
+    objects = Objects(folder)
+    with contextlib.ExitStack() as stack:
+        try:
+            if held_here(objects) is not None:
+                raise RunError(f"{folder} is in use by this process")
+            folder.mkdir(parents=True, exist_ok=True)
+            lease = stack.enter_context(hold(objects))
+        except RunError as error:
+            raise DeployError(
+                f"another deployment trades the account {number} on this machine ({error}); "
+                "stop that one, or give this one the keys of another account"
+            ) from None
+        except (StorageError, OSError) as error:
+            raise DeployError(
+                f"{folder} cannot be written ({error}), and the account's lease lies there; "
+                "free space or rights there, or set XDG_STATE_HOME to another folder"
+            ) from None
+        yield lease
 
 
 class Accounts:

@@ -1,4 +1,4 @@
-"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account unless told otherwise.
+"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account, and no other address.
 
 alpaca-py alone repeats what it sends: a POST that ends in 504 leaves up to four times, and an order
 without an id of its own then stands as often. Here it repeats nothing, a request ends after 10
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, checked_endpoint, restrict
-from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State
-from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, install_command
+from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State, refuse_real_money
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, OrderTakenError, install_command
 
 PAPER_HOST = "paper-api.alpaca.markets"
 PAPER = f"https://{PAPER_HOST}"
@@ -61,11 +61,11 @@ class _Answer:
 class AlpacaBroker:
     """An account at Alpaca; see `Broker` for what each call does.
 
-    `endpoint` is the paper account's, or with `real_money` that for real money, or a server on this
-    machine. Shares are whole unless `fractional`. `limit_s` ends a request, `patience_s` the
-    waiting and repeating of one call, and no more than `per_minute` requests leave in any minute
-    (Alpaca allows 200). `variables` name the environment's key and secret. Raises DeployError for
-    an endpoint that is not allowed, a missing package or missing keys.
+    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused. Shares
+    are whole unless `fractional`. `limit_s` ends a request, `patience_s` the waiting and repeating
+    of one call, and no more than `per_minute` requests leave in any minute (Alpaca allows 200).
+    `variables` name the environment's key and secret. Raises DeployError for real money, an
+    endpoint that is not allowed, a missing package or missing keys.
     """
 
     kind = "alpaca"
@@ -86,6 +86,8 @@ class AlpacaBroker:
     ) -> None:
         host = REAL_MONEY_HOST if real_money else PAPER_HOST
         self.endpoint = checked_endpoint(endpoint, host, DeployError)
+        self.real_money = real_money
+        refuse_real_money(real_money)
         self._fractional = fractional
         self._patience_s = patience_s
         self._variables = variables
@@ -123,12 +125,7 @@ class AlpacaBroker:
                 and "client_order_id" in answer.message
                 and "unique" in answer.message
             ):
-                report = self.order(order.id)
-                if report is None:
-                    raise BrokerUnsureError(
-                        f"alpaca has taken {order.id} and does not find it yet; it is asked again"
-                    )
-                return report
+                raise OrderTakenError(f"an order {order.id} stands at alpaca already")
             if answer.status in (400, 422) or (
                 answer.status == 403 and 40310000 <= answer.code < 40320000
             ):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from fintrader.errors import DeployError
+
 State = Literal[
     "intended",
     "sent",
@@ -86,13 +88,15 @@ class Broker(Protocol):
 
     kind: str
     """`simulated` or `alpaca`."""
+    real_money: bool
+    """Whether its orders spend real money; a runner refuses such a broker."""
     takes_baskets: bool
     """Whether the orders of a decision fill together, purchases fitted to the cash by the broker
     itself; otherwise sales go first, and purchases wait for them."""
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order. Raises BrokerUnsureError when nobody can say whether it arrived: then ask
-        `order`."""
+        `order`; OrderTakenError where one of its id stands already."""
 
     def cancel(self, report: OrderReport) -> None:
         """Ask for an order's end; what filled before stays filled."""
@@ -110,6 +114,15 @@ class Broker(Protocol):
 
     def time(self) -> int | None:
         """The broker's clock, nanoseconds since 1970 UTC; None where it has none of its own."""
+
+
+def refuse_real_money(is_wanted: bool) -> None:
+    """Raise DeployError where real money is wanted: nothing here has earned it yet."""
+    if is_wanted:
+        raise DeployError(
+            "real-money trading is closed until a market-life simulator has passed on this same "
+            "code; paper trading goes on: `fintrader paper RUN --feed alpaca --broker alpaca`"
+        )
 
 
 def as_json(report: OrderReport) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fintrader.deploy.broker import Broker, Order, OrderReport
 from fintrader.deploy.journal import Journal
-from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, OrderTakenError
 
 SECOND = 1_000_000_000
 _GROUP = 10
@@ -246,9 +246,9 @@ class Execution:
             terms.get(name, 0) for name in ("decision", "not_before", "until")
         )
         begun = entry.time if entry else 0
-        self._slots[report.id] = _Slot(
-            stamp, decision, price, begun, not_before, until, report, sent=at
-        )
+        sent = 0 if report.state == "intended" else at
+        slot = _Slot(stamp, decision, price, begun, not_before, until, report, sent=sent)
+        self._slots[report.id] = slot
         if self._journal.last("purchases", stamp) is not None:
             self._fitted.add(stamp)
 
@@ -381,6 +381,7 @@ class Execution:
     def _send_group(self, group: Sequence[_Slot], now: int) -> None:
         """Write all as sent, then send one after the other; where nobody answers, the rest waits to
         be asked after."""
+        new = {slot.report.id for slot in group if not slot.sent}
         with self._journal.together():
             for slot in group:
                 slot.sent = now
@@ -395,6 +396,12 @@ class Execution:
                 try:
                     order = Order(report.id, report.symbol, report.shares, slot.decision)
                     answers.append((slot, self._broker.submit(order)))
+                except OrderTakenError as error:
+                    if report.id in new:
+                        text = f"{error}: another deployment of this bundle trades this account"
+                        answers.append((slot, replace(report, state="rejected", reason=text)))
+                        raise BrokerError(f"{text}; stop it") from None
+                    self._ask_at = now  # it arrived late, and is asked for next
                 except BrokerUnsureError as error:
                     answers.append((slot, replace(report, state="unknown", reason=str(error))))
                     raise

@@ -19,6 +19,10 @@ from fintrader.deploy.orders import SECOND, decision_stamp, order_prefix
 from fintrader.errors import DeployError
 
 _LOOK_BACK = 300 * SECOND
+_RECENT = 7 * 86_400 * SECOND
+"""The first start looks back so far for orders of another deployment of the bundle."""
+_NAMED = 5
+"""Findings that a refusal names; the journal has them all."""
 _SAME = 1e-6
 """Shares that two counts may differ by: brokers keep nine decimals."""
 
@@ -112,12 +116,12 @@ def reconcile(
     """Take up what became of the orders, and compare; nothing found is journalled as an agreement
     (`checkpoint`).
 
-    Orders whose ids begin with the bundle's and that the journal does not know are written into it
-    as the broker has them; one that stands though its time is over is cancelled. Nothing else at
-    the broker is ever touched. Cash may be off by `tolerance_usd` and `tolerance_bps` of what was
-    traded since the last agreement (fees that come later, interest). A difference counts once it
-    has outlived three looks, a second (`pause`) apart, between which no order moved: orders and
-    positions are asked for one after the other.
+    An own order that stands though its time is over is cancelled. Nothing else at the broker is
+    ever touched. Orders whose ids begin with the bundle's and that the journal does not know, open
+    or recent, were sent by another deployment of the bundle: they are a difference. Cash may be off
+    by `tolerance_usd` and `tolerance_bps` of what was traded since the last agreement (fees that
+    come later, interest). A difference counts once it has outlived three looks, a second (`pause`)
+    apart, between which no order moved: orders and positions are asked for one after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then what the broker has
     is taken as it is, orders of others into the journal too, and what was taken is journalled.
@@ -129,13 +133,10 @@ def reconcile(
     for _ in range(12):
         reports, moved = _take_up(journal, broker, bundle, at)
         account = broker.account()
-        foreign = [
-            report for report in reports if not _is_known(journal, report) and not report.is_over
-        ]
+        foreign = [report for report in reports if _is_foreign(journal, bundle, report)]
         known = expected(journal)
-        found = _compare(
-            known, account, foreign, tolerance_usd + tolerance_bps * 1e-4 * known.traded_usd
-        )
+        tolerance = tolerance_usd + tolerance_bps * 1e-4 * known.traded_usd
+        found = _compare(known, account, foreign, tolerance, bundle)
         if not found:
             _agree(journal, account, at)
             return ()
@@ -152,7 +153,15 @@ def reconcile(
         findings=[{"kind": f.kind, "name": f.name, "text": f.text} for f in found],
     )
     if start:
-        told = "; ".join(finding.text for finding in found)
+        told = "; ".join(finding.text for finding in found[:_NAMED])
+        if len(found) > _NAMED:
+            told += f"; and {len(found) - _NAMED} more"
+        if any(report.id.startswith(order_prefix(bundle)) for report in foreign):
+            raise DeployError(
+                f"another deployment of this bundle trades this account ({told}); stop it or give "
+                "this one the keys of another account, or, if it has ended for good, start with "
+                "--adopt"
+            )
         raise DeployError(
             f"the account does not hold what the journal says ({told}); see to it, or start with"
             " --adopt"
@@ -181,7 +190,7 @@ def _take_up(
     """Journal what the broker says of our orders; all its orders, and whether any of ours moved."""
     agreed = journal.last("checkpoint")
     standing = _standing(journal, agreed)
-    begun = [agreed.time if agreed else 0]
+    begun = [agreed.time if agreed else at - _RECENT]
     begun += [journal.entries("order", key=name)[0].time for name in standing]
     reports = list(broker.orders(max(0, min(begun) - _LOOK_BACK)))
     listed = {report.id for report in reports}
@@ -190,10 +199,10 @@ def _take_up(
     moved = False
     for report in reports:
         known = journal.last("order", report.id)
-        if known is None and not report.id.startswith(order_prefix(bundle)):
+        if known is None:
             continue
-        if known is None or _is_news(known.body, report):
-            journal.write_order(report, at=at, **({} if known else {"adopted": True}))
+        if _is_news(known.body, report):
+            journal.write_order(report, at=at)
             moved = True
         if (
             not report.is_over
@@ -216,8 +225,10 @@ def _standing(journal: Journal, agreed: Entry | None) -> set[str]:
     return standing
 
 
-def _is_known(journal: Journal, report: OrderReport) -> bool:
-    return journal.last("order", report.id) is not None
+def _is_foreign(journal: Journal, bundle: str, report: OrderReport) -> bool:
+    """Say whether an order is unknown to the journal, and open or of the same bundle."""
+    is_known = journal.last("order", report.id) is not None
+    return not is_known and (not report.is_over or report.id.startswith(order_prefix(bundle)))
 
 
 def _is_news(known: Mapping[str, Any], report: OrderReport) -> bool:
@@ -240,7 +251,11 @@ def _is_late(journal: Journal, bundle: str, report: OrderReport, at: int) -> boo
 
 
 def _compare(
-    known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport], tolerance_usd: float
+    known: Expected,
+    account: BrokerAccount,
+    foreign: Iterable[OrderReport],
+    tolerance_usd: float,
+    bundle: str,
 ) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if account.blocked:
@@ -252,6 +267,8 @@ def _compare(
         return (*found, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
+        if report.id.startswith(order_prefix(bundle)):
+            text += ", but of its bundle"
         found.append(Finding("order", report.id, text))
     for symbol in sorted({*known.shares, *account.shares}):
         held = account.shares.get(symbol, 0.0)

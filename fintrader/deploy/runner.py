@@ -7,6 +7,7 @@ on; what was missed meanwhile is skipped, never made up for.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import time
@@ -21,9 +22,9 @@ import numpy as np
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
-from fintrader.deploy.accounts import Accounts
+from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker
+from fintrader.deploy.broker import Broker, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import waiting
@@ -35,9 +36,10 @@ from fintrader.deploy.limits import Limits
 from fintrader.deploy.orders import Execution
 from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError
+from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
+from fintrader.storage.lease import StoreLease
 
 log = logging.getLogger("fintrader.deploy")
 JOURNAL = "journal.sqlite"
@@ -68,7 +70,11 @@ class Runner:
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
         without end, or to the last bar that closes by `until`. cap_usd: what the account holds
-        beyond it is left alone. daily: called after each session that is traded live."""
+        beyond it is left alone. daily: called after each session that is traded live.
+
+        Raises DeployError for real money; a cap means real money, too.
+        """
+        refuse_real_money(broker.real_money or cap_usd is not None)
         self.folder = folder
         self.bundle = bundle
         self.settings = settings
@@ -104,6 +110,7 @@ class Runner:
         self.last = -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
+        self._lease: StoreLease | None = None
         self._beat = time.time()
         """When the loop was last seen, Unix time of this machine."""
         self._shown = 0.0
@@ -120,12 +127,12 @@ class Runner:
         """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin,
         ConfigError for a port that cannot be used."""
         port = self.settings.metrics_port
-        gauges = Gauges(self.bundle.name, port, self._gauges) if port is not None else None
-        try:
+        with contextlib.ExitStack() as stack:
+            if port is not None:
+                gauges = Gauges(self.bundle.name, port, self._gauges)
+                stack.callback(gauges.close)
+            self._lease = stack.enter_context(hold_account(self.broker))
             self._run()
-        finally:
-            if gauges is not None:
-                gauges.close()
 
     def _gauges(self) -> dict[str, float]:
         """What a scrape sees; on a connection of its own, since it runs in another thread."""
@@ -236,6 +243,12 @@ class Runner:
             self._news("skipped", f"nothing was decided at {_time(closed)}: {error}", now)
         except BrokerError as error:
             self._halt(str(error), now)
+
+    def _keep_account(self) -> None:
+        """Raise RunError where another one has taken the account over while this process slept."""
+        if self._lease is not None:
+            with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
+                self._lease.check()
 
     def _report(self, now: int) -> None:
         try:
@@ -457,6 +470,7 @@ class Runner:
         self._pursue()
 
     def _pursue(self) -> None:
+        self._keep_account()
         if self.execution is None:
             return
         now = self.clock.now()

@@ -25,6 +25,7 @@ class SimulatedBroker:
     """
 
     kind = "simulated"
+    real_money = False
     takes_baskets = True
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Real money: what `fintrader live` asks for before it trades a deployment, and what it refuses.
+"""Real money, which is closed, and what `fintrader live` asks for once it is open.
+
+Real-money trading is closed until a market-life simulator has passed on this same code: `live`
+refuses before it does anything else, and so do the broker and the runner (`refuse_real_money`).
 
 A deployment may trade real money once it has traded a paper account for twenty sessions inside the
 band of its backtest. A person then reads what it is, what it may lose, and types the account's
@@ -20,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.broker import refuse_real_money
 from fintrader.deploy.bundle import BUNDLE, Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.feed import open_live_feed
@@ -51,9 +55,10 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     """Trade a deployment with real money, as a deployment of its own, `NAME-live`; returns its
     folder.
 
-    Raises DeployError where it has not proved itself on paper, the keys are missing, or nobody
-    consents.
+    Raises DeployError: real-money trading is closed. Once it is open, where the deployment has not
+    proved itself on paper, the keys are missing, or nobody consents.
     """
+    refuse_real_money(True)
     home = find(name, settings.deployments_dir)
     bundle = Bundle.open(home / "bundle")
     report = proven(home, bundle)

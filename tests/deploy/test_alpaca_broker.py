@@ -17,7 +17,7 @@ import pytest
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import Order
 from fintrader.deploy.journal import Journal
-from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError
+from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError, OrderTakenError
 from tests.engines.alpaca_loopback import KEY, REFUSALS, SECRET, TRANSIENT, LoopbackAlpaca
 from tests.engines.order_driver import OPENED, trade
 
@@ -177,10 +177,12 @@ def test_fractional_shares_where_they_are_asked_for(server: LoopbackAlpaca) -> N
     assert next(iter(server.orders.values()))["qty"] == "0.25"
 
 
-def test_an_id_that_is_taken_stands(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
-    first = broker.submit(order())
-    second = broker.submit(order())
-    assert first.broker_id == second.broker_id
+def test_an_id_that_is_taken_is_not_sent_twice(
+    server: LoopbackAlpaca, broker: AlpacaBroker
+) -> None:
+    broker.submit(order())
+    with pytest.raises(OrderTakenError, match=order().id):
+        broker.submit(order())
     assert len(server.orders) == 1
 
 
@@ -504,13 +506,23 @@ def test_no_proxy_of_the_environment_reads_the_keys(
         assert proxy.keys == []
 
 
-def test_paper_unless_asked_otherwise() -> None:
+@pytest.mark.parametrize(
+    "endpoint", ["https://api.alpaca.markets", "https://api.alpaca.markets./v2/", None]
+)
+def test_real_money_is_refused_by_the_broker_itself(
+    endpoint: str | None, server: LoopbackAlpaca, asked: list[str]
+) -> None:
+    with pytest.raises(DeployError, match="closed until a market-life simulator has passed"):
+        AlpacaBroker(endpoint or server.endpoint, real_money=True)
+    assert asked == []
+    assert server.seen == []
+
+
+def test_the_paper_account_is_no_real_one() -> None:
     with pytest.raises(DeployError, match=r"allowed are https://api\.alpaca\.markets"):
         AlpacaBroker(real_money=True)
     assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
-    assert "https://api.alpaca.markets" in repr(
-        AlpacaBroker("https://api.alpaca.markets/v2/", real_money=True)
-    )
+    assert not AlpacaBroker().real_money
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

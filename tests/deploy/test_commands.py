@@ -5,10 +5,7 @@ closes."""
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -230,86 +227,21 @@ def twenty_days_on_paper(server: LoopbackMarket) -> Path:
     return home
 
 
-class Terminal:
-    """A command with a person before it."""
-
-    def __init__(self, *words: str) -> None:
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execve(
-                sys.executable,
-                [sys.executable, "-m", "fintrader", *words],
-                {**os.environ, **LIVE_KEYS},
-            )
-        self.said = ""
-
-    def read(self, text: str, seconds: float = 60) -> None:
-        """Wait until it says this."""
-        until = time.monotonic() + seconds
-        while text not in self.said:
-            assert time.monotonic() < until, self.said
-            if select.select([self._fd], [], [], 0.5)[0]:
-                try:
-                    self.said += os.read(self._fd, 4096).decode()
-                except OSError:
-                    assert text in self.said, self.said
-                    return
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, f"{text}\n".encode())
-
-    def interrupt(self) -> int:
-        os.write(self._fd, b"\x03")
-        return self.end()
-
-    def end(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def test_real_money_after_twenty_sessions_and_a_typed_consent(
+def test_real_money_is_refused_after_twenty_sessions_on_paper(
     market: LoopbackMarket, tmp_path: Path
 ) -> None:
     trained(market, "5m", 12)
     home = twenty_days_on_paper(market)
-    place = home.with_name(f"{home.name}-live")
     report = tell_drift(home)
     assert report["sessions"] >= 20
     assert report["decisions"] >= 20 * 24 - 2
-    market.orders.clear()
-    market.positions.clear()
-    market.cash = 1e6  # another account, of real money
-    words = ["live", home.name, "--cap-usd", "250000", "--endpoint", market.endpoint]
-
-    refused = command(*words, **LIVE_KEYS)
+    requests = len(market.seen)
+    refused = command(
+        "live", home.name, "--cap-usd", "250000", "--endpoint", market.endpoint, **LIVE_KEYS
+    )
     said = refused.communicate(timeout=120)[0]
     assert refused.returncode == 2
-    assert "consent is typed by a person" in said
-
-    wrong = Terminal(*words)
-    wrong.read("Type the number")
-    wrong.type("PA0OTHER")
-    wrong.read("not the account's number")
-    assert wrong.end() == 2
-    assert not market.orders
-
-    person = Terminal(*words)
-    person.read("Type the number")
-    person.type(market.number)
-    person.read("Type the amount")
-    person.type("250000")
-    wait_for(lambda: decisions(place) and market.positions, 600)
-    assert sum(n * market.prices[name] for name, n in market.positions.items()) <= 250_000 * 1.01
-    consent = json.loads((home / "consent.json").read_text())
-    assert KEY not in json.dumps(consent)
-    done("flatten", place.name)
-    wait_for(lambda: not market.positions, 60)
-    assert person.interrupt() == 130
-    nothing_leaked(tmp_path, said, wrong.said, person.said)
-    assert "worst day" in person.said
-
-    again = Terminal(*words)  # the consent stands, so nobody is asked
-    wait_for(
-        lambda: status.read(place).beat is not None and status.read(place).state == "halted", 60
-    )
-    again.interrupt()
-    assert "Type the" not in again.said
+    assert "real-money trading is closed until a market-life simulator has passed" in said
+    assert len(market.seen) == requests
+    assert not home.with_name(f"{home.name}-live").exists()
+    nothing_leaked(tmp_path, said)

@@ -111,6 +111,17 @@ def test_purchases_leave_once_sales_are_over_and_share_the_cash(
     assert fitted.body == {"factor": 0.625, "cash_usd": 1500.0}
 
 
+def test_an_id_that_another_deployment_has_used_is_not_taken_for_its_own(
+    server: LoopbackAlpaca, execution: Execution, journal: Journal
+) -> None:
+    begin(execution, {"AAA": -50.0, "STUCK": -7.0})
+    server.accept("AAA", -50.0, order_id(BUNDLE, OPENED, "AAA"))  # in the same second, elsewhere
+    with pytest.raises(BrokerError, match="another deployment of this bundle trades this account"):
+        execution.step(OPENED)
+    assert states(journal, "AAA") == ["intended", "sent", "rejected"]
+    assert posted(server) == ["AAA"]
+
+
 def test_fees_and_cushion_are_left_over(
     server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
 ) -> None:

@@ -3,71 +3,27 @@ by bar."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import shutil
+import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
 from fintrader.deploy import control, status
-from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.bundle import Bundle
-from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expected
 from fintrader.deploy.runner import JOURNAL, Runner
-from fintrader.deploy.settings import PaperSettings
-from fintrader.errors import DeployError
+from fintrader.errors import DeployError, RunError
 from fintrader.market.tensors import MarketTensors
+from fintrader.storage.lease import claim
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
-from tests.engines.deployments import MINUTE, LiveClock, frozen
-
-
-class SteppedClock(LiveClock):
-    """Looks up every minute on its way."""
-
-    def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
-        while self._now < moment and not look():
-            self._now = min(self._now + MINUTE, moment)
-
-
-class Timeless(AlpacaBroker):
-    """Whose server lives in another year than the bars."""
-
-    def time(self) -> int | None:
-        return None
-
-
-def trade(
-    home: Path,
-    bundle: Bundle,
-    market: MarketTensors,
-    server: LoopbackAlpaca,
-    bars: int,
-    **chosen: Any,
-) -> Journal:
-    """Run the deployment over the window's first bars."""
-    journal = Journal(home / JOURNAL, durable=False)
-    last = journal.last("decision")
-    clock = SteppedClock(last.time if last else int(market.minutes[0]))
-    feed = ReplayFeed(bundle.data, bundle.symbols)
-    broker = Timeless(server.endpoint, fractional=bundle.env.fractional)
-    runner = Runner(
-        home,
-        bundle,
-        PaperSettings(**chosen),
-        clock=clock,
-        feed=feed,
-        broker=broker,
-        journal=journal,
-        window=None,
-        level=feed.level,
-        until=int(market.minutes[bars]) + feed.bar_ns,
-    )
-    runner.run()
-    return journal
+from tests.engines.alpaca_paper import SteppedClock, trade
+from tests.engines.deployments import frozen
 
 
 @pytest.fixture(autouse=True)
@@ -128,4 +84,168 @@ def test_positions_that_nobody_can_explain_halt_it(tmp_path: Path) -> None:
         journal = trade(tmp_path, bundle, market, server, 22, adopt=True)
         assert dict(expected(journal).shares) == pytest.approx(whole(server))
         assert journal.last("halt") is None
+        journal.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Bundle, MarketTensors]:
+    """A deployment that has not begun."""
+    home = tmp_path / "deployments" / "mine"
+    bundle, market = frozen(home, trade_rate=1.0)
+    return home, bundle, market
+
+
+def account(market: MarketTensors) -> LoopbackAlpaca:
+    return LoopbackAlpaca(
+        cash=1e6, prices=dict(zip(market.symbols, market.close[0].tolist(), strict=True))
+    )
+
+
+def second(home: Path) -> tuple[Path, Bundle]:
+    """Another deployment of the same bundle."""
+    other = home.with_name("other")
+    shutil.copytree(home / "bundle", other / "bundle")
+    return other, Bundle.open(other / "bundle")
+
+
+def test_a_second_deployment_is_refused_while_the_first_runs(
+    made: tuple[Path, Bundle, MarketTensors],
+) -> None:
+    home, bundle, market = made
+    other, same = second(home)
+    refused: list[str] = []
+
+    def beside(runner: Runner) -> None:
+        def start(now: int) -> None:
+            if not refused:
+                refused.append("")
+                with pytest.raises(DeployError) as caught:
+                    trade(other, same, market, server, 12, adopt=True)
+                refused[0] = str(caught.value)
+
+        assert isinstance(runner.clock, SteppedClock)
+        runner.clock.at_minute = start
+
+    with account(market) as server:
+        trade(home, bundle, market, server, 12, change=beside).close()
+        assert "another deployment trades the account PA1LOOPBACK on this machine" in refused[0]
+        with Journal(home / JOURNAL, reading=True) as journal:
+            assert set(server.by_client_id()) == set(journal.orders())
+        server.positions.clear()
+        server.number = "PA2OTHER"  # an account of its own
+        server.orders.clear()
+        trade(other, same, market, server, 12).close()
+        assert server.orders
+
+
+def test_a_second_deployment_is_refused_after_the_first_has_traded(
+    made: tuple[Path, Bundle, MarketTensors],
+) -> None:
+    home, bundle, market = made
+    other, same = second(home)
+    with account(market) as server:
+        trade(home, bundle, market, server, 12).close()
+        sent = set(server.by_client_id())
+        with pytest.raises(
+            DeployError, match="another deployment of this bundle trades this account"
+        ) as caught:
+            trade(other, same, market, server, 52, begin=40)
+        told = str(caught.value)
+        assert f"order {min(sent)} of" in told
+        assert "and 15 more" in told  # of fifteen orders and five positions, five are named
+        assert "the keys of another account" in told
+        assert "--adopt" in told
+        assert set(server.by_client_id()) == sent
+        control.ask(home, "flatten")
+        trade(home, bundle, market, server, 32).close()
+        assert whole(server) == {}
+        with pytest.raises(
+            DeployError, match="another deployment of this bundle"
+        ):  # its orders are recent
+            trade(other, same, market, server, 52, begin=40)
+        trade(other, same, market, server, 52, begin=40, adopt=True).close()
+        assert whole(server)
+
+
+def test_orders_of_another_deployment_of_the_bundle_halt_it(
+    made: tuple[Path, Bundle, MarketTensors],
+) -> None:
+    home, bundle, market = made
+    with account(market) as server:
+        trade(home, bundle, market, server, 12).close()
+        name = f"ft-{bundle.id}-20990101T000000Z-S000"
+
+        def elsewhere(runner: Runner) -> None:
+            assert isinstance(runner.clock, SteppedClock)
+            runner.clock.at_minute = lambda now: (
+                None if name in server.by_client_id() else server.accept("S000", -3.0, name)
+            )
+
+        journal = trade(home, bundle, market, server, 22, change=elsewhere)
+        halted = journal.last("halt")
+        assert halted is not None
+        assert (
+            f"order {name} of -3 S000 is none of this deployment, but of its bundle"
+            in halted.body["why"]
+        )
+        assert journal.last("order", name) is None
+        assert server.by_client_id()[name]["status"] == "filled"  # it was not cancelled
+        journal.close()
+
+
+def test_an_account_that_was_taken_over_is_left_at_once(
+    made: tuple[Path, Bundle, MarketTensors],
+) -> None:
+    home, bundle, market = made
+
+    def sleep_through(runner: Runner) -> None:
+        def take_over(now: int) -> None:
+            if (
+                now > int(market.minutes[3])
+                and runner._lease is not None
+                and not runner._lease.lost
+            ):
+                claim(runner._lease.objects)  # as another process does once this one is silent
+                runner._lease.beat()
+                sent.append(len(server.orders))
+
+        assert isinstance(runner.clock, SteppedClock)
+        runner.clock.at_minute = take_over
+
+    sent: list[int] = []
+    with account(market) as server:
+        with pytest.raises(
+            RunError, match="another process has taken this run over; this one stops"
+        ):
+            trade(home, bundle, market, server, 22, change=sleep_through)
+        assert sent == [len(server.orders)]
+
+
+def test_a_killed_deployment_starts_again_at_once(made: tuple[Path, Bundle, MarketTensors]) -> None:
+    home, bundle, market = made
+
+    def die(runner: Runner) -> None:
+        def kill(now: int) -> None:
+            if runner.journal.orders():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert isinstance(runner.clock, SteppedClock)
+        runner.clock.at_minute = kill
+
+    with account(market) as server:
+        child = os.fork()
+        if child == 0:
+            try:
+                trade(home, bundle, market, server, 22, change=die)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        state = Path(os.environ["XDG_STATE_HOME"])
+        (lease,) = state.rglob("lease/*.json")
+        record = json.loads(lease.read_text())
+        assert not record["released"]
+        assert record["id"]["pid"] == child
+        journal = trade(home, bundle, market, server, 22)
+        assert dict(expected(journal).shares) == pytest.approx(whole(server))
+        assert whole(server)
         journal.close()

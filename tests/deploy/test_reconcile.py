@@ -3,6 +3,7 @@ is left alone."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,23 +105,53 @@ def test_orders_of_others_stop_the_start_and_are_left_alone(
     assert asked_only(server)
 
 
-def test_own_orders_that_the_journal_does_not_know_are_taken_up(
+def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
     server: LoopbackAlpaca, tmp_path: Path, journal: Journal, broker: AlpacaBroker
 ) -> None:
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0}, OPENED)
     server.accept("STUCK", 5.0, order_id(BUNDLE, OPENED, "STUCK"))
-    with Journal(tmp_path / "another.sqlite") as another:  # the first one is lost
-        assert look(another, broker, start=True) == ()
+    with Journal(
+        tmp_path / "another.sqlite"
+    ) as another:  # the first one is lost, or of another deployment
+        server.positions.clear()
+        server.pace["AAA"] = (0.0,)
+        with pytest.raises(
+            DeployError, match=f"{order_id(BUNDLE, OPENED, 'AAA')} of 30 AAA is none"
+        ) as caught:
+            look(another, broker, start=True)
+        assert (
+            "the keys of another account, or, if it has ended for good, start with --adopt"
+            in str(caught.value)
+        )
+        assert another.orders() == {}
+        assert server.by_client_id()[order_id(BUNDLE, OPENED, "STUCK")]["status"] == "new"
+        server.positions["AAA"] = 30.0
+        assert look(another, broker, start=True, adopt=True) == ()
         assert {report.symbol: report.filled for report in another.orders().values()} == {
             "AAA": 30.0,
             "STUCK": 0.0,
         }
         assert expected(another).shares == {"AAA": 30.0}
         look(another, broker)
+        look(another, broker)
     assert (
         server.by_client_id()[order_id(BUNDLE, OPENED, "STUCK")]["status"] == "canceled"
     )  # no decision has it
+
+
+def test_old_orders_of_the_bundle_stop_no_start(
+    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
+) -> None:
+    month = 30 * 86_400
+    name = order_id(BUNDLE, OPENED, "AAA")
+    server.accept("AAA", 5.0, name, age_s=month)["status"] = "canceled"
+    now = time.time_ns()
+    assert look(journal, broker, now, start=True) == ()
+    assert look(journal, broker, now + month * SECOND) == ()
+    server.accept("STUCK", 5.0, f"{name}2", age_s=month)  # one that is open stops it, however old
+    with pytest.raises(DeployError, match="but of its bundle"):
+        look(journal, broker, now, start=True)
 
 
 def test_fills_count_once_however_often_they_are_told(

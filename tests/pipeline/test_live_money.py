@@ -1,9 +1,10 @@
-"""Real money: what is refused, what is asked, and what the consent is good for."""
+"""Real money is refused at every door; and what is asked, once it is open."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fintrader.cli import main
 from fintrader.deploy import control, status
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.runner import JOURNAL
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError
 from fintrader.files import seal, write_json
 from fintrader.pipeline import live
@@ -150,17 +156,68 @@ def test_an_amount_must_be_named(home: Path, bundle: Bundle) -> None:
         consent(home, bundle, never, cap=0.0)
 
 
-def test_real_keys_are_variables_of_their_own(
-    home: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("APCA_API_KEY_ID", "paper-key")
-    monkeypatch.setenv("APCA_API_SECRET_KEY", "paper-secret")
+@pytest.fixture
+def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A deployment that meets every other condition: proven, with keys, with a consent."""
+    shutil.copytree(bundle.folder, home / "bundle")
+    consent(home, bundle, typed(NUMBER, "5000"))
     for variable in live.VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(live, "find", lambda name, folder: home)
-    (home / "bundle").symlink_to(bundle.folder)
-    with pytest.raises(DeployError, match="APCA_LIVE_API_KEY_ID"):
-        live.live("x", live.LiveSettings(cap_usd=5000.0), ask=never)
+        monkeypatch.setenv(variable, "key")
+    return home
+
+
+def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
+    settings = live.LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
+    before = sorted(ready.parent.rglob("*"))
+    with pytest.raises(
+        DeployError, match="closed until a market-life simulator has passed on this same code"
+    ):
+        live.live(ready.name, settings, ask=never)
+    assert sorted(ready.parent.rglob("*")) == before
+
+
+def test_the_command_refuses_real_money_and_says_why(
+    ready: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["live", ready.name, "--deployments-dir", str(ready.parent), "--cap-usd", "5000"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "real-money trading is closed until a market-life simulator has passed" in told
+    assert "`fintrader paper RUN --feed alpaca --broker alpaca`" in told
+
+
+class RealBroker(SimulatedBroker):
+    """A broker that says that it spends real money; the runner must not ask it anything."""
+
+    real_money = True
+
+
+def test_the_runner_refuses_real_money(tmp_path: Path) -> None:
+    made, market = frozen(tmp_path)
+    clock = ReplayClock(int(market.minutes[0]))
+    feed = ReplayFeed(made.data, made.symbols)
+    with Journal(tmp_path / JOURNAL) as journal:
+        real = RealBroker(market, made.env, clock.now)
+        paper = SimulatedBroker(market, made.env, clock.now)
+        window = (int(market.minutes[0]), int(market.minutes[-1]))
+        for broker, cap in ((real, None), (paper, 5000.0)):
+            with pytest.raises(
+                DeployError, match="closed until a market-life simulator has passed"
+            ):
+                Runner(
+                    tmp_path,
+                    made,
+                    PaperSettings(),
+                    clock=clock,
+                    feed=feed,
+                    broker=broker,
+                    journal=journal,
+                    window=window,
+                    cap_usd=cap,
+                )
+        assert journal.entries() == []
 
 
 def test_the_real_account_is_a_deployment_like_any_other(tmp_path: Path, bundle: Bundle) -> None:

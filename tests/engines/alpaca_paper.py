@@ -1,0 +1,118 @@
+"""A deployment on a paper account of this machine: alpaca-py, a loopback server, bars bar by bar.
+
+Each call of `trade` is a life of its own, which goes on from the journal as another process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fintrader.agents.policy import PolicyModule
+from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.feed import ReplayFeed
+from fintrader.deploy.journal import Journal
+from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import PaperSettings
+from fintrader.market.tensors import MarketTensors
+from tests.engines.alpaca_loopback import LoopbackAlpaca
+from tests.engines.deployments import MINUTE, LiveClock, OddFeed
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside a process: nothing below catches it."""
+
+
+class SteppedClock(LiveClock):
+    """Looks up every minute on its way, and calls `at_minute` with the moment before each look."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.at_minute: Callable[[int], object] = lambda now: None
+
+    def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
+        while self._now < moment and not look():
+            self._now = min(self._now + MINUTE, moment)
+            self.at_minute(self._now)
+
+
+class Timeless(AlpacaBroker):
+    """A broker whose server lives in another year than the bars, and whose minutes pass faster."""
+
+    def time(self) -> int | None:
+        return None
+
+
+class ConstantPolicy(PolicyModule):
+    """The same action for every symbol at every bar."""
+
+    def __init__(self, like: PolicyModule, action: float) -> None:
+        super().__init__()
+        self.layout = like.layout
+        self.meta = like.meta
+        self.action = action
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return torch.full((len(obs), self.layout.num_assets), self.action)
+
+
+def make_runner(
+    home: Path,
+    bundle: Bundle,
+    market: MarketTensors,
+    server: LoopbackAlpaca,
+    bars: int,
+    *,
+    begin: int = 0,
+    **chosen: Any,
+) -> Runner:
+    """A life of the deployment up to a bar of the window, not begun yet; its first begins at
+    `begin`."""
+    journal = Journal(home / JOURNAL, durable=False)
+    tail = journal.tail(1)
+    clock = SteppedClock(tail[0].time if tail else int(market.minutes[begin]))
+    inner = ReplayFeed(bundle.data, bundle.symbols)
+    broker = Timeless(
+        server.endpoint,
+        fractional=bundle.env.fractional,
+        per_minute=1_000_000,
+        sleep=lambda seconds: None,
+    )
+    return Runner(
+        home,
+        bundle,
+        PaperSettings(**chosen),
+        clock=clock,
+        feed=OddFeed(inner),
+        broker=broker,
+        journal=journal,
+        window=None,
+        level=inner.level,
+        until=int(market.minutes[bars]) + inner.bar_ns,
+    )
+
+
+def trade(
+    home: Path,
+    bundle: Bundle,
+    market: MarketTensors,
+    server: LoopbackAlpaca,
+    bars: int,
+    *,
+    change: Callable[[Runner], object] = lambda runner: None,
+    **chosen: Any,
+) -> Journal:
+    """Run the deployment up to a bar of the window; `change` gets the runner before it begins."""
+    runner = make_runner(home, bundle, market, server, bars, **chosen)
+    change(runner)
+    try:
+        runner.run()
+    except BaseException:
+        runner.journal.close()
+        raise
+    return runner.journal
