@@ -85,12 +85,12 @@ def halt(argv: list[str]) -> None:
 
 
 def resume(argv: list[str]) -> None:
-    """NAME: let a halted deployment go on."""
+    """NAME: let a halted deployment go on, but not before a flatten has ended."""
     _request("resume", argv)
 
 
 def flatten(argv: list[str]) -> None:
-    """NAME: sell everything that is held, then halt."""
+    """NAME: halt, cancel its orders and sell everything; again and again until nothing is held."""
     _request("flatten", argv)
 
 

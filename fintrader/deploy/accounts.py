@@ -22,7 +22,7 @@ from fintrader.deploy.orders import order_id
 from fintrader.deploy.reconcile import adjust, expected, reconcile
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.errors import DeployError, RunError, StorageError
+from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import StoreLease, held_here, hold
 from fintrader.storage.objects import Objects
@@ -32,7 +32,7 @@ _PAID_AFTER_DAYS = 60
 
 
 @contextlib.contextmanager
-def hold_account(broker: Broker) -> Iterator[StoreLease | None]:
+def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None]:
     """Hold the broker's account: no other deployment of this user trades it on this machine.
 
     The embedded broker's account is private to its folder and needs none. Raises DeployError where
@@ -41,7 +41,7 @@ def hold_account(broker: Broker) -> Iterator[StoreLease | None]:
     if isinstance(broker, SimulatedBroker):
         yield None
         return
-    number = broker.account().number
+    number = _number(broker, journal)
     state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     folder = state / "fintrader" / "accounts" / re.sub(r"\W", "_", f"{broker.kind}-{number}")
     objects = Objects(folder)
@@ -62,6 +62,17 @@ def hold_account(broker: Broker) -> Iterator[StoreLease | None]:
                 "free space or rights there, or set XDG_STATE_HOME to another folder"
             ) from None
         yield lease
+
+
+def _number(broker: Broker, journal: Journal) -> str:
+    """The account's name; by the journal where a flatten goes on and the broker does not answer."""
+    try:
+        return broker.account().number
+    except (BrokerError, BrokerUnsureError):
+        known = expected(journal).number
+        if not known or not journal.is_flattening():
+            raise
+        return known
 
 
 class Accounts:

@@ -32,6 +32,7 @@ class Alerts:
         if self.webhook and not self.webhook.startswith(("https://", *_LOOPBACK)):
             raise ConfigError(f"alerts.webhook (or {VARIABLE}) must begin with https://")
         self._told: dict[str, float] = {}
+        self._under_way: list[threading.Thread] = []
 
     def tell(self, kind: str, text: str) -> bool:
         """Whether it was passed on: news of a kind that was told within a minute is left to the
@@ -43,10 +44,16 @@ class Alerts:
         log.warning("%s: %s", self.deployment, text)
         body = json.dumps({"deployment": self.deployment, "kind": kind, "text": text}).encode()
         if self.webhook or self.command:  # whoever is slow to listen must not hold up an order
-            threading.Thread(
-                target=_deliver, args=(self.webhook, self.command, body), daemon=True
-            ).start()
+            news = (self.webhook, self.command, body)
+            thread = threading.Thread(target=_deliver, args=news, daemon=True)
+            thread.start()
+            self._under_way = [one for one in self._under_way if one.is_alive()] + [thread]
         return True
+
+    def finish(self) -> None:
+        """Wait until the news under way is passed on; the end of a process would cut it short."""
+        for thread in self._under_way:
+            thread.join(3 * PATIENCE_SECONDS)
 
 
 def _deliver(webhook: str | None, command: Sequence[str], body: bytes) -> None:

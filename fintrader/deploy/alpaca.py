@@ -62,10 +62,11 @@ class AlpacaBroker:
     """An account at Alpaca; see `Broker` for what each call does.
 
     `endpoint` is the paper account's, or a server on this machine; `real_money` is refused. Shares
-    are whole unless `fractional`. `limit_s` ends a request, `patience_s` the waiting and repeating
-    of one call, and no more than `per_minute` requests leave in any minute (Alpaca allows 200).
-    `variables` name the environment's key and secret. Raises DeployError for real money, an
-    endpoint that is not allowed, a missing package or missing keys.
+    that are bought are whole unless `fractional`; a sale takes what is held, as a split may leave
+    fractions. `limit_s` ends a request, `patience_s` the waiting and repeating of one call, and no
+    more than `per_minute` requests leave in any minute (Alpaca allows 200). `variables` name the
+    environment's key and secret. Raises DeployError for real money, an endpoint that is not
+    allowed, a missing package or missing keys.
     """
 
     kind = "alpaca"
@@ -106,7 +107,8 @@ class AlpacaBroker:
         from alpaca.trading.requests import MarketOrderRequest
 
         shares = abs(order.shares)
-        if not self._fractional and shares != math.floor(shares):
+        is_purchase = order.shares > 0
+        if is_purchase and not self._fractional and shares != math.floor(shares):
             return _rejected(
                 order,
                 f"{order.shares:g} are no whole shares, and fractional ones were not asked for",
@@ -114,7 +116,7 @@ class AlpacaBroker:
         request = MarketOrderRequest(
             symbol=order.symbol,
             qty=shares,
-            side=OrderSide.BUY if order.shares > 0 else OrderSide.SELL,
+            side=OrderSide.BUY if is_purchase else OrderSide.SELL,
             time_in_force=TimeInForce.DAY,
             client_order_id=order.id,
         )

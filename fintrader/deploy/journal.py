@@ -44,7 +44,7 @@ class Entry:
     time: int
     """When it happened by the deployment's clock, nanoseconds since 1970 UTC."""
     kind: str
-    """start, decision, order, account, halt, resume, alert, late, corrected …"""
+    """start, decision, order, account, halt, resume, flatten, flat, alert, late, corrected …"""
     key: str
     """Which one: an order's id, an alert's kind; empty where there is nothing to tell apart."""
     body: Mapping[str, Any]
@@ -128,6 +128,12 @@ class Journal:
         """Splits and dividends that were announced, each once."""
         found = {entry.seq: Action.model_validate(entry.body) for entry in self.entries("action")}
         return [*dict.fromkeys(found.values())]
+
+    def is_flattening(self) -> bool:
+        """Say whether a flatten was asked for that has not ended."""
+        asked = self.last("flatten")
+        ended = self.last("flat")
+        return asked is not None and (ended is None or ended.seq < asked.seq)
 
     def entries(
         self, kind: str | None = None, *, key: str | None = None, after: int = 0

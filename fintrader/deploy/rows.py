@@ -100,8 +100,8 @@ class History:
         return int(self._ts[symbol][used - 1]) if used else None
 
     def last_close(self, symbol: str) -> float:
-        """USD; 0 where none was received."""
-        used = self._used[symbol]
+        """USD; 0 where none was received, also of a symbol that is none of these."""
+        used = self._used.get(symbol, 0)
         return float(self._rows[symbol][4, used - 1]) if used else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:

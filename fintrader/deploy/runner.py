@@ -3,6 +3,10 @@ paper and money.
 
 A process may end at any moment. Everything it knows stands in the journal, so the same command goes
 on; what was missed meanwhile is skipped, never made up for.
+
+A flatten is a state of the journal, too (`flatten` until `flat`). It ends once the broker confirms
+that nothing is held of the bundle's symbols and none of the deployment's orders is open; no error
+of the broker ends it before.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, refuse_real_money
+from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import waiting
@@ -33,7 +38,8 @@ from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.limits import Limits
-from fintrader.deploy.orders import Execution
+from fintrader.deploy.orders import Execution, order_prefix
+from fintrader.deploy.reconcile import expected
 from fintrader.deploy.recorder import Levels, Recorder, no_level
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, FintraderError, StorageError
@@ -45,6 +51,13 @@ log = logging.getLogger("fintrader.deploy")
 JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 BEAT_SECONDS = 10.0
+_SELL_AGAIN = 60 * SECOND_NS
+"""A flatten in which nothing moves tries again so often, which is with every bar of a minute."""
+_ASK_SOON = 5 * SECOND_NS
+_COUNTED_LATE = 120 * SECOND_NS
+"""For so long after a fill the broker's positions may be those before it."""
+_SAME = 1e-6
+"""Shares that two counts may differ by."""
 _AHEAD = dt.timedelta(days=14)
 _DAY_NS = 86_400 * SECOND_NS
 
@@ -110,6 +123,16 @@ class Runner:
         self.last = -1
         """Bars of the grid: the first that is decided upon, and a replay's last."""
         self.stopped = False
+        self.flattening = journal.is_flattening()
+        self._left: dict[str, float] | None = None
+        """Shares by symbol that a flatten has to sell; None while the broker has not said."""
+        self._obstacles: dict[str, str] = {}
+        """Why they are not sold yet, by symbol, or for all of them by an empty name."""
+        self._sell_at = 0
+        """When a flatten asks the broker next."""
+        self._again_at: dict[str, int] = {}
+        """From when on a flatten sells a symbol again of which nothing was sold."""
+        self._filled_at: dict[str, int] = {}
         self._lease: StoreLease | None = None
         self._beat = time.time()
         """When the loop was last seen, Unix time of this machine."""
@@ -125,14 +148,21 @@ class Runner:
 
     def run(self) -> None:
         """Until the window is over, or somebody stops it. Raises DeployError when it cannot begin,
-        ConfigError for a port that cannot be used."""
+        ConfigError for a port that cannot be used. An error that ends it is told to people before
+        it does."""
         port = self.settings.metrics_port
         with contextlib.ExitStack() as stack:
+            stack.callback(self.alerts.finish)
             if port is not None:
                 gauges = Gauges(self.bundle.name, port, self._gauges)
                 stack.callback(gauges.close)
-            self._lease = stack.enter_context(hold_account(self.broker))
-            self._run()
+            try:
+                self._lease = stack.enter_context(hold_account(self.broker, self.journal))
+                self._run()
+            except BaseException as error:  # who stops it knows, but perhaps not of a flatten
+                if isinstance(error, Exception) or self.flattening:
+                    self._tell_end(error)
+                raise
 
     def _gauges(self) -> dict[str, float]:
         """What a scrape sees; on a connection of its own, since it runs in another thread."""
@@ -228,6 +258,8 @@ class Runner:
             self._following = int(self.grid.minutes[min(due, self.grid.num_bars - 1)]) + self.length
             self._show_beat()
         self._pursue()
+        if self.flattening:
+            self._tell_left(now, is_repeated=True)
         try:
             self.recorder.receive(self.feed, now)
             now = self.clock.now()  # a feed may take its time, and what is decided is decided now
@@ -243,12 +275,22 @@ class Runner:
             self._news("skipped", f"nothing was decided at {_time(closed)}: {error}", now)
         except BrokerError as error:
             self._halt(str(error), now)
+        except FintraderError as error:
+            self._outlive(error, now)
 
     def _keep_account(self) -> None:
         """Raise RunError where another one has taken the account over while this process slept."""
         if self._lease is not None:
             with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
                 self._lease.check()
+
+    def _outlive(self, error: FintraderError, now: int) -> None:
+        """Go on after an error while a flatten is under way; otherwise raise it."""
+        # Before the first agreement the account may be somebody else's.
+        is_agreed = bool(expected(self.journal).number)
+        if not self.flattening or not is_agreed:
+            raise error
+        self._news("skipped", f"the flatten goes on after an error: {error}", now)
 
     def _report(self, now: int) -> None:
         try:
@@ -273,7 +315,10 @@ class Runner:
             -1 if self.window is None else int(np.searchsorted(self.grid.minutes, self.window[1]))
         )
         begins = int(self.grid.minutes[self.first])
-        self._morning(self.first, now)
+        try:
+            self._morning(self.first, now)
+        except FintraderError as error:
+            self._outlive(error, now)
         if started is None:
             self.recorder.warm_up(self.feed, begins, now)
             self.journal.write(
@@ -308,8 +353,15 @@ class Runner:
             self.limits.halted = str(halted.body["why"])
         if self.simulated is not None:
             return
-        self.accounts.agreed(now, start=True)
+        self._carry_out_requests(now)
+        try:
+            self.accounts.agreed(now, start=True)
+        except FintraderError as error:
+            self._outlive(error, now)
         self.execution = Execution.resume(self.broker, self.journal, at=now, **self._terms())
+        if self.flattening:
+            self.execution.stop(now, "flatten")
+            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -328,6 +380,8 @@ class Runner:
         account = self.accounts.at(market, row, now)
         action = one_row(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
+        if self.flattening and self.simulated is not None:
+            decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._clock_is_off(now):
             self._order(bar, now, market, account, decision)
 
@@ -443,63 +497,220 @@ class Runner:
         self._beat = time.time()
         if self.clock.live and self._beat - self._shown > BEAT_SECONDS:
             self._show_beat()
+        self._carry_out_requests(now)
+        if self.clock.live and (self.execution is not None or self.flattening):
+            self._pursue()
+        return self.stopped
+
+    def _carry_out_requests(self, now: int) -> None:
         for path, request in waiting(self.folder):
-            if request == "resume":
+            if request == "resume" and self.flattening:
+                text = f"nothing is resumed before the flatten has ended: {self._left_text()}"
+                self._news("flatten", text, now)
+            elif request == "resume":
                 self.limits.halted = ""
                 self.limits.peak_usd = 0.0
                 self.journal.write("resume", at=now)
             else:
                 self._halt(f"asked to {request}", now)
                 if request == "flatten":
-                    self._flatten(now)
+                    self._begin_flatten(now)
             path.unlink(missing_ok=True)
-        if self.execution is not None and self.clock.live:
-            self._pursue()
-        return self.stopped
 
-    def _flatten(self, now: int) -> None:
-        """Sell everything, at once or with the next open."""
-        held = dict(self.broker.account().shares)
-        if not held:
+    # --- the flatten ---------------------------------------------------------------------------
+
+    def _begin_flatten(self, now: int) -> None:
+        """Write down that everything is to be sold; the halt before has stopped open orders."""
+        if not self.flattening:
+            self.journal.write("flatten", at=now)
+            self.flattening = True
+            self._sell_at = now
+            self._filled_at = dict.fromkeys(self.bundle.symbols, now)  # any may just have been
+
+    def _sell_left(self, now: int) -> None:
+        """Sell what the broker holds of the bundle's symbols; end the flatten once it is nothing.
+
+        Shares of a symbol whose orders are open are bound by them and wait for their end. Whole
+        shares go first: a fraction that the broker does not take must not keep them.
+        """
+        if now < self._sell_at:
             return
-        bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right")) - 1
-        symbols = self.bundle.symbols
-        newest = {name: self.recorder.rows.history.last_close(name) for name in symbols}
-        orders = {name: -shares for name, shares in held.items() if name in newest}
-        self._intend(orders, newest, now, max(bar, 0), now)
-        self._pursue()
+        self._sell_at = now + _SELL_AGAIN
+        self._obstacles.pop("", None)
+        try:
+            standing = self._standing(now)
+            account = self.broker.account()
+        except (BrokerError, BrokerUnsureError) as error:
+            self._obstacles[""] = str(error)
+            self._tell_left(now)
+            return
+        known = expected(self.journal)
+        if account.number != known.number:
+            text = f"the keys are of account {account.number}, and the flatten is of {known.number}"
+            self._obstacles[""] = text
+            self._tell_left(now)
+            return
+        symbols = set(self.bundle.symbols)
+        self._left = {name: count for name, count in account.shares.items() if name in symbols}
+        others = {name: count for name, count in account.shares.items() if name not in symbols}
+        self._obstacles = {name: why for name, why in self._obstacles.items() if name in self._left}
+        if not self._left and not standing:
+            self._end_flatten(now, others)
+            return
+        self._obstacles |= {report.symbol: "an order is open" for report in standing}
+        busy = {report.symbol for report in standing}
+        busy.update(name for name, moment in self._again_at.items() if now < moment)
+        doubtful = {name for name in self._left if self._is_doubtful(name, known.shares, now)}
+        if doubtful:
+            self._sell_at = min(self._sell_at, now + _ASK_SOON)
+            why = "the broker's count is not the journal's yet"
+            self._obstacles |= dict.fromkeys(doubtful, why)
+        free = self._left.keys() - busy - doubtful
+        orders = {name: -(float(math.trunc(self._left[name])) or self._left[name]) for name in free}
+        if orders:
+            self._sell(orders, now)
+        self._tell_left(now)
+
+    def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
+        """Say whether the broker's count may be older than a fill: sold twice is sold short."""
+        left = {} if self._left is None else self._left
+        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > _SAME
+        return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
+
+    def _standing(self, now: int) -> list[OrderReport]:
+        """List the open orders of this deployment; cancel those that nothing here pursues."""
+        pursued = {} if self.execution is None else self.execution.reports
+        standing = [report for report in pursued.values() if not report.is_over]
+        for report in self.broker.orders(max(now - _DAY_NS, 0)):
+            is_own = report.id.startswith(order_prefix(self.bundle.id))
+            is_pursued = report.id in pursued and not pursued[report.id].is_over
+            if report.is_over or not is_own or is_pursued:
+                continue
+            if self.journal.last("order", report.id) is not None:
+                self.broker.cancel(report)
+                self._sell_at = now + _ASK_SOON
+                standing.append(report)
+        return standing
+
+    def _sell(self, orders: dict[str, float], now: int) -> None:
+        """Write down a flatten's orders: at once, or at the next open, for the length of a bar."""
+        history = self.recorder.rows.history
+        prices = {name: history.last_close(name) for name in orders}
+        sent = {name: count for name, count in orders.items() if count < 0 or prices[name] > 0}
+        without_price = orders.keys() - sent.keys()
+        self._obstacles.update(dict.fromkeys(without_price, "it has no price to buy it back at"))
+        bar = int(np.searchsorted(self.grid.minutes, now - self.length, side="right"))
+        opens = max(int(self.grid.minutes[min(bar, self.grid.num_bars - 1)]), now)
+        if self.execution is None:
+            self.execution = Execution(self.broker, self.journal, **self._terms())
+        self._again_at |= dict.fromkeys(orders, now + _SELL_AGAIN)
+        self.execution.begin(
+            decision=now,
+            orders=sent,
+            prices=prices,
+            at=now,
+            not_before=opens,
+            until=opens + self.length,
+        )
+
+    def _note_ended(self, ended: list[OrderReport], now: int) -> None:
+        """Ask soon where an order has ended that was not refused; sell again what has moved."""
+        for report in ended:
+            if report.filled:
+                self._filled_at[report.symbol] = now
+                self._again_at.pop(report.symbol, None)
+            if report.state == "rejected":
+                self._obstacles[report.symbol] = report.reason
+            else:
+                self._obstacles.pop(report.symbol, None)
+                self._sell_at = min(self._sell_at, now + SECOND_NS)  # an order's id has its second
+
+    def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
+        """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
+        self._left = self._held(account.market.symbols, account.held)
+        if not self._left:
+            self._end_flatten(now, {})
+            return Decision(None)
+        self._tell_left(now)
+        return Decision(-account.held)
+
+    def _end_flatten(self, now: int, others: Mapping[str, float]) -> None:
+        self.journal.write("flat", at=now, others=dict(others))
+        self.flattening = False
+        text = "flat: nothing is held of its symbols, and none of its orders is open"
+        if others:
+            text += f"; {_named(others)} are not of its symbols and stay"
+        self._news("flat", text, now, is_repeated=True)
+
+    def _left_text(self) -> str:
+        """What a flatten has not done yet, and why."""
+        left = "what is left is not known yet"
+        if self._left is not None:
+            left = f"{_named(self._left) or 'nothing'} left to sell"
+        whys = [f"{name}: {why}" if name else why for name, why in self._obstacles.items()]
+        return "; ".join([left, *whys])
+
+    def _tell_left(self, now: int, *, is_repeated: bool = False) -> None:
+        """Tell people that a flatten has not ended."""
+        self._news("flatten", f"not flat yet: {self._left_text()}", now, is_repeated=is_repeated)
 
     def _pursue(self) -> None:
         self._keep_account()
-        if self.execution is None:
-            return
         now = self.clock.now()
+        if self.execution is not None:
+            self._step(self.execution, now)
+        if self.flattening and self.simulated is None:
+            self._sell_left(now)
+
+    def _step(self, execution: Execution, now: int) -> None:
+        open_before = [name for name, report in execution.reports.items() if not report.is_over]
         try:
-            over = self.execution.step(now)
-            if self.execution.trouble:  # it is asked again with the next look
-                self._news("broker", f"the broker does not answer: {self.execution.trouble}", now)
+            over = execution.step(now)
+            if execution.trouble:  # it is asked again with the next look
+                self._news("broker", f"the broker does not answer: {execution.trouble}", now)
             elif over:
                 self.execution = None
         except BrokerError as error:
             self._halt(str(error), now)
+        if self.flattening:
+            ended = [execution.reports[name] for name in open_before]
+            self._note_ended([report for report in ended if report.is_over], now)
 
     def _halt(self, why: str, now: int) -> None:
         if not self.limits.halted or self.journal.last("halt") is None:
             self.limits.halted = why
         last = self.journal.last("halt")
         resumed = self.journal.last("resume")
-        if self.execution is not None and self.clock.live:
+        if self.execution is not None and self.clock.live and not self.flattening:
             self.execution.stop(now, "halted")
         if last is None or (resumed is not None and resumed.seq > last.seq):
             self.journal.write("halt", at=now, why=why)
             self._news("halt", f"halted: {why}. `fintrader resume {self.bundle.name}` goes on", now)
 
-    def _news(self, kind: str, text: str, now: int) -> None:
-        """Once for each new text to the journal; to people once a minute."""
+    def _news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
+        """Each new text once to the journal; to people once a minute, old ones if `is_repeated`."""
         last = self.journal.last("alert", kind)
-        if last is None or last.body["text"] != text:
+        is_new = last is None or last.body["text"] != text
+        if is_new:
             self.journal.write("alert", kind, at=now, text=text)
+        if is_new or is_repeated:
             self.alerts.tell(kind, text)
+
+    def _tell_end(self, error: BaseException) -> None:
+        """Tell people that the process ends and what it leaves behind, also on a full disk."""
+        why = str(error)
+        if not isinstance(error, FintraderError):
+            why = f"{type(error).__name__} {why}".strip()
+        left = ""
+        with contextlib.suppress(FintraderError):
+            held = {} if self.simulated is not None else expected(self.journal).shares
+            left = f"; nothing looks after what is held: {_named(held)}" if held else ""
+        if self.flattening:
+            left += "; a flatten has not ended"
+        text = f"ended: {why}{left}. Once that is mended, the same command goes on"
+        self.alerts.tell("ended", text)
+        with contextlib.suppress(FintraderError):
+            self.journal.write("alert", "ended", at=self.clock.now(), text=text)
 
     def _clock_is_off(self, now: int) -> bool:
         theirs = self.broker.time()
@@ -528,6 +739,11 @@ class Runner:
     def describe(self) -> dict[str, Any]:
         """How it is set up, for whoever asks."""
         return {"feed": self.feed.kind, "broker": self.broker.kind, **asdict(self.limits)}
+
+
+def _named(shares: Mapping[str, float]) -> str:
+    """Shares by symbol as text."""
+    return ", ".join(f"{count:.9g} {symbol}" for symbol, count in sorted(shares.items()))
 
 
 def _time(moment: int) -> str:

@@ -45,6 +45,8 @@ class Status:
     finished."""
     why: str = ""
     """Of a halt."""
+    flattening: bool = False
+    """Whether a flatten was asked for that has not ended; `why` then says what is left."""
     role: str = ""
     """champion, challenger, or neither."""
     started: Mapping[str, Any] = field(default_factory=dict)
@@ -157,10 +159,16 @@ def read(home: Path) -> Status:
         tail = [entry for entry in journal.tail(400) if entry.kind != "order"]
         newest = decisions[-1] if decisions else None
         held, cash = _standing(journal, started, newest)
+        why = "" if halted is None else str(halted.body["why"])
+        flattening = journal.is_flattening()
+        if flattening:
+            why += f"; {_flatten_text(journal)}"
         news = sorted(
             (e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq
         )
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
+    if flattening and not is_held(Objects(home)):
+        why += "; nothing runs it: start it again to go on"
     if ended is not None:
         state = "finished"
     elif stopped:
@@ -173,7 +181,8 @@ def read(home: Path) -> Status:
         name=home.name,
         bundle=bundle,
         state=state,
-        why=str(halted.body["why"]) if stopped and halted is not None else "",
+        why=why if stopped else "",
+        flattening=flattening,
         role=role,
         started={} if started is None else started.body,
         decision=newest,
@@ -189,6 +198,15 @@ def read(home: Path) -> Status:
         requests=tuple(kind for _, kind in waiting(home)),
         report=report,
     )
+
+
+def _flatten_text(journal: Journal) -> str:
+    """What a flatten that has not ended said last."""
+    asked = journal.last("flatten")
+    told = journal.last("alert", "flatten")
+    if asked is None or told is None or told.seq < asked.seq:
+        return "not flat yet"
+    return str(told.body["text"])
 
 
 def _standing(
@@ -216,6 +234,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "name": status.name,
         "state": status.state,
         "why": status.why,
+        "flattening": status.flattening,
         "role": status.role,
         "run": status.bundle.get("run"),
         "feed": status.started.get("feed"),

@@ -177,6 +177,13 @@ def test_fractional_shares_where_they_are_asked_for(server: LoopbackAlpaca) -> N
     assert next(iter(server.orders.values()))["qty"] == "0.25"
 
 
+def test_fractions_that_are_held_can_be_sold(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+    server.positions["BRK.B"] = 3.5
+    report = broker.submit(order(-3.5, "BRK.B"))
+    assert (report.state, report.shares) == ("accepted", -3.5)
+    assert next(iter(server.orders.values()))["qty"] == "3.5"
+
+
 def test_an_id_that_is_taken_is_not_sent_twice(
     server: LoopbackAlpaca, broker: AlpacaBroker
 ) -> None:

@@ -7,22 +7,26 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
+from fintrader.bars.bars import Bars
 from fintrader.deploy import control, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expected
 from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import claim
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
-from tests.engines.alpaca_paper import SteppedClock, trade
+from tests.engines.alpaca_paper import ConstantPolicy, SteppedClock, trade
 from tests.engines.deployments import frozen
 
 
@@ -249,3 +253,54 @@ def test_a_killed_deployment_starts_again_at_once(made: tuple[Path, Bundle, Mark
         assert dict(expected(journal).shares) == pytest.approx(whole(server))
         assert whole(server)
         journal.close()
+
+
+def with_nan(runner: Runner) -> None:
+    runner.policy = ConstantPolicy(runner.policy, float("nan"))
+
+
+def with_a_bug(runner: Runner) -> None:
+    class Feed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(feed, name)
+
+        def poll(self, since: int, now: int) -> Bars:
+            raise ZeroDivisionError("a bug")
+
+    feed: Any = runner.feed
+    runner.feed = Feed()  # type: ignore[assignment]
+
+
+def with_a_full_disk(runner: Runner) -> None:
+    runner.journal._base.execute(
+        "PRAGMA max_page_count = 1"
+    )  # what SQLite says of a disk that is full
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "why"),
+    [
+        (with_nan, DeployError, "the policy's action holds NaN or infinity"),
+        (with_a_bug, ZeroDivisionError, "ZeroDivisionError a bug"),
+        (with_a_full_disk, DeployError, "database or disk is full"),
+    ],
+)
+def test_what_ends_it_is_told_before_it_ends(
+    made: tuple[Path, Bundle, MarketTensors],
+    tmp_path: Path,
+    fault: Callable[[Runner], None],
+    error: type[Exception],
+    why: str,
+) -> None:
+    home, bundle, market = made
+    told = tmp_path / "told.json"
+    alerts = AlertSettings(command=("sh", "-c", 'cat > "$0"', str(told)))
+    with account(market) as server:
+        trade(home, bundle, market, server, 12).close()
+        held = ", ".join(f"{count:g} {symbol}" for symbol, count in sorted(whole(server).items()))
+        with pytest.raises(error):
+            trade(home, bundle, market, server, 22, change=fault, alerts=alerts)
+    alert = json.loads(told.read_text())
+    assert (alert["kind"], alert["deployment"]) == ("ended", "test")
+    assert why in alert["text"]
+    assert f"nothing looks after what is held: {held}" in alert["text"]
