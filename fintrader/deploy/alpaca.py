@@ -25,7 +25,13 @@ from typing import Any, TypeVar
 
 from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, checked_endpoint, restrict
 from fintrader.deploy.broker import BrokerAccount, Order, OrderReport, State, refuse_real_money
-from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, OrderTakenError, install_command
+from fintrader.errors import (
+    BrokerError,
+    BrokerUnsureError,
+    DeployError,
+    OrderTakenError,
+    install_command,
+)
 
 PAPER_HOST = "paper-api.alpaca.markets"
 PAPER = f"https://{PAPER_HOST}"
