@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import _env_peers
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
-from fintrader.agents.trunks import NetworkSettings
+from fintrader.agents.settings import NetworkSettings
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
 from fintrader.market.tensors import MarketTensors
 

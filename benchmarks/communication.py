@@ -122,7 +122,7 @@ class GradientAllReduce:
 def fuse_by_all_reduce(agent: BaseAgent) -> None:
     """Average the learners of all ranks in place: one all-reduce of one flat tensor per data
     type."""
-    state = agent.inheritable_state()
+    state = agent.collect_inheritable_state()
     variances = [name for name in state if name.endswith(".var")]
     for name in variances:  # merged as second moments
         state[name] = state[name] + state[name.removesuffix("var") + "mean"] ** 2
@@ -162,7 +162,9 @@ class FusedAfterEveryUpdate:
 
 def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
     """As the ranks of a pod do: exchange the states, average them in the order of the ranks."""
-    states = [load(data) for data in exchange.gather(save(inherited(agent.inheritable_state())))]
+    states = [
+        load(data) for data in exchange.gather(save(inherited(agent.collect_inheritable_state())))
+    ]
     BaseAgent.inherit(agent, average(states))
 
 
@@ -175,7 +177,7 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     env = QuadraticMarket(job["num_envs"], seed=derive(seed, "rank", rank))
     agent: Any = make_agent(settings, env.layout, seed=derive(seed, "rank", rank))
     first: Any = make_agent(settings, env.layout, seed=seed)
-    BaseAgent.inherit(agent, first.inheritable_state())
+    BaseAgent.inherit(agent, first.collect_inheritable_state())
     meter = Meter()
     exchange = Exchange(device)
     learner: Any = agent

@@ -41,7 +41,7 @@ from fintrader.agents import (
     make_agent,
     train,
 )
-from fintrader.agents.networks import Critic
+from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.normalisation import ObservationNormaliser
 from fintrader.agents.parallel import average
 from fintrader.envs import EnvSettings, TradingEnv
@@ -174,10 +174,10 @@ class OneAfterAnother:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.learners[0], name)
 
-    def training_env(self, env: Any) -> Any:
+    def prepare_env(self, env: Any) -> Any:
         """One environment, whose market every learner knows."""
         for learner in self.learners:
-            env = learner.training_env(env)
+            env = learner.prepare_env(env)
         return env
 
     def act(self, obs: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ class OneAfterAnother:
         """All learners' updates, then their average."""
         found = [learner.update() for learner in self.learners]
         if found[0] is not None:
-            fused = average([learner.inheritable_state() for learner in self.learners])
+            fused = average([learner.collect_inheritable_state() for learner in self.learners])
             for learner in self.learners:
                 learner.inherit(fused)
         metrics: dict[str, float] | None = found[0]
@@ -273,16 +273,12 @@ def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespac
     layout = TradingEnv(bars, EnvSettings(num_envs=1)).layout
     network = NetworkSettings(hidden=(64, 64), layer_norm=True)
     if together:
-        critics = [Critic(layout, network, latents=ASSETS + 1, members=MEMBERS).to(options.device)]
+        critics = [make_critic(layout, network, latents=ASSETS + 1, members=MEMBERS)]
     else:
-        critics = [
-            Critic(layout, network, latents=ASSETS + 1).to(options.device) for _ in range(MEMBERS)
-        ]
-    obs = (
-        ObservationNormaliser(layout)
-        .to(options.device)
-        .see(torch.randn(256, layout.width, device=options.device))
-    )
+        critics = [make_critic(layout, network, latents=ASSETS + 1) for _ in range(MEMBERS)]
+    critics = [critic.to(options.device) for critic in critics]
+    normaliser = ObservationNormaliser(layout).to(options.device)
+    obs = normaliser.normalise(torch.randn(256, layout.width, device=options.device))
     latent = torch.randn(256, ASSETS + 1, device=options.device)
 
     def step() -> int:

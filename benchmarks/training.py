@@ -41,8 +41,7 @@ from benchmarks._train_clean import Recipe
 from benchmarks._train_peers import NoPeer, make_clean, make_sb3
 from benchmarks.common import finish
 from benchmarks.env import ASSETS, FEATURES, Figures, make_market
-from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
-from fintrader.agents.layers import AssetTrunk
+from fintrader.agents import PPO, Budget, TrainProgress, make_agent, networks, train
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
@@ -95,7 +94,7 @@ class Ours:
     def __init__(self, market: MarketTensors, settings: PPO, accounts: int, seed: int) -> None:
         env = TradingEnv(market, SETTINGS, num_envs=accounts, seed=seed)
         self.agent = make_agent(settings, env.layout, seed=seed)
-        self.env = self.agent.training_env(env)  # once, not for every update
+        self.env = self.agent.prepare_env(env)  # once, not for every update
         self.steps = accounts * settings.num_steps
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -212,7 +211,7 @@ def measure_micro(market: MarketTensors, rounds: int, seconds: float, seed: int)
         "mlp": Ours(market, our_mlp(), MLP_ACCOUNTS, seed),
         "default": Ours(market, PPO(), MLP_ACCOUNTS, seed),
     }
-    by_torch = AssetTrunk.by_torch
+    by_torch = networks.shared_layer.__wrapped__  # type: ignore[attr-defined]
     mkldnn = torch.backends.mkldnn
     compiled = torch.compile(by_torch, dynamic=True)
     changes: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
@@ -222,11 +221,11 @@ def measure_micro(market: MarketTensors, rounds: int, seconds: float, seed: int)
         "default_plain_adam": ("default", lambda: plain_adam(sides["default"])),
         "default_trunk_by_torch": (
             "default",
-            lambda: put(AssetTrunk, "_layers", lambda *given: (by_torch(*given), None)),
+            lambda: put(networks, "shared_layer", by_torch),
         ),
         "default_trunk_compiled_by_torch": (
             "default",
-            lambda: put(AssetTrunk, "_layers", lambda *given: (compiled(*given), None)),
+            lambda: put(networks, "shared_layer", compiled),
         ),
     }
     figures = Figures()

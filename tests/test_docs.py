@@ -307,7 +307,7 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    table = hooks.on_page_markdown("<!-- settings: fintrader.agents.sac:SAC agent -->")
+    table = hooks.on_page_markdown("<!-- settings: fintrader.agents.settings:SAC agent -->")
     for name in SAC.model_fields:
         assert f"`agent.{name}" in table, name
     norm = "| `agent.network.layer_norm` | true or false | `true` |"

@@ -172,13 +172,13 @@ def checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> tu
     import torch
 
     from fintrader.agents import Budget, train
-    from fintrader.agents.training import _Training
+    from fintrader.agents.training import TrainingRun
     from fintrader.tournament.fusion.learners import maker
 
     agent, env = maker(spec, context)(0, 0, torch.device("cpu"))
     budget = Budget(env_steps=2_000)
     train(agent, env, budget)
-    training = _Training(agent, env, budget, home)
+    training = TrainingRun(agent, env, budget, home)
     training.obs, _ = env.reset(seed=1)
     return timed(training.save, count), training.path.stat().st_size
 

@@ -1,32 +1,41 @@
 """Experience to policy: the algorithms, their training loop, and policies as files."""
 
-from fintrader.agents.a2c import A2C
-from fintrader.agents.action_head import ActionHeadSettings
-from fintrader.agents.agent import Agent, AgentSettings, make_agent
-from fintrader.agents.apg import APG
-from fintrader.agents.buffers import Transition
-from fintrader.agents.ddpg import DDPG
-from fintrader.agents.policy import (
-    EnsemblePolicy,
-    PolicyModule,
-    load_policy,
-    market_identity,
-    save_policy,
-)
-from fintrader.agents.ppo import PPO
-from fintrader.agents.redq import REDQ
-from fintrader.agents.sac import SAC
-from fintrader.agents.td3 import TD3
-from fintrader.agents.training import (
-    Budget,
-    TrainingEnvironment,
-    TrainProgress,
-    TrainResult,
-    read_agent_state,
-    train,
-)
-from fintrader.agents.trunks import NetworkSettings
-from fintrader.envs.observation import FlatLayout
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fintrader.agents.agent import Agent, make_agent
+    from fintrader.agents.buffers import Transition
+    from fintrader.agents.policy import (
+        EnsemblePolicy,
+        PolicyModule,
+        identify_market,
+        load_policy,
+        save_policy,
+    )
+    from fintrader.agents.settings import (
+        A2C,
+        APG,
+        DDPG,
+        PPO,
+        REDQ,
+        SAC,
+        TD3,
+        ActionHeadSettings,
+        AgentSettings,
+        Budget,
+        NetworkSettings,
+    )
+    from fintrader.agents.training import (
+        TrainingEnvironment,
+        TrainProgress,
+        TrainResult,
+        read_agent_state,
+        train,
+    )
+    from fintrader.envs.observation import FlatLayout
 
 __all__ = [
     "A2C",
@@ -48,10 +57,40 @@ __all__ = [
     "TrainResult",
     "TrainingEnvironment",
     "Transition",
+    "identify_market",
     "load_policy",
     "make_agent",
-    "market_identity",
     "read_agent_state",
     "save_policy",
     "train",
 ]
+
+_HOMES = {
+    "Agent": "agents.agent",
+    "EnsemblePolicy": "agents.policy",
+    "FlatLayout": "envs.observation",
+    "PolicyModule": "agents.policy",
+    "TrainProgress": "agents.training",
+    "TrainResult": "agents.training",
+    "TrainingEnvironment": "agents.training",
+    "Transition": "agents.buffers",
+    "identify_market": "agents.policy",
+    "load_policy": "agents.policy",
+    "make_agent": "agents.agent",
+    "read_agent_state": "agents.training",
+    "save_policy": "agents.policy",
+    "train": "agents.training",
+}
+"""Modules of the names that need torch; all other names are settings."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: settings alone load no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fintrader.agents' has no attribute {name!r}")
+    home = _HOMES.get(name, "agents.settings")
+    return getattr(import_module(f"fintrader.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

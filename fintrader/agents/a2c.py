@@ -6,24 +6,17 @@ single Adam step on
     L = −E[log π(z|s) A] + vf_coef · E[(V − target)²] / 2 − ent_coef · H
 
 It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are
-short, so that steps are many. What differs from the paper: GAE instead of n-step returns (λ = 1
+short, so that steps are many. Differences from the paper: GAE instead of n-step returns (λ = 1
 gives those), Adam instead of RMSprop, exploration noise as PPO's, and advantages normalised over
 the rollout, since rewards of markets have no natural scale.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
-from fintrader.agents.on_policy import OnPolicyAgent, OnPolicySettings, Rollout, gaussian_log_prob
-
-
-class A2C(OnPolicySettings):
-    """Settings of synchronous advantage actor-critic."""
-
-    algo: Literal["a2c"] = "a2c"
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout, gaussian_log_prob
+from fintrader.agents.settings import A2C
 
 
 class A2CAgent(OnPolicyAgent):
@@ -31,8 +24,8 @@ class A2CAgent(OnPolicyAgent):
 
     settings: A2C
 
-    def loss(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """L, and its parts as metrics."""
-        mean = self.mean_latent(batch.seen)
-        log_prob = gaussian_log_prob(batch.latent, mean, self.noise["log_std"])
-        return self.whole_loss(batch, -(log_prob * batch.advantage).mean())
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute L, and its parts as metrics."""
+        mean = self.mean_latent(rollout.batch)
+        log_prob = gaussian_log_prob(rollout.latent, mean, self.log_std)
+        return self.add_value_loss(rollout, -(log_prob * rollout.advantage).mean())

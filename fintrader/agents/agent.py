@@ -1,41 +1,41 @@
-"""`Agent`, what a training loop needs; the union of all agents' settings; and `make_agent`."""
+"""`Agent`, the protocol of the training loop, and `make_agent`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fintrader.agents.a2c import A2C, A2CAgent
-from fintrader.agents.action_head import ActionHead
-from fintrader.agents.apg import APG, APGAgent
+from fintrader.agents.a2c import A2CAgent
+from fintrader.agents.apg import APGAgent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
-from fintrader.agents.ddpg import DDPG, DDPGAgent
+from fintrader.agents.ddpg import DDPGAgent
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.ppo import PPO, PPOAgent
-from fintrader.agents.redq import REDQ, REDQAgent
-from fintrader.agents.sac import SAC, SACAgent
-from fintrader.agents.td3 import TD3, TD3Agent
+from fintrader.agents.ppo import PPOAgent
+from fintrader.agents.redq import REDQAgent
+from fintrader.agents.sac import SACAgent
+from fintrader.agents.settings import A2C, APG, DDPG, PPO, REDQ, SAC, TD3
+from fintrader.agents.td3 import TD3Agent
 from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError
 
 
 class Agent(Protocol):
-    """Experience in, actions out: everything that `train` asks of an agent."""
+    """Experience in, actions out: everything that `train` needs of an agent."""
 
     settings: Any
     layout: Layout
     device: torch.device
     seed: int
     head: ActionHead
-    """What turns its latents into actions."""
+    """Turns its latents into actions."""
     differentiable: bool
     """Whether it differentiates through the environment, whose graph is then cut after every
     update."""
@@ -44,15 +44,15 @@ class Agent(Protocol):
     def policy(self) -> ActorPolicy:
         """The deterministic policy learned so far; shares its weights with the agent."""
 
-    def training_env(self, env: Any) -> Any:
-        """The environment it trains in when it is given `env`. Raises ConfigError when it cannot
-        learn there."""
+    def prepare_env(self, env: Any) -> Any:
+        """Turn `env` into the environment that the agent trains in. Raises ConfigError when it
+        cannot learn there."""
 
     def anneal(self, fraction: float) -> None:
-        """Move step sizes to where they stand once `fraction` of the budget is used."""
+        """Move step sizes to their values once `fraction` of the budget is used."""
 
     def act(self, obs: Tensor) -> Tensor:
-        """Exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
+        """Choose exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
 
     def observe(self, transition: Transition) -> None:
         """Take in the outcome of the last `act`."""
@@ -62,19 +62,16 @@ class Agent(Protocol):
         the state is whole."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit-exactly; valid right after `update` returned metrics,
-        and until `act`."""
+        """Collect everything needed to continue bit-exactly; valid right after `update` returned
+        metrics, and until `act`."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:
-        """Networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
+        """Take networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 
-AgentSettings: TypeAlias = Annotated[
-    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG, Field(discriminator="algo")
-]
 _AGENTS: dict[type, Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = {
     PPO: PPOAgent,
     A2C: A2CAgent,
@@ -89,8 +86,8 @@ _AGENTS: dict[type, Callable[..., OnPolicyAgent | OffPolicyAgent | APGAgent]] = 
 def make_agent(
     settings: Any, layout: Layout, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> Agent:
-    """The agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError for
-    unknown settings."""
+    """Make the agent that `settings` describe, with weights drawn from `seed`. Raises ConfigError
+    for unknown settings."""
     if type(settings) not in _AGENTS:
         known = "PPO, A2C, DDPG, TD3, SAC, REDQ and APG of fintrader.agents"
         raise ConfigError(
@@ -99,6 +96,6 @@ def make_agent(
     agent = _AGENTS[type(settings)](settings, layout, device=device, seed=seed)
     if isinstance(agent, OnPolicyAgent) and settings.learners > 1:
         agent.learner = BatchedLearners(agent).learn
-    return (
-        PipelinedAgent(agent) if isinstance(agent, OffPolicyAgent) and settings.pipeline else agent
-    )
+    if isinstance(agent, OffPolicyAgent) and settings.pipeline:
+        return PipelinedAgent(agent)
+    return agent

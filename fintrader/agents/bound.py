@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fintrader.agents.normalisation import CLIP, shift_and_scale
+from fintrader.agents.normalisation import CLIP, to_shift_and_scale
 from fintrader.envs.observation import FlatLayout, benchmark_of
 
 Numbers = NDArray[np.float32]
@@ -61,7 +61,7 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
     if others:
         if layout.lookback > 1:
             return None
-        from fintrader.agents.members import NumbaMembers
+        from fintrader.agents.fast.members import NumbaMembers
 
         parts.append((others, NumbaMembers([members[k] for k in others], rows)))
     return _Ensemble(parts, mode, shares, layout.num_assets)
@@ -114,7 +114,7 @@ class _MarketOnce:
         self.asked = -1
         """Bars whose coefficients are known, and the last one that was asked for."""
         statistics = [
-            shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members
+            to_shift_and_scale(member.normaliser.mean, member.normaliser.var) for member in members
         ]
         columns = members[0].normaliser.groups[: layout.private_width]
         self.mean, self.scale = (
@@ -131,7 +131,7 @@ class _MarketOnce:
         self.bias = np.zeros((count, self.assets + 1), np.float32)
         self.tilts = [k for k, member in enumerate(members) if member.head.kind == "tilt"]
         self.benchmark = benchmark_of(self.rows, layout)
-        width = self.assets + max(1, *(member.head.common for member in members))
+        width = self.assets + max(1, *(member.head.extra for member in members))
         self.bias[:, -1:] = each(lambda m: math.log(self.assets) + m.head.settings.cash_logit)
         self.account = any(member.network.account for member in members)
         self.constant = np.zeros((BARS_AT_ONCE, count, width), np.float32)
@@ -191,13 +191,13 @@ class _MarketOnce:
         self.bars = range(bar, min(bar + count * step, len(self.rows)), step)
         rows = self.rows[self.bars.start : self.bars.stop : step].double()
         for k, member in enumerate(self.exact):
-            of = member.actor.coefficients(member.normaliser.see_rows(rows))
+            of = member.actor.predict_coefficients(member.normaliser.normalise_rows(rows))
             bars = len(rows)
             width = self.assets
             self.constant[:bars, k, :width] = of.constant[0].numpy()
             if of.slope is not None:
                 self.slope[:bars, k] = of.slope[0].numpy()
-            if of.common is not None:
-                self.constant[:bars, k, width : width + of.common.shape[-1]] = of.common[0].numpy()
+            if of.extra is not None:
+                self.constant[:bars, k, width : width + of.extra.shape[-1]] = of.extra[0].numpy()
             if of.account.shape[2]:
                 self.columns[:bars, k, :, : of.account.shape[3]] = of.account[0].numpy()

@@ -1,4 +1,5 @@
-"""Tensors and a JSON header in one safetensors file, written atomically and checked when read."""
+"""Tensors and a JSON header in one safetensors file, written atomically and checked when read; and
+the state of agents, stored and inherited by name."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,9 +17,12 @@ from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
 from fintrader.market.tensors import bytes_of, preamble, stored_order
 
+Header: TypeAlias = "dict[str, Any]"
+"""Plain JSON next to the tensors; its `format` names the kind and version of the file."""
 
-def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
-    """SHA-256 over the header and every tensor's name, type, shape and bytes."""
+
+def hash_content(tensors: Mapping[str, Tensor], header: str) -> str:
+    """Compute SHA-256 over the header and every tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -27,12 +31,12 @@ def content_hash(tensors: Mapping[str, Tensor], header: str) -> str:
     return digest.hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Header) -> None:
     """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal
     bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
-    sealed = json.dumps({"content_hash": content_hash(plain, text), "header": text})
+    sealed = json.dumps({"content_hash": hash_content(plain, text), "header": text})
     order = stored_order(plain.items())
     with atomic_file(Path(path)) as file:
         file.write(preamble(order, {"fintrader": sealed}))
@@ -40,8 +44,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
             file.write(bytes_of(tensor))
 
 
-def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote, on the CPU; `kind` must equal the header's `format`.
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Header]:
+    """Read a file of `write_tensors`, on the CPU; `kind` must equal the header's `format`.
 
     Raises CheckpointError when the file is missing, truncated, changed after writing, or of another
     format.
@@ -62,20 +66,20 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, An
         raise CheckpointError(
             f"{path} holds {header.get('format')!r}, expected {kind!r} of this version"
         )
-    if content_hash(tensors, sealed["header"]) != sealed.get("content_hash"):
+    if hash_content(tensors, sealed["header"]) != sealed.get("content_hash"):
         raise CheckpointError(
             f"{path} was changed after it was written; restore the original or train again"
         )
     return tensors, header
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors under `prefix.name`."""
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put the tensors under `prefix.name`."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix.`, without it."""
+def select_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Select the tensors whose names begin with `prefix.`, and take it off."""
     return {
         name[len(prefix) + 1 :]: tensor
         for name, tensor in tensors.items()
@@ -102,8 +106,8 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> 
     module.load_state_dict(dict(tensors))
 
 
-def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments and step counts by parameter number, without hyper-parameters; not copied."""
+def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Collect moments and step counts by parameter number, without hyper-parameters; not copied."""
     state = optimiser.state_dict()["state"]
     return {
         f"{number}.{name}": torch.as_tensor(value)
@@ -144,3 +148,62 @@ def load_generator(generator: torch.Generator, state: Tensor, what: str) -> None
         raise CheckpointError(
             f"{what}: random state does not fit ({error}); resume on the same device type"
         ) from None
+
+
+class Resumable:
+    """The state of an agent, by flat names.
+
+    Names below `modules.` and `optimisers.` are inherited from a parent; names below `extra.`
+    (running returns, replay buffers, counters) and the random stream belong to one training and are
+    only resumed.
+    """
+
+    modules: nn.ModuleDict
+    optimisers: dict[str, torch.optim.Optimizer]
+    generator: torch.Generator
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Collect everything that is needed to continue bit-exactly. Call it between updates.
+
+        All are copies but the rows of a replay buffer, which may be most of the memory: store them
+        before the next step.
+        """
+        extra = add_prefix("extra", self.collect_extra_state())
+        return {
+            **self.collect_inheritable_state(),
+            **extra,
+            "generator": self.generator.get_state(),
+        }
+
+    def collect_inheritable_state(self) -> dict[str, Tensor]:
+        """Copy the part that a child takes over: networks, normalisers, optimiser moments."""
+        state = add_prefix("modules", self.modules.state_dict())
+        for name, optimiser in self.optimisers.items():
+            state |= add_prefix(f"optimisers.{name}", collect_optimiser_state(optimiser))
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state_dict()`. Raises CheckpointError when it belongs to another
+        architecture or market."""
+        self.inherit(state)
+        self.load_extra_state(select_below("extra", state))
+        if "generator" not in state:
+            raise CheckpointError("the stored agent state is incomplete: it has no random state")
+        load_generator(self.generator, state["generator"], "agent state")
+
+    def inherit(self, state: Mapping[str, Tensor]) -> None:
+        """Take networks, optimiser moments and normalisers from a parent's `state_dict()`.
+
+        Hyper-parameters and the random stream stay this agent's own. Raises CheckpointError when
+        the parent has another architecture or was trained on another layout.
+        """
+        load_module(self.modules, select_below("modules", state), "agent state")
+        for name, optimiser in self.optimisers.items():
+            load_optimiser(optimiser, select_below(f"optimisers.{name}", state), "agent state")
+
+    def collect_extra_state(self) -> dict[str, Tensor]:
+        """Collect the state that belongs to one training only."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back `collect_extra_state()`."""

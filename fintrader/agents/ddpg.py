@@ -5,28 +5,21 @@
     targets: θ' ← θ' + τ (θ − θ')
 
 with z = tanh(actor(s)) + noise while exploring, and sums cut at the first end of an episode:
-nothing is bootstrapped after a termination. What differs from the paper: exploration is Gaussian,
+nothing is bootstrapped after a termination. Differences from the paper: exploration is Gaussian,
 since Ornstein-Uhlenbeck noise brought nothing in later comparisons
 (https://arxiv.org/abs/1802.09477, section 6), and lasts from one decision to the next on markets;
 targets may sum n steps (https://arxiv.org/abs/1804.08617); networks have LayerNorm
-(https://arxiv.org/abs/2302.02948) instead of batch normalisation; what goes into the tanh is
+(https://arxiv.org/abs/2302.02948) instead of batch normalisation; large arguments of the tanh are
 penalised (`saturation_coef`).
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample
-
-
-class DDPG(OffPolicySettings):
-    """Settings of deep deterministic policy gradient."""
-
-    algo: Literal["ddpg"] = "ddpg"
+from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
+from fintrader.agents.settings import DDPG
 
 
 class DDPGAgent(OffPolicyAgent):
@@ -34,17 +27,16 @@ class DDPGAgent(OffPolicyAgent):
 
     settings: DDPG
 
-    def learn(self, sample: Sample) -> dict[str, Tensor]:
+    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         with torch.no_grad():
             following = torch.tanh(self.actor_target(sample.next_obs)[0])
-            target = (
-                sample.reward + sample.discount * self.critic_target(sample.next_obs, following)[0]
-            )
+            value = self.critic_target(sample.next_obs, following)[0]
+            target = sample.reward + sample.discount * value
         metrics = self.fit_critics(sample, target)
 
-        if self.actor_moves():
-            metrics |= self.climb(sample)
+        if self.is_actor_due():
+            metrics |= self.improve_actor(sample)
 
-        self.follow(self.critic_target, self.critic)
-        self.follow(self.actor_target, self.actor)
+        self.update_target(self.critic_target, self.critic)
+        self.update_target(self.actor_target, self.actor)
         return metrics

@@ -1,135 +1,304 @@
-"""Actors and critics: they read the market once for each bar, and each account at that bar adds
-what it holds.
+"""Networks that read the market once a bar (`market_once`, the default), and their layers.
 
-All accounts at a bar see the same market. Observations therefore come as `Seen`: what is private to
-each sample, the rows of the market that occur, and which of them each sample sees. Three kinds of
-network read them:
+All accounts at a bar see the same market (`normalisation.Batch`). A trunk embeds every asset from
+the market's row alone, with weights that all assets share, and lets them see each other through the
+mean of their embeddings (https://arxiv.org/abs/1703.06114). Embeddings are turned into
+coefficients: latents are linear in the account's columns, values quadratic. An account then costs a
+few numbers per asset, and the trunk, with an encoder of any depth, is paid for once a bar.
+Permuting the assets permutes the outputs, and a lesson learned on one asset holds for all.
 
-`market_once`
-    A trunk embeds every asset from the market's row alone, with weights that all assets share, and lets them see each
-    other through the mean of their embeddings (https://arxiv.org/abs/1703.06114). From an embedding come coefficients:
-    latents are linear in what the account shows, values quadratic. An account then costs a few numbers per asset, and
-    the trunk, with an encoder of any depth, is paid for once a bar. Permuting the assets permutes the outputs, its size
-    does not depend on their number, and what is learned on one asset holds for all.
-`per_asset`
-    The same trunk, but holdings enter it beside the features: it may do anything with them, once for every account.
-`mlp`
-    One row of numbers in. Its first layer is applied to market and account apart, to the former once a bar.
+`network_kinds` makes these networks and those of the other kinds.
 
-Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last
-bars (`mlp`: the whole market's) in a few numbers, which then stand beside what the newest bar says.
-Without one, the bars before are plain further inputs.
+`batch_shape` is `()` for one network and `(K,)` for K networks in one: their weights are one
+tensor, and to apply them is one batched matmul.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.fast.onednn import on_cpu
-from fintrader.agents.layers import Dense, Hidden
-from fintrader.agents.trunks import AccountTrunk, MarketTrunk, Mlp, NetworkSettings, Seen
-from fintrader.envs.observation import FlatLayout, Layout, num_actions
+from fintrader.agents.fast import fast_on_cpu
+from fintrader.agents.heads import EXTRA_LATENT_SCALE
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.settings import NetworkSettings
+from fintrader.envs.observation import ObservationLayout, split_market, window_of
 
-COMMON_PACE = 0.25
-"""Latents that are no asset's move this much slower than the others. While nothing is known yet,
-exploration only costs money, and to hold or trade less of everything is what pays: cash must not be
-all there is before it is known what else to hold."""
+
+@fast_on_cpu("dense")
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """Map `x [R, in]` by `weight [in, out]` and `bias [out]` to the non-linearity (`none`, `relu`,
+    `tanh`) of `x @ weight + bias`, `[R, out]`."""
+    out = x @ weight if bias is None else torch.addmm(bias, x, weight)
+    if activation == "relu":
+        return out.relu()
+    return tanh(out) if activation == "tanh" else out
+
+
+@fast_on_cpu("dense")
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    return torch.tanh(x)
+
+
+class Tanh(nn.Module):
+    """`tanh` as a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return tanh(x)
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": Tanh,
+    "relu": partial(nn.ReLU, inplace=True),
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+}
+
+
+class Dense(nn.Module):
+    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of
+    0."""
+
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        *,
+        batch_shape: tuple[int, ...] = (),
+        gain: float = math.sqrt(2),
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*batch_shape, width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(*batch_shape, *(1,) * bool(batch_shape), width_out))
+        for matrix in self.weight.view(-1, width_in, width_out).unbind(0):
+            nn.init.orthogonal_(matrix, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, all
+        networks read the same `x`."""
+        return self.apply_with(x, self.weight)
+
+    def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Apply the layer with `weight` in place of its own: some rows of these, for the inputs
+        that they belong to."""
+        # The fused forms save a pass over the result, which counts in networks of this size.
+        if weight.ndim == 2 and x.ndim == 2:
+            return linear(x, weight, self.bias)
+        if weight.ndim == 3 and x.ndim in (2, 3):
+            return torch.baddbmm(self.bias, x.expand(weight.shape[0], -1, -1), weight)
+        return x @ weight + self.bias
+
+
+class Hidden(nn.Sequential):
+    """Optional normalisation, then the non-linearity."""
+
+    def __init__(self, width: int, settings: NetworkSettings) -> None:
+        norm = [nn.LayerNorm(width, elementwise_affine=False)] if settings.layer_norm else []
+        super().__init__(*norm, ACTIVATIONS[settings.activation]())
+        can_fuse = settings.activation in ("relu", "tanh") and not settings.layer_norm
+        self.fused = settings.activation if can_fuse else None
+        """The non-linearity, where `linear` can apply all of this itself."""
+
+
+def join(*parts: Tensor) -> Tensor:
+    """Concatenate along the last dimension, the others broadcast."""
+    shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
+    return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
+
+
+@fast_on_cpu("trunk")
+def shared_layer(
+    h: Tensor, shared: Tensor, own: Dense, common: Dense, hidden: Hidden
+) -> tuple[Tensor, Tensor]:
+    """Compute f(W h_i + V shared) for every asset i, `[*batch_shape, R, N, H]`, and its mean over
+    the assets, `[*batch_shape, R, H]`."""
+    # One wide product over all assets: thousands of small ones are up to nine times slower to learn
+    # through.
+    rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, h.shape[-2]))
+    out: Tensor = hidden(rows + common(shared).unsqueeze(-2))
+    return out, out.mean(dim=-2)
+
+
+class AssetTrunk(nn.Module):
+    """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to
+    `[*batch_shape, R, N, H]` and their mean over the assets.
+
+    Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of
+    the mean.
+    """
+
+    def __init__(
+        self,
+        asset_width: int,
+        common_width: int,
+        settings: NetworkSettings,
+        *,
+        batch_shape: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.own = nn.ModuleList()
+        self.common = nn.ModuleList()
+        self.hidden = nn.ModuleList()
+        width = asset_width
+        shared = common_width
+        for size in settings.hidden:
+            self.own.append(Dense(width, size, batch_shape=batch_shape))
+            self.common.append(Dense(shared, size, batch_shape=batch_shape, gain=1.0))
+            self.hidden.append(Hidden(size, settings))
+            width = shared = size
+
+    def forward(self, assets: Tensor, common: Tensor) -> tuple[Tensor, Tensor]:
+        h = assets
+        mean = common
+        layers: Iterable[Any] = zip(self.own, self.common, self.hidden, strict=True)
+        for own, other, hidden in layers:
+            h, mean = shared_layer(h, mean, own, other, hidden)
+        return h, mean
+
+
+class AssetInput(nn.Module):
+    """The market's columns of each asset: rows `[U, L*W]` to `[U, N, P]`, and to common columns
+    `[U, G]`."""
+
+    def __init__(
+        self, layout: ObservationLayout, settings: NetworkSettings, encoder: nn.Module | None
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.encoder = encoder
+        past = (layout.lookback - 1) * (layout.num_features + 1)
+        now = layout.num_features + 1 + 2 * layout.benchmark
+        self.width = now + (past if encoder is None else settings.encoder_width)
+        """P"""
+        # One column at least: without any, the first layer would have no matrix.
+        self.common_width = layout.num_context or 1
+        """G"""
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        part = split_market(rows, self.layout)
+        flags = [part.tradable]
+        if self.layout.benchmark:
+            flags += [part.member, part.benchmark]
+        own = torch.cat([part.features, torch.stack(flags, dim=-1)], dim=-1)
+        if self.encoder is not None:
+            window = window_of(part)
+            encoded = self.encoder(window.flatten(-4, -3)).unflatten(-2, window.shape[-4:-2])
+            own = join(own, encoded)
+        elif self.layout.lookback > 1:
+            own = torch.cat([own, window_of(part)[..., :-1, :].flatten(-2)], dim=-1)
+        common = part.context if self.layout.num_context else torch.zeros_like(rows[..., :1])
+        return own, common
+
+
+class MarketTrunk(nn.Module):
+    """Every asset's embedding, from the market alone: rows `[U, L*W]` to `[*batch_shape, U, N, H]`
+    and their mean over the assets, `[*batch_shape, U, H]`."""
+
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        settings: NetworkSettings,
+        encoder: nn.Module | None,
+        *,
+        batch_shape: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.assets = AssetInput(layout, settings, encoder)
+        widths = (self.assets.width, self.assets.common_width)
+        self.layers = AssetTrunk(*widths, settings, batch_shape=batch_shape)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        embeddings, mean = self.layers(*self.assets(rows))
+        return embeddings, mean
+
+
+class Actor(nn.Module):
+    """A batch of R samples to `outputs` numbers for each latent: a tuple of `outputs` `[R, L]`.
+
+    `L` is the number of actions N and the `extra` latents that belong to no asset, which stand last
+    (see `ActionHead`).
+    """
+
+    kind: ClassVar[str]
+    outputs: int
+    shares_bars: bool = False
+    """Whether accounts at a bar share their outputs."""
+
+    def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Compute the first of the outputs, `[R, L]`; where accounts at a bar share theirs,
+        `[U, L]` and each one's row."""
+        return self(batch)[0], None
 
 
 class Coefficients(NamedTuple):
-    """What U bars make of an account, for each of `outputs`: latent = constant + slope · held +
-    account · columns."""
+    """Coefficients of latents in an account, at U bars, for each of `outputs`: latent = constant +
+    slope · held + account · columns."""
 
     constant: Tensor
     """`[outputs, U, N]`"""
     slope: Tensor | None
     """`[outputs, U, N]`; None where holdings are not read."""
-    common: Tensor | None
-    """`[outputs, U, C]`: latents that are no asset's; None where there are none."""
+    extra: Tensor | None
+    """`[outputs, U, C]`: of latents that belong to no asset; None where there are none."""
     account: Tensor
     """`[outputs, U, A, L]`, A = 0 for networks that do not read the account's columns."""
 
+    def join_constants(self, k: int) -> Tensor:
+        """Join the part of output number `k`, `[U, L]`, that does not depend on the account."""
+        constant = self.constant[k]
+        return constant if self.extra is None else torch.cat([constant, self.extra[k]], dim=-1)
 
-class Actor(nn.Module):
-    """`Seen` of R samples to `outputs` numbers for each latent: a tuple of `outputs` `[R, L]`.
 
-    `L` is the number of actions N and the `common` latents that are no asset's, which stand last
-    (see `ActionHead`).
-    """
+class MarketOnceActor(Actor):
+    """Latents that are linear in the account, with coefficients from the market's row alone."""
+
+    kind = "market_once"
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ObservationLayout,
         settings: NetworkSettings,
+        encoder: nn.Module | None,
         *,
-        common: int,
-        outputs: int = 1,
-        out_gain: float = 0.01,
+        extra: int,
+        outputs: int,
+        out_gain: float,
     ) -> None:
         super().__init__()
-        settings = settings.resolved(layout)
         self.outputs = outputs
-        self.kind = settings.kind
-        width = settings.hidden[-1]
-        if isinstance(layout, FlatLayout) or self.kind == "mlp":
-            latents = num_actions(layout) + common
-            self.mlp = Mlp(layout, latents * outputs, settings, batch_shape=(), out_gain=out_gain)
-            return
         self.num_assets = layout.num_assets
-        self.common = common
-        self.account = 0
-        self.holdings = False
-        if self.kind == "per_asset":
-            self.trunk: nn.Module = AccountTrunk(layout, settings, batch_shape=())
-        else:
-            self.trunk = MarketTrunk(layout, settings, batch_shape=())
-            self.account = layout.account_width if settings.account else 0
-            self.holdings = settings.holdings
-        # market_once: see `Coefficients`.
+        self.extra = extra
+        self.account = layout.account_width if settings.account else 0
+        self.holdings = settings.holdings
+        self.shares_bars = not self.holdings and not self.account
+        width = settings.hidden[-1]
+        self.trunk = MarketTrunk(layout, settings, encoder)
+        # For each output, in this order: constant, slope, the account's columns.
         self.head = Dense(width, outputs * (1 + self.holdings + self.account), gain=out_gain)
-        self.common_head = (
-            Dense(width, outputs * (1 + self.account) * common, gain=out_gain) if common else None
+        self.extra_head = (
+            Dense(width, outputs * (1 + self.account) * extra, gain=out_gain) if extra else None
         )
 
-    @property
-    def shares(self) -> bool:
-        """Whether accounts at a bar share their outputs."""
-        return self.kind == "market_once" and not self.holdings and not self.account
+    def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        if not self.shares_bars:
+            return self(batch)[0], None
+        return self.predict_coefficients(batch.rows).join_constants(0), batch.row_index
 
-    def first(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
-        """The first of the outputs `[R, L]`; where accounts at a bar share theirs, `[U, L]` and
-        each one's place."""
-        if not self.shares:
-            return self(seen)[0], None
-        assert isinstance(self.trunk, MarketTrunk)
-        h, mean = self.trunk.pooled(seen.rows)
-        latent = self.head(h.flatten(0, 1)).view(*h.shape[:2], self.outputs)[..., 0]
-        if self.common_head is not None:
-            common = COMMON_PACE * self.common_head(mean)
-            latent = torch.cat([latent, common[:, : self.common]], dim=-1)
-        return latent, seen.place
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        coefficients = self.predict_coefficients(batch.rows)
+        return tuple(self._combine(batch, coefficients, k) for k in range(self.outputs))
 
-    def forward(self, seen: Seen) -> tuple[Tensor, ...]:
-        if self.kind == "mlp":
-            out: Tensor = self.mlp(seen)
-            return out.chunk(self.outputs, dim=-1)
-        if self.kind == "market_once":
-            return self.latents(seen, self.coefficients(seen.rows))
-        h = self.trunk(seen)
-        latent = self.head(h)
-        if self.common_head is not None:
-            common = COMMON_PACE * self.common_head(h.mean(dim=-2))
-            latent = torch.cat([latent, common.unflatten(-1, (self.common, self.outputs))], dim=-2)
-        parts: tuple[Tensor, ...] = latent.unbind(dim=-1)
-        return parts
-
-    def coefficients(self, rows: Tensor) -> Coefficients:
-        """`market_once`: what the bars in `rows` `[U, L*W]` make latents of."""
-        assert isinstance(self.trunk, MarketTrunk)
-        h, mean = self.trunk.pooled(rows)
+    def predict_coefficients(self, rows: Tensor) -> Coefficients:
+        """Compute the coefficients of latents at the bars in `rows` `[U, L*W]`."""
+        h, mean = self.trunk(rows)
         own = (
             self.head(h.flatten(0, 1))
             .view(*h.shape[:2], self.outputs, -1)
@@ -137,132 +306,65 @@ class Actor(nn.Module):
             .contiguous()
         )
         account = own[:, 1 + self.holdings :].transpose(1, 2)
-        common = None
-        if self.common_head is not None:
-            both = COMMON_PACE * self.common_head(mean)
-            both = both.view(rows.shape[0], self.outputs, -1, self.common).permute(1, 2, 0, 3)
-            common = both[:, 0]
+        extra = None
+        if self.extra_head is not None:
+            both = EXTRA_LATENT_SCALE * self.extra_head(mean)
+            both = both.view(rows.shape[0], self.outputs, -1, self.extra).permute(1, 2, 0, 3)
+            extra = both[:, 0]
             account = torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
-        return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, common, account)
+        return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, extra, account)
 
-    def latents(self, seen: Seen, of: Coefficients) -> tuple[Tensor, ...]:
-        """`market_once`: a tuple of `outputs` `[R, L]`."""
-        parts = []
-        for k in range(self.outputs):
-            # What accounts share is put together before it is handed out.
-            latent = (
-                of.constant[k]
-                if of.common is None
-                else torch.cat([of.constant[k], of.common[k]], dim=-1)
-            )
-            latent = seen.spread(latent)
-            if of.slope is not None:
-                own = seen.spread(of.slope[k]) * seen.private[..., -self.num_assets :]
-                latent = latent + nn.functional.pad(own, (0, latent.shape[-1] - self.num_assets))
-            if self.account:
-                columns = seen.private[..., : self.account].unsqueeze(-2)
-                latent = latent + (columns @ seen.spread(of.account[k])).squeeze(-2)
-            parts.append(latent)
-        return tuple(parts)
+    def _combine(self, batch: Batch, coefficients: Coefficients, k: int) -> Tensor:
+        """Compute output number `k`, `[R, L]`, from coefficients and accounts."""
+        latent = batch.expand(coefficients.join_constants(k))
+        if coefficients.slope is not None:
+            held = batch.private[..., -self.num_assets :]
+            own = batch.expand(coefficients.slope[k]) * held
+            latent = latent + nn.functional.pad(own, (0, self.extra))
+        if self.account:
+            columns = batch.private[..., : self.account].unsqueeze(-2)
+            latent = latent + (columns @ batch.expand(coefficients.account[k])).squeeze(-2)
+        return latent
 
 
-class Critic(nn.Module):
-    """Value `[R]` (`[K, R]` with `members`) of what is `Seen`, or of that with a latent `[R, L]`.
+@fast_on_cpu("value")
+def quadratic_value(each: Tensor, top: Tensor, batch: Batch) -> Tensor:
+    """Compute top_0 + mean_n (each_0n + each_1n h_n) h_n, `[R]`, with the coefficients
+    `each [2, U, N]` and `top [U, K]` of each row's bar and the holdings h, which stand last in the
+    private part."""
+    assets = each.shape[-1]
+    held = batch.private[..., -assets:]
+    by_held = torch.addcmul(batch.expand(each[0]), batch.expand(each[1]), held)
+    mean: Tensor = torch.linalg.vecdot(by_held, held) / assets
+    return batch.expand(top[..., 0]) + mean
 
-    `market_once` without latents: V = c + Σ_j (d_j + e_j x_j) x_j + mean_i (a_i + b_i h_i) h_i with
-    the holdings h and, with `account`, the account's columns x; all coefficients are the bar's.
-    With latents, which act on what is held in ways that no square describes, embeddings of the bar
-    pass one more layer with them.
+
+class MarketOnceCritic(nn.Module):
+    """Value `[R]` of a batch, quadratic in the account with coefficients of its bar.
+
+    V = c + Σ_j (d_j + e_j x_j) x_j + mean_i (a_i + b_i h_i) h_i with the holdings h and, with
+    `account`, the account's columns x.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        settings: NetworkSettings,
-        *,
-        latents: int = 0,
-        members: int | None = None,
+        self, layout: ObservationLayout, settings: NetworkSettings, encoder: nn.Module | None
     ) -> None:
         super().__init__()
-        settings = settings.resolved(layout)
-        self.kind = settings.kind
-        width = settings.hidden[-1]
-        batch_shape = () if members is None else (members,)
-        if isinstance(layout, FlatLayout) or self.kind == "mlp":
-            self.mlp = Mlp(
-                layout, 1, settings, latents=latents, batch_shape=batch_shape, out_gain=1.0
-            )
-            return
-        self.num_assets = layout.num_assets
-        if self.kind == "per_asset":
-            self.trunk: nn.Module = AccountTrunk(
-                layout, settings, latents=latents, batch_shape=batch_shape
-            )
-            self.head = Dense(width, 1, batch_shape=batch_shape, gain=1.0)
-            return
-        self.trunk = MarketTrunk(layout, settings, batch_shape=batch_shape)
         self.account = layout.account_width if settings.account else 0
-        self.judges = latents > 0
-        if self.judges:
-            own = 2
-            common = latents - layout.num_assets + self.account
-            self.embedding = Dense(width, width, batch_shape=batch_shape)
-            self.own = Dense(own, width, batch_shape=batch_shape)
-            self.common = Dense(max(common, 1), width, batch_shape=batch_shape, gain=1.0)
-            self.last = Hidden(width, settings.activation, layer_norm=settings.layer_norm)
-            self.head = Dense(width, 1, batch_shape=batch_shape, gain=1.0)
-        else:
-            self.head = Dense(width, 2, batch_shape=batch_shape, gain=1.0)
-            self.top = Dense(width, 1 + 2 * self.account, batch_shape=batch_shape, gain=1.0)
+        width = settings.hidden[-1]
+        self.trunk = MarketTrunk(layout, settings, encoder)
+        self.head = Dense(width, 2, gain=1.0)
+        self.top = Dense(width, 1 + 2 * self.account, gain=1.0)
 
-    def forward(self, seen: Seen, latent: Tensor | None = None) -> Tensor:
-        if self.kind == "mlp":
-            value: Tensor = self.mlp(seen, latent)
-            return value.squeeze(-1)
-        if self.kind == "per_asset":
-            out: Tensor = self.head(self.trunk(seen, latent).mean(dim=-2)).squeeze(-1)
-            return out
-        return self._square(seen) if latent is None else self._judge(seen, latent)
-
-    def _square(self, seen: Seen) -> Tensor:
-        assert isinstance(self.trunk, MarketTrunk)
-        count, (h, mean) = self.num_assets, self.trunk.pooled(seen.rows)
-        # As `self.head(h)`, what belongs together side by side.
+    def forward(self, batch: Batch) -> Tensor:
+        h, mean = self.trunk(batch.rows)
+        # As `self.head(h)`, with the numbers of a coefficient side by side.
         each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
         each = each.view(2, *h.shape[:2])
         top = self.top(mean)
-        private = seen.private
-        if on_cpu(private) and private.ndim == 2 and not private.requires_grad:
-            from fintrader.agents.fast.value import Quadratic
-
-            place = torch.arange(len(private)) if seen.place is None else seen.place
-            value: Tensor = Quadratic.apply(each, top, place, private)  # type: ignore[no-untyped-call]
-        else:
-            held = private[..., -count:]
-            by_held = torch.addcmul(seen.spread(each[0]), seen.spread(each[1]), held)
-            value = seen.spread(top[..., 0]) + torch.linalg.vecdot(by_held, held) / count
+        value: Tensor = quadratic_value(each, top, batch)
         if self.account:
-            x = seen.private[..., : self.account]
-            linear, square = seen.spread(top[..., 1:]).chunk(2, dim=-1)
-            value = value + ((linear + square * x) * x).sum(-1)
+            x = batch.private[..., : self.account]
+            linear_part, square_part = batch.expand(top[..., 1:]).chunk(2, dim=-1)
+            value = value + ((linear_part + square_part * x) * x).sum(-1)
         return value
-
-    def _judge(self, seen: Seen, latent: Tensor) -> Tensor:
-        count = self.num_assets
-        h = self.embedding_of(seen.rows)
-        h = seen.spread(h, h.ndim - 3)
-        own = torch.stack(
-            [seen.private[..., -count:].expand_as(latent[..., :count]), latent[..., :count]], dim=-1
-        )
-        common = torch.cat([seen.private[..., : self.account], latent[..., count:]], dim=-1)
-        common = common if common.shape[-1] else torch.zeros_like(latent[..., :1])
-        moved = self.own(own.flatten(-3, -2)).unflatten(-2, own.shape[-3:-1])
-        h = self.last(h + moved + self.common(common).unsqueeze(-2))
-        value: Tensor = self.head(h.mean(dim=-2)).squeeze(-1)
-        return value
-
-    def embedding_of(self, rows: Tensor) -> Tensor:
-        """`[*batch_shape, U, N, H]`: what the bar adds to the last hidden layer."""
-        h = self.trunk(rows)
-        out: Tensor = self.embedding(h.flatten(-3, -2)).unflatten(-2, h.shape[-3:-1])
-        return out

@@ -1,32 +1,74 @@
-"""Running statistics of observations and rewards; they are part of the policy and travel with
-it."""
+"""Observations as networks read them: standardised by running statistics that are part of the
+policy; and the scale of rewards."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.trunks import Seen, numbered_anew
 from fintrader.envs.observation import FlatLayout, Layout, statistic_groups
 from fintrader.errors import ConfigError
 
-Perturbation = Callable[[Tensor, Tensor | None], Tensor]
-"""Standardised rows of the market `[U, L*W]`, and their bars `[U]` where these are known, to what
-is shown instead."""
+PerturbRows = Callable[[Tensor, Tensor | None], Tensor]
+"""Standardised rows of the market `[U, L*W]`, and their bars `[U]` where these are known, to the
+rows that are shown instead."""
 
 CLIP = 10.0
 """Standardised values lie within ± this."""
 EPSILON = 1e-8
-"""Added to variances, so that a column that does not vary divides by something."""
-_ROWS = 4096
-"""Rows of a table whose statistics are taken at once."""
+"""Added to variances, so that a column that does not vary is not divided by zero."""
+_ROWS_AT_ONCE = 4096
+"""Rows of a table whose statistics are taken together: they fit the processor's caches."""
+
+
+class Batch(NamedTuple):
+    """Standardised observations of R samples. All accounts at a bar see the same market, so its
+    rows are stored once."""
+
+    private: Tensor
+    """`[R, A + N]`: account and holdings; of a classic environment everything, `[R, D]`."""
+    rows: Tensor
+    """`[U, L*W]`: rows of the market; of a classic environment `[U, 0]`."""
+    row_index: Tensor | None
+    """`[R]` int64: the row that each sample sees; None: row i is sample i's."""
+
+    def select(self, samples: Tensor) -> Self:
+        """Select the samples with these numbers, with the rows that occur among them."""
+        private = self.private.index_select(0, samples)
+        if self.row_index is None:
+            return type(self)(private, self.rows.index_select(0, samples), None)
+        chosen = self.row_index.index_select(0, samples)
+        occurring, row_index = index_occurring(chosen, len(self.rows))
+        return type(self)(private, self.rows.index_select(0, occurring), row_index)
+
+    def expand(self, per_row: Tensor, dim: int = 0) -> Tensor:
+        """Repeat the result of each row for the samples that see it: `dim` has U entries and gets
+        R."""
+        return per_row if self.row_index is None else per_row.index_select(dim, self.row_index)
+
+
+def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[Tensor, Tensor]:
+    """Find the numbers of 0 ... count - 1 that occur in `numbers` `[R]`, in order, and for each of
+    `numbers` its place among them.
+
+    Only by waiting for a GPU is it known how many occur: there, without `wait`, zeros fill up the
+    rest.
+    """
+    occurs = torch.zeros(count, dtype=torch.int64, device=numbers.device)
+    occurs[numbers] = 1
+    if wait or numbers.device.type == "cpu":
+        occurring = occurs.nonzero()
+    else:
+        most = min(len(numbers), count)
+        occurring = torch.nonzero_static(occurs, size=most, fill_value=0)
+    return occurring.squeeze(1), (occurs.cumsum(0) - 1).index_select(0, numbers)
 
 
 class ObservationNormaliser(nn.Module):
-    """Subtracts the mean and divides by the deviation of each column seen so far, clipped to ±10.
+    """Subtracts each column's mean and divides by its deviation, clipped to ±10.
 
     Columns that mean the same thing for different assets share one statistic, so that permuting the
     assets permutes the result. Statistics merge by the parallel algorithm of Chan, Golub and
@@ -34,8 +76,7 @@ class ObservationNormaliser(nn.Module):
 
     Observations are flat, `[..., D]`, or *clocked*, `[..., A + N + 1]`: the private part and the
     number of a bar (exact in float32 up to 2**24), whose row stands in a table that all accounts
-    share. Of a table every row is as good as seen: the market's columns get their statistics from
-    all of it, once.
+    share. The market's columns get their statistics from the whole table at once.
     """
 
     mean: Tensor
@@ -58,71 +99,72 @@ class ObservationNormaliser(nn.Module):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Float32 copies per column: what `see` reads, once a step."""
-        shift, scale = shift_and_scale(self.mean, self.var)
+        """Update the float32 copies per column that `_standardise` reads at every step."""
+        shift, scale = to_shift_and_scale(self.mean, self.var)
         self._shift = -(shift * scale)[self.groups]
         self._scale = scale[self.groups]
 
     @property
-    def knows_market(self) -> bool:
-        """Whether the market's columns have statistics, or there are none."""
+    def has_market_statistics(self) -> bool:
+        """Whether the market's columns have statistics, or there are no such columns."""
         return not self.row_width or bool(self.count[self.groups[-1]])
 
-    def see(
+    def normalise(
         self,
         obs: Tensor,
         table: Tensor | None = None,
         *,
         wait: bool = True,
-        perturb: Perturbation | None = None,
-    ) -> Seen:
-        """Raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`, as what networks read; `table` `[T,
-        L*W]` belongs to clocks, and `wait` as in `numbered_anew`. Raises ConfigError for clocks
-        without a table."""
-        perturb = perturb or (lambda rows, bars: rows)
+        perturb: PerturbRows | None = None,
+    ) -> Batch:
+        """Standardise raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`; `table` `[T, L*W]`
+        belongs to clocks, and `wait` as in `index_occurring`. Raises ConfigError for clocks without
+        a table."""
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
         if obs.shape[-1] == self.width:
-            return Seen(private, perturb(self.see_rows(obs[..., self.private :]), None), None)
+            rows = self.normalise_rows(obs[..., self.private :])
+            return Batch(private, rows if perturb is None else perturb(rows, None), None)
         if table is None:
             raise ConfigError(
                 f"observations are {obs.shape[-1]} wide, the layout's {self.width}; clocks need the"
-                " market's rows: call agent.training_env(env) first, as `train` does"
+                " market's rows: call agent.prepare_env(env) first, as `train` does"
             )
-        occurring, place = numbered_anew(obs[..., -1].detach().long(), len(table), wait=wait)
-        return Seen(private, self.see_bars(occurring, table, obs.dtype, perturb), place)
+        bars, row_index = index_occurring(obs[..., -1].detach().long(), len(table), wait=wait)
+        return Batch(private, self.normalise_bars(bars, table, obs.dtype, perturb), row_index)
 
-    def see_bars(
-        self, bars: Tensor, table: Tensor, dtype: torch.dtype, perturb: Perturbation
+    def normalise_bars(
+        self, bars: Tensor, table: Tensor, dtype: torch.dtype, perturb: PerturbRows | None
     ) -> Tensor:
-        """The rows `[U, L*W]` of the bars with these numbers `[U]`, standardised and perturbed."""
-        return perturb(self.see_rows(table[bars].to(dtype)), bars)
+        """Standardise, and perturb, the rows `[U, L*W]` of the bars with these numbers `[U]`."""
+        rows = self.normalise_rows(table[bars].to(dtype))
+        return rows if perturb is None else perturb(rows, bars)
 
-    def see_rows(self, rows: Tensor) -> Tensor:
-        """Rows of the market `[U, L*W]`, standardised."""
+    def normalise_rows(self, rows: Tensor) -> Tensor:
+        """Standardise rows of the market `[U, L*W]`."""
         return self._standardise(rows, slice(self.private, self.width))
 
     def _standardise(self, values: Tensor, columns: slice) -> Tensor:
         # (values - mean) / deviation, in two passes
         standard = torch.addcmul(self._shift[columns], values, self._scale[columns])
-        return (
-            standard.clamp(-CLIP, CLIP) if standard.requires_grad else standard.clamp_(-CLIP, CLIP)
-        )
+        if standard.requires_grad:
+            return standard.clamp(-CLIP, CLIP)
+        return standard.clamp_(-CLIP, CLIP)
 
     def update(self, obs: Tensor) -> None:
-        """Merge a batch of observations `[..., D]` or `[..., A + N + 1]` into the statistics: of
-        the latter what is private."""
+        """Merge a batch of observations, `[..., D]`, or the private part of `[..., A + N + 1]`,
+        into the statistics."""
         self._merge(obs if obs.shape[-1] == self.width else obs[..., : self.private], 0)
 
     def update_market(self, table: Tensor) -> None:
         """Merge a table `[T, L*W]` into the statistics: of each row the newest bar, since the
-        others have their own."""
+        others have rows of their own."""
         width = self.row_width
-        for rows in torch.split(table[:, -width:], _ROWS):
+        for rows in torch.split(table[:, -width:], _ROWS_AT_ONCE):
             self._merge(rows, self.width - width)
 
     @torch.no_grad()
     def _merge(self, values: Tensor, first: int) -> None:
-        """A batch of the columns from number `first` on."""
+        """Merge a batch `[..., columns]` of the columns from number `first` on."""
         rows = values.reshape(-1, values.shape[-1])
         groups = self.groups[first : first + rows.shape[1]]
         zeros = torch.zeros_like(self.mean)
@@ -135,12 +177,12 @@ class ObservationNormaliser(nn.Module):
         column_var = (
             (centred * centred).mean(dim=0).double() - centred.mean(dim=0).double() ** 2
         ).clamp_min(0)
-        seen = sizes > 0
+        occurs = sizes > 0
         sizes = sizes.clamp_min(1)
         mean = zeros.index_add(0, groups, column_mean) / sizes
         between = (column_mean - mean[groups]) ** 2
         var = zeros.index_add(0, groups, column_var + between) / sizes
-        _merge(self, mean, var, torch.where(seen, float(rows.shape[0]), 0.0).double())
+        _merge(self, mean, var, torch.where(occurs, float(rows.shape[0]), 0.0).double())
         self._refresh()
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -154,23 +196,22 @@ class ObservationNormaliser(nn.Module):
 
 
 def _merge(
-    own: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: Tensor | int
+    into: ObservationNormaliser | RewardScaler, mean: Tensor, var: Tensor, number: Tensor | int
 ) -> None:
-    """Take a batch of `number` values into running statistics."""
-    total = own.count + number
+    """Merge mean and variance of a batch of `number` values into running into."""
+    total = into.count + number
     share = number / total.clamp_min(1)
-    delta = mean - own.mean
-    merged = (own.var * own.count + var * number + delta**2 * own.count * share) / total.clamp_min(
-        1
-    )
-    own.var.copy_(torch.where(total > 0, merged, own.var))
-    own.mean.add_(delta * share)
-    own.count.copy_(total)
+    delta = mean - into.mean
+    squares = into.var * into.count + var * number
+    merged = (squares + delta**2 * into.count * share) / total.clamp_min(1)
+    into.var.copy_(torch.where(total > 0, merged, into.var))
+    into.mean.add_(delta * share)
+    into.count.copy_(total)
 
 
-def shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """What is subtracted from columns of these statistics, and what they are multiplied by then;
-    float32."""
+def to_shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn statistics into the float32 numbers that columns are lessened by and then multiplied
+    by."""
     return mean.float(), (var + EPSILON).rsqrt().float()
 
 
@@ -209,25 +250,6 @@ class RewardScaler(nn.Module):
         _merge(self, wide.mean(), wide.var(correction=0), wide.numel())
 
     def forward(self, rewards: Tensor) -> Tensor:
-        """Scaled rewards, clipped to ±10; unchanged before the first update."""
+        """Scale rewards, clipped to ±10; unchanged before the first update."""
         scale = torch.where(self.count > 0, (self.var + 1e-16).rsqrt(), torch.ones_like(self.var))
         return (rewards * scale.to(rewards.dtype)).clamp(-CLIP, CLIP)
-
-    def to_json(self) -> dict[str, float | None]:
-        """Plain JSON that `from_json` reads; None for numbers that are not finite."""
-        numbers = {
-            "gamma": self.gamma,
-            **{name: float(buffer) for name, buffer in self.named_buffers()},
-        }
-        return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, float | None]) -> RewardScaler:
-        """Scales as the stored one did. Raises KeyError or TypeError when something is missing."""
-        numbers = {
-            name: math.nan if number is None else float(number) for name, number in value.items()
-        }
-        scaler = cls(numbers["gamma"])
-        for name, buffer in scaler.named_buffers():
-            buffer.fill_(numbers[name])
-        return scaler

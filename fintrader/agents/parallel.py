@@ -34,18 +34,18 @@ from torch.func import functional_call, grad_and_value, vmap
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
+from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent
-from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardised
-from fintrader.agents.trunks import Seen
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardise
 from fintrader.errors import CheckpointError
 from fintrader.seeding import generator
 
-INHERITED = ("modules.", "optimisers.")
-"""What an agent's `inherit` takes, hence what is averaged; random streams and counters stay each
-learner's own."""
+INHERITED_PREFIXES = ("modules.", "optimisers.")
+"""Names that an agent's `inherit` takes, hence those that are averaged; each learner keeps its
+random streams and counters."""
 
 
-class _Loss(nn.Module):
+class LossModule(nn.Module):
     """The agent's loss as a module, so that its weights can be given from outside."""
 
     def __init__(self, agent: OnPolicyAgent) -> None:
@@ -55,8 +55,8 @@ class _Loss(nn.Module):
         )
         self._agent = agent
 
-    def forward(self, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._agent.loss(batch)
+    def forward(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._agent.loss(rollout)
 
 
 class BatchedLearners:
@@ -65,53 +65,54 @@ class BatchedLearners:
     def __init__(self, agent: OnPolicyAgent) -> None:
         self.agent = agent
         self.count = agent.settings.learners
-        agent.batched = True
-        self.loss = _Loss(agent)
-        self.slope = vmap(grad_and_value(self._value, has_aux=True), in_dims=(0, 0))
+        self.loss = LossModule(agent)
+        self.grad = vmap(grad_and_value(self._compute_loss, has_aux=True), in_dims=(0, 0))
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
-        """All learners' gradient steps on their accounts' rows of one rollout, then the average.
+        """Take all learners' gradient steps on their accounts' rows of one rollout, then average.
 
         Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are
         means over the learners.
         """
 
-        def own(rows: Tensor) -> Tensor:
-            """`[R, ...]` to `[K, R / K, ...]`."""
+        def share_out(rows: Tensor) -> Tensor:
+            """Cut `[R, ...]` into `[K, R / K, ...]`."""
             shares = rows.reshape(self.agent.settings.num_steps, self.count, -1, *rows.shape[1:])
             return shares.transpose(0, 1).flatten(1, 2)
 
-        seen, *columns = rollout
-        everyone = torch.arange(len(seen.rows), device=seen.rows.device)
-        places = own(everyone if seen.place is None else seen.place)
-        bars, place = zip(*(torch.unique(one, return_inverse=True) for one in places), strict=True)
-        most = max(map(len, bars))  # a learner that sees fewer bars embeds one that nobody looks up
-        rows = torch.stack(
-            [seen.rows[nn.functional.pad(own_bars, (0, most - len(own_bars)))] for own_bars in bars]
-        )
-        shares = Seen(own(seen.private), rows, torch.stack(place))
-        metrics = self._descend(Rollout(shares, *map(own, columns)))
+        batch, *columns = rollout
+        row_index = batch.row_index
+        if row_index is None:
+            row_index = torch.arange(len(batch.rows), device=batch.rows.device)
+        occurring = [torch.unique(share, return_inverse=True) for share in share_out(row_index)]
+        # A learner that sees fewer bars than another embeds some that no row looks up.
+        most = max(len(bars) for bars, _ in occurring)
+        padded = [nn.functional.pad(bars, (0, most - len(bars))) for bars, _ in occurring]
+        rows = torch.stack([batch.rows[bars] for bars in padded])
+        places = torch.stack([place for _, place in occurring])
+        shares = Batch(share_out(batch.private), rows, places)
+        metrics = self._descend(Rollout(shares, *map(share_out, columns)))
         self._fuse()
         return metrics
 
-    def _value(
-        self, weights: dict[str, Tensor], batch: Rollout
+    def _compute_loss(
+        self, weights: dict[str, Tensor], rollout: Rollout
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        found: tuple[Tensor, dict[str, Tensor]] = functional_call(
-            self.loss, weights, (batch._replace(advantage=standardised(batch.advantage)),)
-        )
-        return found
+        rollout = rollout._replace(advantage=standardise(rollout.advantage))
+        result: tuple[Tensor, dict[str, Tensor]] = functional_call(self.loss, weights, (rollout,))
+        return result
 
     def _descend(self, shares: Rollout) -> dict[str, Tensor]:
-        """Gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
+        """Take gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
         agent = self.agent
-        assert shares.seen.place is not None
+        row_index = shares.batch.row_index
+        assert row_index is not None
         own = agent.optimisers["adam"]
         single = {
             name: weight for name, weight in self.loss.named_parameters() if weight.requires_grad
         }
         self.weights = {
-            name: nn.Parameter(self._copies(weight.detach())) for name, weight in single.items()
+            name: nn.Parameter(self._repeat(weight.detach())) for name, weight in single.items()
         }
         group = own.param_groups[0]
         self.adam = torch.optim.Adam(
@@ -124,41 +125,40 @@ class BatchedLearners:
         for name, weight in single.items():
             if moments := own.state.get(weight):
                 self.adam.state[self.weights[name]] = {
-                    key: self._copies(value) if value.ndim else value.clone()
+                    key: self._repeat(value) if value.ndim else value.clone()
                     for key, value in moments.items()
                 }
-        drawn = [list(agent.passes(place.numel(), place)) for place in shares.seen.place]
+        drawn = [list(agent.draw_passes(share.numel(), share)) for share in row_index]
         together = (
-            [torch.stack(rows) for rows in zip(*one, strict=True)]
-            for one in zip(*drawn, strict=True)
+            [torch.stack(rows) for rows in zip(*passes, strict=True)]
+            for passes in zip(*drawn, strict=True)
         )
-        return agent.take_steps(together, lambda rows: self._step(shares, rows))
+        return agent.take_steps(together, lambda rows: self._take_step(shares, rows))
 
-    def _copies(self, value: Tensor) -> Tensor:
+    def _repeat(self, value: Tensor) -> Tensor:
         return value.expand(self.count, *value.shape).clone()
 
-    def _step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
-        """One gradient step of every learner; `rows [K, S]` are its minibatch."""
+    def _take_step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
+        """Take one gradient step of every learner; `rows [K, S]` are its minibatch."""
         learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
-        (private, market, place), *columns = shares
-        assert place is not None
-        seen = Seen(private[learner, rows], market, place[learner, rows])
-        batch = Rollout(seen, *(column[learner, rows] for column in columns))
+        (private, market, row_index), *columns = shares
+        assert row_index is not None
+        batch = Batch(private[learner, rows], market, row_index[learner, rows])
+        minibatch = Rollout(batch, *(column[learner, rows] for column in columns))
         weights = {name: parameter.detach() for name, parameter in self.weights.items()}
-        slopes, (_, step) = self.slope(weights, batch)
-        norm = (
-            torch.stack([slope.flatten(1).pow(2).sum(1) for slope in slopes.values()]).sum(0).sqrt()
-        )
+        grads, (_, step) = self.grad(weights, minibatch)
+        squares = [grad.flatten(1).pow(2).sum(1) for grad in grads.values()]
+        norm = torch.stack(squares).sum(0).sqrt()
         # As nn.utils.clip_grad_norm_, each learner by its own norm.
         factor = (self.agent.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         for name, parameter in self.weights.items():
-            parameter.grad = slopes[name] * factor.view(-1, *[1] * (parameter.ndim - 1))
+            parameter.grad = grads[name] * factor.view(-1, *[1] * (parameter.ndim - 1))
         self.adam.step()
         return {name: value.detach().mean() for name, value in {**step, "grad_norm": norm}.items()}
 
     @torch.no_grad()
     def _fuse(self) -> None:
-        """The mean of the K copies becomes the agent's."""
+        """Give the agent the mean of the K copies."""
         own = self.agent.optimisers["adam"]
         single = dict(self.loss.named_parameters())
         moments = {name: self.adam.state[parameter] for name, parameter in self.weights.items()}
@@ -178,8 +178,8 @@ class BatchedLearners:
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of every floating tensor that is inherited; all else is the first state's. On the
-    first one's device.
+    """Average every floating tensor that is inherited; all else is the first state's. On the first
+    one's device.
 
     Sums run in float64 in the order of the states, so equal states give equal bytes wherever they
     come from. Variances of normalisers are merged as second moments: learners whose means differ
@@ -187,19 +187,19 @@ def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """
     fused = {}
     for name, first in states[0].items():
-        if not (name.startswith(INHERITED) and first.is_floating_point()):
+        if not (name.startswith(INHERITED_PREFIXES) and first.is_floating_point()):
             fused[name] = first.contiguous()
             continue
-        rows = _rows(states, name, first.device)
+        rows = _stack(states, name, first.device)
         centre = name.removesuffix("var") + "mean"
         if name.endswith(".var") and centre in states[0]:
-            means = _rows(states, centre, first.device)
+            means = _stack(states, centre, first.device)
             rows = rows + (means - means.mean(dim=0)) ** 2
         fused[name] = rows.mean(dim=0).to(first.dtype).contiguous()
     return fused
 
 
-def _rows(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
+def _stack(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
     return torch.stack([state[name].to(device, torch.float64) for state in states])
 
 
@@ -234,19 +234,19 @@ class PipelinedAgent:
         """The training loop's stream: the current one."""
         self._stream = torch.cuda.Stream(agent.device) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def training_env(self, env: Any) -> Any:
-        """As the agent's own."""
-        env = self.agent.training_env(env)
+    def prepare_env(self, env: Any) -> Any:
+        """Prepare `env` as the agent itself does."""
+        env = self.agent.prepare_env(env)
         self._front.table = self.agent.table
         return env
 
     def anneal(self, fraction: float) -> None:
-        """As the agent's own."""
+        """Anneal as the agent itself does."""
         self._take_over()
         self.agent.anneal(fraction)
 
     def act(self, obs: Tensor) -> Tensor:
-        """Exploring actions `[B, N]` of the networks last taken over."""
+        """Choose exploring actions `[B, N]` by the networks last taken over."""
         self._front.replay = self.agent.replay
         return self._front.act(obs)
 
@@ -257,64 +257,63 @@ class PipelinedAgent:
         self.agent.observe(transition)
 
     def update(self) -> Metrics | None:
-        """Hand over updates that fall due; metrics as the agent's own, once no update runs.
+        """Hand over updates that fall due; metrics are the agent's, once no update runs.
 
-        Raises what went wrong in the thread.
+        Raises the thread's error, if it had one.
         """
-        due = self.agent.updates_due()
+        due = self.agent.count_due_updates()
         if due > self._scheduled:
             self._take_over()
             self._drawn.clear()
             self._updates = self._thread.submit(self._learn, due - self._scheduled)
             self._scheduled = due
-        if not self.agent.report_due:
+        if not self.agent.is_report_due:
             return None
         self._take_over()
         return self.agent.report()
 
     def _take_over(self) -> None:
-        """Wait until no update runs, and act with its weights from now on. Raises what went wrong
-        in the thread."""
+        """Wait until no update runs, and act with its weights from now on. Raises the thread's
+        error, if it had one."""
         if self._updates is not None:
             updates = self._updates
             self._updates = None
             updates.result()
-            self.agent.perturbation.redraw()  # here, where neither thread reads it
+            self.agent.redraw_perturbation()  # here, where neither thread reads it
             self._refresh()
 
+    @torch.no_grad()
     def _refresh(self) -> None:
-        with torch.no_grad():
-            for mine, theirs in zip(
-                self._front.actor.parameters(), self.agent.actor.parameters(), strict=True
-            ):
-                mine.copy_(theirs)
+        """Copy the learner's weights to the actor that acts."""
+        weights = zip(self._front.actor.parameters(), self.agent.actor.parameters(), strict=True)
+        for acting, learned in weights:
+            acting.copy_(learned)
 
     def _learn(self, count: int) -> None:
         agent = self.agent
         assert agent.replay is not None
         try:
             for remaining in range(count, 0, -1):
-                with _on(
-                    self._home
-                ):  # drawing queues up behind the kernels that write what is drawn
-                    sample = agent.draw(agent.replay)
+                # Drawing queues up behind the kernels that write the rows drawn.
+                with _use_stream(self._home):
+                    sample = agent.draw_sample(agent.replay)
                 if remaining == 1:
                     self._drawn.set()
                 if self._stream is not None and self._home is not None:
                     # The sample must be there, and the actor copied, before this update writes.
                     self._stream.wait_stream(self._home)
-                with _on(self._stream):
-                    agent.count(agent.learn(sample))
+                with _use_stream(self._stream):
+                    agent.record(agent.learn(sample))
                 if self._stream is not None:
-                    # whoever reads the weights comes after, and the sample is free again
+                    # Only then may the weights be read, and the sample's memory be used again.
                     self._stream.synchronize()
         finally:
             self._drawn.set()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The agent's state, with the random stream of the side that acts."""
+        """Collect the agent's state, with the random stream of the side that acts."""
         self._take_over()
-        self.agent.noise_state = self._front.noise_state
+        self.agent.last_noise = self._front.last_noise
         return {**self.agent.state_dict(), "pipeline.generator": self._front.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -326,13 +325,13 @@ class PipelinedAgent:
                 "the stored agent learned without a pipeline; resume it with agent.pipeline: false"
             )
         load_generator(self._front.generator, state["pipeline.generator"], "agent state")
-        self._front.noise_state = self.agent.noise_state
+        self._front.last_noise = self.agent.last_noise
         self._front.has_parent = self.agent.has_parent
         self._scheduled = self.agent.learned
         self._refresh()
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:
-        """Networks, optimiser moments and normalisers of a parent, pipelined or not. Raises
+        """Take networks, optimiser moments and normalisers of a parent, pipelined or not. Raises
         CheckpointError."""
         self._take_over()
         self.agent.inherit(state)
@@ -340,6 +339,6 @@ class PipelinedAgent:
         self._refresh()
 
 
-def _on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
-    """Kernels launched below go to `stream`, where there is one."""
+def _use_stream(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    """Launch the kernels of a block in `stream`, where there is one."""
     return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -1,5 +1,5 @@
-"""Policies as files: the networks, the statistics of observations and rewards, and the head, and
-nothing else.
+"""Policies, and policies as files: the networks, the head, and the statistics of observations and
+rewards.
 
 A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a
 module that maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device;
@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.bound import Bound, bind
 from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
+from fintrader.agents.heads import ActionHead
+from fintrader.agents.network_kinds import make_actor, resolve_network
 from fintrader.agents.networks import Actor
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
-from fintrader.agents.travel import travel
-from fintrader.agents.trunks import NetworkSettings
+from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
+from fintrader.agents.transfer import transfer
 from fintrader.config import validate
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError, install_command
@@ -34,8 +36,20 @@ from fintrader.files import write_bytes
 from fintrader.market.scaling import statistics_hash
 from fintrader.market.tensors import MarketTensors
 
-FORMAT = "fintrader-policy-3"
+FORMAT = "fintrader-policy-4"
 EnsembleMode = Literal["mean", "weighted", "vote"]
+
+
+class MarketIdentity(TypedDict):
+    """What a policy depends on in a market."""
+
+    symbols: list[str]
+    feature_names: list[str]
+    context_names: list[str]
+    bar_minutes: int
+    normalisation: dict[str, Any] | None
+    """Statistics that the rows were standardised by; None: not known."""
+    normalisation_hash: str | None
 
 
 class PolicyModule(nn.Module):
@@ -45,20 +59,20 @@ class PolicyModule(nn.Module):
     layout: Layout
     meta: dict[str, Any]
     """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market
-    trained on. Of a policy on other symbols `market` is theirs, and `travels` says what it was
+    trained on. Of a policy on other symbols `market` is theirs, and `transfer` names those it was
     `trained_on` and is `traded_on`. `seen` lists the bars that it was trained or chosen on
     (`BarSpan.to_json`)."""
 
     def describe(self) -> dict[str, Any]:
-        """Plain JSON from which the module can be built again, without its weights."""
+        """Describe the module as plain JSON from which it can be built again, without weights."""
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
 
     def bind(self, rows: NDArray[np.float32]) -> Bound | None:
-        """The policy over the market rows `[T, N*F + N + M]` of one window, for one account at a
+        """Bind the policy to the market rows `[T, N*F + N + M]` of one window, for one account at a
         time.
 
-        None where only the networks themselves will do (see `bound.bind`), a module of one's own
-        among them.
+        None where the networks themselves are needed (see `bound.bind`), for a user's module among
+        them.
         """
         members: list[nn.Module] = [self]
         mode = "mean"
@@ -75,12 +89,13 @@ class PolicyModule(nn.Module):
         """Raises CheckpointError unless this policy is one for the symbols, columns and
         standardisation of `market`."""
         stored = self.meta.get("market")
-        given = market_identity(market)
         if stored is None:
             return
-        differ = next((key for key in given if stored.get(key) != given[key]), None)
+        given = identify_market(market)
+        differ = next((key for key, value in given.items() if stored.get(key) != value), None)
         if differ in ("normalisation", "normalisation_hash"):
-            there, here = (one.get("normalisation_hash") or "not known" for one in (stored, given))
+            there = stored.get("normalisation_hash") or "not known"
+            here = given["normalisation_hash"] or "not known"
             raise CheckpointError(
                 f"this policy was trained on rows scaled by other statistics ({there} there, {here}"
                 " here): build this market with data.features.normalisation set to the one it was"
@@ -109,7 +124,6 @@ class ActorPolicy(PolicyModule):
         *,
         outputs: int = 1,
         squash: bool = False,
-        actor: Actor | None = None,
         rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
@@ -117,15 +131,15 @@ class ActorPolicy(PolicyModule):
         self.outputs = outputs
         self.squash = squash
         self.head = ActionHead(layout, head)
-        self.network = network.resolved(layout, orders=not self.head.targets_weights)
+        self.network = resolve_network(network, layout, orders=not self.head.targets_weights)
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
-        self.actor = actor or _actor(layout, network, self.head, outputs)
+        self.actor = _make_actor(layout, network, self.head, outputs)
         self.normaliser = ObservationNormaliser(layout)
 
     def forward(self, obs: Tensor) -> Tensor:
-        latent = self.actor(self.normaliser.see(obs))[0]
+        latent = self.actor(self.normaliser.normalise(obs))[0]
         return self.head.decode(obs, torch.tanh(latent) if self.squash else latent)
 
     def describe(self) -> dict[str, Any]:
@@ -136,7 +150,7 @@ class ActorPolicy(PolicyModule):
             "head": self.head.settings.model_dump(mode="json"),
             "outputs": self.outputs,
             "squash": self.squash,
-            "rewards": None if self.rewards is None else self.rewards.to_json(),
+            "rewards": None if self.rewards is None else _scaler_to_json(self.rewards),
         }
 
 
@@ -144,9 +158,8 @@ class EnsemblePolicy(PolicyModule):
     """K policies as one.
 
     `mean` averages the members' actions, `weighted` averages by `weights` (e.g. validation scores;
-    normalised to sum to 1), and `vote` takes each asset's median action: the one that a majority
-    finds neither too high nor too low, whatever a single member shouts (mean of the middle two when
-    K is even).
+    normalised to sum to 1), and `vote` takes each asset's median action, which no single member
+    can move far (mean of the middle two when K is even).
     """
 
     weights: Tensor
@@ -167,16 +180,11 @@ class EnsemblePolicy(PolicyModule):
             raise CheckpointError(
                 "the members of an ensemble must share one market layout; leave the odd ones out"
             )
-        given = (
-            [1.0] * len(members)
-            if weights is None or mode == "mean"
-            else [float(weight) for weight in weights]
-        )
-        if (
-            len(given) != len(members)
-            or any(not weight >= 0 for weight in given)
-            or not sum(given) > 0
-        ):
+        shares = [1.0] * len(members)
+        if weights is not None and mode != "mean":
+            shares = [float(weight) for weight in weights]
+        is_valid = len(shares) == len(members) and all(share >= 0 for share in shares)
+        if not is_valid or not sum(shares) > 0:
             raise ConfigError(
                 "ensemble weights: one non-negative number for each member, not all zero"
             )
@@ -186,14 +194,13 @@ class EnsemblePolicy(PolicyModule):
         for member in members:
             add_seen(self.meta, getattr(member, "meta", {}).get("seen", ()))
         self.members = nn.ModuleList(members)
-        self.register_buffer("weights", torch.tensor(given, dtype=torch.float64) / sum(given))
+        self.register_buffer("weights", torch.tensor(shares, dtype=torch.float64) / sum(shares))
 
     def forward(self, obs: Tensor) -> Tensor:
         actions = torch.stack([member(obs) for member in self.members])
         if self.mode == "vote":
-            return actions.quantile(
-                0.5, dim=0
-            )  # the median; the mean of the middle two when K is even
+            # The median; the mean of the middle two when K is even.
+            return actions.quantile(0.5, dim=0)
         weights = self.weights.to(actions.dtype).view(-1, *[1] * (actions.ndim - 1))
         return (actions * weights).sum(dim=0)
 
@@ -212,15 +219,17 @@ def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
         meta["seen"] = found
 
 
-def market_identity(market: MarketTensors) -> dict[str, Any]:
-    """What a policy depends on: symbols, columns, bar length, and what rows were standardised by
-    (None: not known)."""
-    names = {
-        name: list(getattr(market, name)) for name in ("symbols", "feature_names", "context_names")
-    }
+def identify_market(market: MarketTensors) -> MarketIdentity:
+    """Identify a market by everything that a policy depends on."""
     scales = market.meta.get("normalisation")
-    scaled = {"normalisation": scales, "normalisation_hash": statistics_hash(scales)}
-    return names | {"bar_minutes": market.bar_minutes} | scaled
+    return {
+        "symbols": list(market.symbols),
+        "feature_names": list(market.feature_names),
+        "context_names": list(market.context_names),
+        "bar_minutes": market.bar_minutes,
+        "normalisation": scales,
+        "normalisation_hash": statistics_hash(scales),
+    }
 
 
 def save_policy(
@@ -238,14 +247,11 @@ def save_policy(
     module = policy if isinstance(policy, PolicyModule) else policy.policy
     if not isinstance(module, PolicyModule):
         raise CheckpointError(f"{type(policy).__name__} holds no policy that can be stored")
-    kept = {**module.meta, **(meta or {})}
+    merged = {**module.meta, **(meta or {})}
     if market is not None:
-        kept["market"] = market_identity(market)
-    write_tensors(
-        Path(path),
-        module.state_dict(),
-        {"format": FORMAT, "policy": module.describe(), "meta": kept},
-    )
+        merged["market"] = identify_market(market)
+    header = {"format": FORMAT, "policy": module.describe(), "meta": merged}
+    write_tensors(Path(path), module.state_dict(), header)
 
 
 def load_policy(
@@ -255,13 +261,13 @@ def load_policy(
     universe: MarketTensors | None = None,
     device: torch.device | str = "cpu",
 ) -> PolicyModule:
-    """Read what `save_policy` wrote, in evaluation mode and without gradients.
+    """Read a file of `save_policy`, in evaluation mode and without gradients.
 
     With `market`, it must be the one that the policy was trained on (a window of it, say). With
     `universe`, the policy is one for that market's symbols, whichever and however many they are:
-    what it learned of one asset holds for all. The columns and the bar length must be those of its
-    own market. It sees the rows as if they had been standardised as those were (both markets say by
-    what, in `meta["normalisation"]`); `meta["travels"]` says where it comes from.
+    its lessons of one asset hold for all. The columns and the bar length must be those of its own
+    market. It sees the rows as if they had been standardised like its own (both markets name their
+    statistics in `meta["normalisation"]`); `meta["transfer"]` names both sets of symbols.
 
     Raises CheckpointError when the file is missing, truncated, tampered with, of another version,
     was trained on other symbols, columns or statistics (`market`), or cannot trade such rows
@@ -278,8 +284,8 @@ def load_policy(
     meta = header["meta"]
     if universe is not None:
         try:
-            description, tensors, meta = travel(
-                description, tensors, meta, market_identity(universe)
+            description, tensors, meta = transfer(
+                description, tensors, meta, identify_market(universe)
             )
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
@@ -296,21 +302,40 @@ def load_policy(
     return module.to(device).eval().requires_grad_(False)
 
 
-def _actor(layout: Layout, network: NetworkSettings, head: ActionHead, outputs: int) -> Actor:
-    resolved = network.resolved(layout, orders=not head.targets_weights)
-    return Actor(layout, resolved, common=head.common, outputs=outputs, out_gain=head.out_gain)
+def _make_actor(layout: Layout, network: NetworkSettings, head: ActionHead, outputs: int) -> Actor:
+    resolved = resolve_network(network, layout, orders=not head.targets_weights)
+    return make_actor(layout, resolved, extra=head.extra, outputs=outputs, out_gain=head.out_gain)
+
+
+def _scaler_to_json(scaler: RewardScaler) -> dict[str, float | None]:
+    """Describe a reward scaler; None stands for numbers that are not finite."""
+    numbers = {name: float(buffer) for name, buffer in scaler.named_buffers()}
+    numbers["gamma"] = scaler.gamma
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def _scaler_from_json(value: Mapping[str, float | None]) -> RewardScaler:
+    """Make a reward scaler from its description. Raises KeyError or TypeError when something is
+    missing."""
+    numbers = {
+        name: math.nan if number is None else float(number) for name, number in value.items()
+    }
+    scaler = RewardScaler(numbers["gamma"])
+    for name, buffer in scaler.named_buffers():
+        buffer.fill_(numbers[name])
+    return scaler
 
 
 def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
-    """The module of a description, of which so many numbers are stored."""
+    """Build the module of a description, of whose numbers `stored` are in the file."""
     try:
         if description["kind"] == "ensemble":
             members = []
-            for member in description[
-                "members"
-            ]:  # what one takes of the stored numbers, no other has
-                members.append(_build(member, stored))
-                stored -= sum(tensor.numel() for tensor in members[-1].state_dict().values())
+            for member in description["members"]:
+                module = _build(member, stored)
+                # Each stored number belongs to one member.
+                stored -= sum(tensor.numel() for tensor in module.state_dict().values())
+                members.append(module)
             return EnsemblePolicy(members, [1.0] * len(members), description["mode"])
         layout = layout_from_json(description["layout"])
         network = validate(NetworkSettings, description["network"], "policy")
@@ -320,16 +345,16 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
         # Networks larger than what is stored of them would take their memory before anything could
         # be compared.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            actor = _actor(layout, network, ActionHead(layout, head), outputs)
+            actor = _make_actor(layout, network, ActionHead(layout, head), outputs)
         described = sum(weight.numel() for weight in actor.parameters())
         if described > stored:
             raise CheckpointError(
                 f"it describes networks of {described:,} numbers, and {stored:,} are stored"
             )
-        rewards = RewardScaler.from_json(rewards) if (rewards := description["rewards"]) else None
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # initial weights are overwritten; leave the global stream alone
+        scale = description["rewards"]
+        rewards = _scaler_from_json(scale) if scale else None
+        # Initial weights are overwritten; leave the global stream alone.
+        with torch.random.fork_rng(devices=[]):
             return ActorPolicy(
                 layout, network, head, outputs=outputs, squash=squash, rewards=rewards
             )

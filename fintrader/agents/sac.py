@@ -7,46 +7,25 @@ deviation²).
     actor:        minimise α log π(z|s) − min_k Q_k(s, z),  z by reparametrisation
     temperature:  minimise −α (log π(z|s) + target entropy)
 
-with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. What differs from the paper: the
-target entropy is −1.5 nats a latent instead of −1, which is too much noise where every change costs
-money; log deviations are bounded to [−5, 1] by a sigmoid; noise lasts from one decision to the next
-while acting, not while learning; replay and networks as in `ddpg.py`.
+with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. Differences from the paper: the target
+entropy is −1.5 nats a latent instead of −1, which is too much noise where every change costs money;
+log deviations are bounded to [−5, 1] by a sigmoid; noise lasts from one decision to the next while
+acting, not while learning; replay and networks as in `ddpg.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from fintrader.agents.off_policy import OffPolicyAgent, OffPolicySettings, Sample, combine
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample, combine_critics
 from fintrader.agents.on_policy import gaussian_log_prob
-from fintrader.agents.trunks import Seen
+from fintrader.agents.settings import SACBase
 from fintrader.envs.observation import Layout
-
-
-class SACBase(OffPolicySettings):
-    """What SAC and REDQ share."""
-
-    alpha: float = Field(default=0.1, gt=0)
-    """Temperature at the start: the price of a nat of entropy, in scaled rewards."""
-    tune_alpha: bool = True
-    """Move the temperature so that the entropy meets its target."""
-    target_entropy: float = -1.5
-    """Entropy aimed at, per latent, in nats; -1.5 is a deviation of about 0.05 around the middle of
-    [-1, 1]."""
-    initial_noise: float = Field(default=0.3, gt=0)
-    """Deviation at the start."""
-
-
-class SAC(SACBase):
-    """Settings of soft actor-critic."""
-
-    algo: Literal["sac"] = "sac"
 
 
 class SACAgent(OffPolicyAgent):
@@ -66,59 +45,59 @@ class SACAgent(OffPolicyAgent):
         self.modules["temperature"] = self.temperature
         self.add_optimiser("temperature", self.temperature.parameters(), settings.learning_rate)
 
-    def explore(self, obs: Seen) -> Tensor:
-        """Latents drawn from the policy."""
-        return self.draw_latent(obs, self.exploration_noise)[0]
+    def explore(self, batch: Batch) -> Tensor:
+        """Draw latents from the policy."""
+        return self.draw_latent(batch, self.draw_exploration_noise)[0]
 
     def draw_latent(
-        self, obs: Seen, noise: Callable[[torch.Size], Tensor] | None = None
+        self, batch: Batch, draw_noise: Callable[[torch.Size], Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents `[R, L]` by reparametrisation, their log density `[R]`, and the means before
-        tanh."""
-        mean, raw = self.actor(obs)
-        log_std = bounded_log_std(raw, self.settings.initial_noise)
-        u = mean + log_std.exp() * (noise or self.randn)(mean.shape)
+        """Draw latents `[R, L]` by reparametrisation; also returns their log density `[R]` and the
+        means before tanh."""
+        mean, raw = self.actor(batch)
+        log_std = bound_log_std(raw, self.settings.initial_noise)
+        u = mean + log_std.exp() * (draw_noise or self.draw_normal)(mean.shape)
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
         return torch.tanh(u), gaussian_log_prob(u, mean, log_std) - squash.sum(dim=-1), mean
 
-    def target_value(self, values: Tensor) -> Tensor:
-        """`[K, R]` to `[R]`: the critics' value in the target."""
-        return combine(values, "min")
+    def combine_for_target(self, values: Tensor) -> Tensor:
+        """Combine the critics' values `[K, R]` to the one `[R]` in the target."""
+        return combine_critics(values, "min")
 
-    def policy_value(self, values: Tensor) -> Tensor:
-        """`[K, R]` to `[R]`: the critics' value that the actor climbs."""
-        return combine(values, "min")
+    def combine_for_policy(self, values: Tensor) -> Tensor:
+        """Combine the critics' values `[K, R]` to the one `[R]` that the actor climbs."""
+        return combine_critics(values, "min")
 
-    def learn(self, sample: Sample) -> dict[str, Tensor]:
+    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         metrics = self.learn_critics(sample)
-        return {**metrics, **self.learn_policy(sample)} if self.actor_moves() else metrics
+        if self.is_actor_due():
+            metrics |= self.learn_policy(sample)
+        return metrics
 
-    def learn_critics(self, sample: Sample) -> dict[str, Tensor]:
-        """One step of the critics, then of their targets."""
+    def learn_critics(self, sample: ReplaySample) -> dict[str, Tensor]:
+        """Take one step of the critics, then of their targets."""
         alpha = self.temperature["log_alpha"].exp().detach()
         with torch.no_grad():
             following, log_prob, _ = self.draw_latent(sample.next_obs)
-            value = self.target_value(self.critic_target(sample.next_obs, following))
+            value = self.combine_for_target(self.critic_target(sample.next_obs, following))
             target = sample.reward + sample.discount * (value - alpha * log_prob)
         metrics = self.fit_critics(sample, target)
-        self.follow(self.critic_target, self.critic)
+        self.update_target(self.critic_target, self.critic)
         return metrics
 
-    def learn_policy(self, sample: Sample) -> dict[str, Tensor]:
-        """One step of the actor, then of the temperature."""
+    def learn_policy(self, sample: ReplaySample) -> dict[str, Tensor]:
+        """Take one step of the actor, then of the temperature."""
         settings = self.settings
         log_alpha = self.temperature["log_alpha"]
         latent, log_prob, mean = self.draw_latent(sample.obs)
-        value = self.policy_value(self.critic(sample.obs, latent))
+        value = self.combine_for_policy(self.critic(sample.obs, latent))
         policy_loss = (log_alpha.exp().detach() * log_prob - value).mean()
         norm = self.descend("actor", policy_loss + settings.saturation_coef * mean.pow(2).mean())
         entropy = -log_prob.detach().mean()
         if settings.tune_alpha:
-            self.descend(
-                "temperature",
-                log_alpha.exp() * (entropy - settings.target_entropy * self.head.latents),
-            )
+            surplus = entropy - settings.target_entropy * self.head.latents
+            self.descend("temperature", log_alpha.exp() * surplus)
         return {
             "policy_loss": policy_loss.detach(),
             "entropy": entropy,
@@ -127,8 +106,9 @@ class SACAgent(OffPolicyAgent):
         }
 
 
-def bounded_log_std(raw: Tensor, start: float) -> Tensor:
-    """The actor's second output as a log deviation in [-5, 1]; `start` where the output is 0."""
+def bound_log_std(raw: Tensor, start: float) -> Tensor:
+    """Bound the actor's second output to a log deviation in [-5, 1]; `start` where the output is
+    0."""
     low = -5.0
     high = 1.0
     position = (math.log(start) - low) / (high - low)

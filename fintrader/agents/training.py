@@ -1,5 +1,5 @@
-"""The training loop of every agent, and the state that it stores: killed anywhere, a training
-resumes bit-exactly."""
+"""The training loop of every agent, and its stored state: killed anywhere, a training resumes
+bit-exactly."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from gymnasium.vector import AutoresetMode
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
-from fintrader.agents.buffers import Transition
-from fintrader.agents.checkpoint import below, prefixed, read_tensors, write_tensors
-from fintrader.agents.policy import ActorPolicy, add_seen, market_identity
+from fintrader.agents.buffers import Transition, has_any
+from fintrader.agents.checkpoint import add_prefix, read_tensors, select_below, write_tensors
+from fintrader.agents.policy import ActorPolicy, add_seen, identify_market
+from fintrader.agents.settings import Budget
 from fintrader.config import Settings, differences
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -36,34 +36,9 @@ SAVING_SHARE = 10
 """Saving may take one part in this many of the time."""
 
 
-class Budget(Settings):
-    """How long to train: exactly one of the two."""
-
-    env_steps: int | None = Field(default=None, ge=1)
-    """Steps summed over all accounts; training stops at the first update that reaches it."""
-    seconds: float | None = Field(default=None, gt=0)
-    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
-    speed."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.env_steps is None) == (self.seconds is None):
-            raise ValueError("set exactly one of env_steps and seconds")
-        return self
-
-    def fraction(self, env_steps: int, seconds: float) -> float:
-        """Share of the budget that is used up, at most 1."""
-        used = (
-            env_steps / self.env_steps
-            if self.env_steps is not None
-            else seconds / (self.seconds or 1.0)
-        )
-        return min(used, 1.0)
-
-
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where training stands after an update."""
+    """Progress of a training after an update."""
 
     fraction: float
     env_steps: int
@@ -75,38 +50,39 @@ class TrainProgress:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out of `train`."""
+    """Result of `train`."""
 
     env_steps: int
     updates: int
     seconds: float
     """Wall-clock, resumed parts included."""
     metrics: Metrics = field(default_factory=dict)
-    """Those of the last update."""
+    """Metrics of the last update."""
     policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
-    """What was learned, deterministic; shares its weights with the agent. `train` always gives one;
-    None where a training's totals were read from a file."""
+    """The learned policy, deterministic; shares its weights with the agent. `train` always gives
+    one; None where a training's totals were read from a file."""
 
     def to_json(self) -> dict[str, Any]:
-        """The totals as plain JSON, without the policy: `TrainResult(**totals)` reads them."""
+        """Write the totals as plain JSON, without the policy: `TrainResult(**totals)` reads
+        them."""
         return {name: value for name, value in vars(self).items() if name != "policy"}
 
 
 class TrainingEnvironment(Protocol):
-    """What `train` needs of a vector environment: torch tensors on the agent's device, autoreset
+    """Vector environment that `train` can use: torch tensors on the agent's device, autoreset
     `SAME_STEP`."""
 
     num_envs: int
 
     def reset(self, *, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """First observations `[B, D]`."""
+        """Start all episodes; return first observations `[B, D]`."""
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """obs `[B, D]`, reward, terminated, truncated `[B]`; `info["final_obs"]` where an episode
-        ended."""
+        """Step all accounts; return obs `[B, D]`, reward, terminated, truncated `[B]`, and
+        `info["final_obs"]` where an episode ended."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue bit-exactly."""
+        """Collect everything needed to continue bit-exactly."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict()`."""
@@ -135,14 +111,14 @@ def train(
     check_environment(agent, env)
     keep_freed_memory()
     home = None if folder is None else Path(folder)
-    run = _Training(
-        agent, agent.training_env(env), budget, home, on_progress, checkpoint_seconds, share
+    run = TrainingRun(
+        agent, agent.prepare_env(env), budget, home, on_progress, checkpoint_seconds, share
     )
     run.begin()
-    _note_bars(agent, run.env)
-    while not run.over:
+    record_bars(agent, run.env)
+    while not run.is_over:
         action = agent.act(run.obs)
-        run.watch(action)
+        run.check_action(action)
         run.clock.lap("inference")
         transition = run.step(action)
         run.clock.lap("env")
@@ -152,20 +128,20 @@ def train(
         run.clock.lap("learning")
         if metrics is not None:
             run.record(metrics)
-    return TrainResult(
-        run.env_steps, run.updates, run.seconds, run.metrics or run.last_logged(), agent.policy
-    )
+    metrics = run.metrics or run.read_last_logged()
+    return TrainResult(run.env_steps, run.updates, run.seconds, metrics, agent.policy)
 
 
-def _note_bars(agent: Agent, env: Any) -> None:
-    """Note in the policy's meta which bars of a market it learns from."""
+def record_bars(agent: Agent, env: Any) -> None:
+    """Record in the policy's meta which bars of a market it learns from."""
     meta = getattr(agent.policy, "meta", None)
-    markets = [getattr(one, "market", None) for one in getattr(env, "envs", (env,))]
+    markets = [getattr(part, "market", None) for part in getattr(env, "envs", (env,))]
     if isinstance(meta, dict):
-        add_seen(meta, [one.span.to_json() for one in markets if isinstance(one, MarketTensors)])
+        spans = [market.span for market in markets if isinstance(market, MarketTensors)]
+        add_seen(meta, [span.to_json() for span in spans])
 
 
-class _Clock:
+class LoopClock:
     """Seconds by part of the loop; on a GPU they measure launches, since waiting for results would
     slow it down."""
 
@@ -179,8 +155,8 @@ class _Clock:
         self.parts[part] += now - self.mark
         self.mark = now
 
-    def rates(self, steps: int) -> Metrics:
-        """Env-steps a second through each part."""
+    def measure_rates(self, steps: int) -> Metrics:
+        """Compute env-steps a second through each part."""
         rates = {
             f"steps_per_second_{part}": steps / max(seconds, 1e-9)
             for part, seconds in self.parts.items()
@@ -189,8 +165,8 @@ class _Clock:
 
 
 @dataclass
-class _Training:
-    """One training: where it stands, its log, its watch for numbers that are not finite, and its
+class TrainingRun:
+    """One training: its progress, its log, its checks for numbers that are not finite, and its
     state on disk."""
 
     agent: Agent
@@ -200,19 +176,19 @@ class _Training:
     on_progress: Callable[[TrainProgress], None] | None = None
     checkpoint_seconds: float = 10.0
     share: float = 1.0
-    clock: _Clock = field(default_factory=_Clock)
+    clock: LoopClock = field(default_factory=LoopClock)
     env_steps: int = 0
     updates: int = 0
     steps_logged: int = 0
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
-    over: bool = False
+    is_over: bool = False
     """Whether that share of the budget is used up. Only an update can end a training: between two,
     an agent holds half a rollout that belongs to no result."""
-    saving: float = 0.0
-    """Seconds that the last save took."""
-    finite: Tensor | None = None
-    """On a GPU: whether all actions since the last update were."""
+    saving_seconds: float = 0.0
+    """Duration of the last save."""
+    is_finite: Tensor | None = None
+    """On a GPU: whether all actions since the last update were finite."""
 
     def begin(self) -> None:
         """Continue from the folder's state, or start."""
@@ -223,42 +199,39 @@ class _Training:
         self._trim_log()
         self._advance()
         self.steps_logged = self.env_steps
-        self.clock = _Clock()
+        self.clock = LoopClock()
         self.started = time.perf_counter() - self.seconds
         self.saved = time.perf_counter()
 
-    def watch(self, action: Tensor) -> None:
+    def check_action(self, action: Tensor) -> None:
         """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
         until `record`."""
-        finite = (
-            action.detach().sum().isfinite()
-        )  # one pass: a sum is finite only if everything in it is
+        # One pass: a sum is finite only if all its terms are.
+        is_finite = action.detach().sum().isfinite()
         # Actions that the environment takes on the host can be looked at for nothing; elsewhere a
         # look is a wait.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
-            self.finite = finite if self.finite is None else self.finite & finite
-        elif not bool(finite):
-            raise self.failure(["actions"])
+            self.is_finite = is_finite if self.is_finite is None else self.is_finite & is_finite
+        elif not bool(is_finite):
+            raise self.fail(["actions"])
 
     def step(self, action: Tensor) -> Transition:
-        """One step of every account."""
+        """Step every account."""
         obs = self.obs
         shown, reward, terminated, truncated, info = self.env.step(action)
         self.obs = as_tensor(shown)
         self.env_steps += self.env.num_envs
-        after = true_next_obs(self.obs, info, terminated, truncated)
+        after = select_true_next_obs(self.obs, info, terminated, truncated)
         return Transition(obs, action, reward.float(), terminated, truncated, after)
 
     def record(self, metrics: Metrics) -> None:
-        """An update is done: check it, log it, tell how far training is, and store the state when
-        it is time to.
+        """Check an update, log it, report progress, and store the state when that is due.
 
         Raises TrainingError when a metric, an action since the last update or a weight is not
         finite.
         """
         if self.agent.differentiable:
-            # Forget how the accounts came to be where they are: the next update differentiates from
-            # here.
+            # Forget the accounts' past: the next update differentiates from here.
             self.obs = self.obs.detach()
             self.env.load_state_dict(
                 {name: tensor.detach() for name, tensor in self.env.state_dict().items()}
@@ -266,37 +239,38 @@ class _Training:
         self.updates += 1
         self.seconds = time.perf_counter() - self.started
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if self.finite is not None and not bool(self.finite):
+        if self.is_finite is not None and not bool(self.is_finite):
             broken.insert(0, "actions")
-        self.finite = None
+        self.is_finite = None
         if broken:
-            raise self.failure(broken)
-        self.metrics = {**metrics, **self.clock.rates(self.env_steps - self.steps_logged)}
+            raise self.fail(broken)
+        self.metrics = {**metrics, **self.clock.measure_rates(self.env_steps - self.steps_logged)}
         self.steps_logged = self.env_steps
         self._log()
         fraction = self._advance()
-        if self.over or time.perf_counter() - self.saved >= pause_between(
-            self.checkpoint_seconds, self.saving
-        ):
-            self._keep()
+        pause = choose_pause(self.checkpoint_seconds, self.saving_seconds)
+        if self.is_over or time.perf_counter() - self.saved >= pause:
+            self._save_if_finite()
         if self.on_progress is not None:
-            rate = self.metrics["steps_per_second"]
-            told = time.perf_counter()
-            self.on_progress(
-                TrainProgress(
-                    fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics
-                )
-            )
-            self.started += (
-                time.perf_counter() - told
-            )  # a look at validation, say: no second of the budget
-        self.clock = _Clock()  # what was done since the update counts to no part
+            self._report(self.on_progress, fraction)
+        self.clock = LoopClock()  # the time since the update counts to no part
+
+    def _report(self, on_progress: Callable[[TrainProgress], None], fraction: float) -> None:
+        """Report progress; the time that takes (a look at validation, say) is none of the
+        budget's."""
+        rate = self.metrics["steps_per_second"]
+        progress = TrainProgress(
+            fraction, self.env_steps, self.updates, self.seconds, rate, self.metrics
+        )
+        before = time.perf_counter()
+        on_progress(progress)
+        self.started += time.perf_counter() - before
 
     def _advance(self) -> float:
-        """The share of the budget that is used up; step sizes move to where they stand then."""
+        """Move step sizes to their values at the used share of the budget; return that share."""
         fraction = self.budget.fraction(self.env_steps, self.seconds)
         self.agent.anneal(fraction)
-        self.over = fraction >= self.share
+        self.is_over = fraction >= self.share
         return fraction
 
     def _log(self) -> None:
@@ -307,11 +281,11 @@ class _Training:
                 "env_steps": self.env_steps,
                 "seconds": round(self.seconds, 3),
             }
-            record = {**counters, **self.metrics, **_memory(self.agent.device)}
+            record = {**counters, **self.metrics, **_measure_memory(self.agent.device)}
             append_jsonl(self.folder / "metrics.jsonl", record)
 
     def _trim_log(self) -> None:
-        """Drop what was logged after the stored state: those updates happen again."""
+        """Drop the records logged after the stored state: those updates happen again."""
         if self.folder is None:
             return
         records = [
@@ -324,8 +298,8 @@ class _Training:
         )
         write_text(self.folder / "metrics.jsonl", lines)
 
-    def last_logged(self) -> Metrics:
-        """The last metrics of a training that had already ended."""
+    def read_last_logged(self) -> Metrics:
+        """Read the last metrics of a training that had already ended."""
         records = read_jsonl(self.folder / "metrics.jsonl") if self.folder is not None else []
         last = records[-1] if records else {}
         return {
@@ -352,7 +326,7 @@ class _Training:
             "agent": agent.settings.model_dump(mode="json"),
             "layout": layout_to_json(agent.layout),
             "num_envs": env.num_envs,
-            "market": None if market is None else _market(market),
+            "market": None if market is None else _describe_market(market),
             "env": (
                 settings.model_dump(mode="json", exclude=_NOT_COMPARED)
                 if isinstance(settings, Settings)
@@ -362,57 +336,55 @@ class _Training:
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
-        if odd := differences(header["identity"], self.identity):
-            found = [
+        odd = differences(header["identity"], self.identity)
+        if odd:
+            listed = [
                 f"{name}: {there!s:.40} there, {here!s:.40} here"
                 for name, (there, here) in odd.items()
             ]
             raise CheckpointError(
-                f"{self.path} belongs to another training ({'; '.join(found[:5])}); go on with its"
+                f"{self.path} belongs to another training ({'; '.join(listed[:5])}); go on with its"
                 " seed and settings (only the budget may differ), use another folder, or delete"
                 " this one to start over"
             )
         device = self.agent.device
-        self.agent.load_state_dict(
-            {name: tensor.to(device) for name, tensor in below("agent", tensors).items()}
-        )
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.agent.load_state_dict(select_below("agent", tensors))
         fresh = as_tensor(self.env.reset(seed=self.agent.seed)[0])
-        self.env.load_state_dict(
-            {name: tensor.to(device) for name, tensor in below("env", tensors).items()}
-        )
+        self.env.load_state_dict(select_below("env", tensors))
         # A classic environment cannot be stored: its episodes begin anew.
-        self.obs = tensors["obs"].to(device) if getattr(self.env, "resumable", True) else fresh
+        self.obs = tensors["obs"] if getattr(self.env, "resumable", True) else fresh
         self.env_steps = int(header["env_steps"])
         self.updates = int(header["updates"])
         self.seconds = float(header["seconds"])
 
-    def _keep(self) -> None:
+    def _save_if_finite(self) -> None:
         """Save, unless the last update broke the policy: the last good state is then worth more
         than this one."""
         if not all(bool(weights.isfinite().all()) for weights in self.agent.policy.parameters()):
-            raise self.failure(["weights"])
-        began = time.perf_counter()
+            raise self.fail(["weights"])
+        before = time.perf_counter()
         self.save()
         self.saved = time.perf_counter()
-        self.saving = self.saved - began
+        self.saving_seconds = self.saved - before
 
     def save(self, name: str = "state.safetensors") -> None:
         """Write the state atomically."""
         if self.folder is None:
             return
-        tensors = (
-            prefixed("agent", self.agent.state_dict())
-            | prefixed("env", self.env.state_dict())
-            | {"obs": self.obs}
-        )
+        tensors = {
+            **add_prefix("agent", self.agent.state_dict()),
+            **add_prefix("env", self.env.state_dict()),
+            "obs": self.obs,
+        }
         header = {
             name: getattr(self, name) for name in ("identity", "env_steps", "updates", "seconds")
         }
         write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
-    def failure(self, broken: Sequence[str]) -> TrainingError:
-        """The error for numbers that are no longer finite; keeps the state, apart from the last
-        good one."""
+    def fail(self, broken: Sequence[str]) -> TrainingError:
+        """Make the error for numbers that are no longer finite; stores the state, apart from the
+        last good one."""
         where = ""
         if self.folder is not None:
             self.save("failed.safetensors")
@@ -423,29 +395,27 @@ class _Training:
         )
 
 
-def pause_between(wanted: float, saving: float) -> float:
-    """Seconds between two saves: `wanted`, but so many that a save of `saving` seconds costs a
-    tenth of the time."""
+def choose_pause(wanted: float, saving: float) -> float:
+    """Compute the seconds between two saves: `wanted`, or more, so that a save of `saving` seconds
+    costs at most a tenth of the time."""
     return max(wanted, SAVING_SHARE * saving) if wanted else 0.0
 
 
-def true_next_obs(
+def select_true_next_obs(
     obs: Tensor, info: Mapping[str, Any], terminated: Tensor, truncated: Tensor
 ) -> Tensor:
-    """`[B, D]`: where each account's step led; under `SAME_STEP` autoreset that is `final_obs`
-    where it ended."""
+    """Select the observation `[B, D]` that each account's step led to: under `SAME_STEP` autoreset
+    `final_obs` where its episode ended."""
     final = info.get("final_obs")
     done = terminated | truncated
-    if final is None or (
-        done.device.type == "cpu" and not bool(done.any())
-    ):  # to ask a GPU would be to wait
+    if final is None or not has_any(done):
         return obs
     return torch.where(done.unsqueeze(-1), as_tensor(final), obs)
 
 
 def as_tensor(obs: Any) -> Tensor:
-    """Observations `[B, D]` as they are; factored ones as `[B, A + N + 1]`, the clock (exact up to
-    2**24) last."""
+    """Turn factored observations into `[B, A + N + 1]`, the clock (exact up to 2**24) last; leave
+    `[B, D]` as they are."""
     if isinstance(obs, Tensor):
         return obs
     private: Tensor = obs["private"]
@@ -453,21 +423,22 @@ def as_tensor(obs: Any) -> Tensor:
 
 
 _NOT_COMPARED = {"num_envs", "workers", "evaluation_episodes"}
-"""Settings of environments that say how a problem is played, not which; the number of accounts
-stands by itself."""
+"""Settings of environments that do not change the problem; the number of accounts is compared by
+itself."""
 
 _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
-"""Of markets in use. Replicas and rounds of one pod share a market: its bytes are read once."""
+"""Content hashes of markets in use. Replicas and rounds of one pod share a market: its bytes are
+read once."""
 
 
-def _market(market: MarketTensors) -> dict[str, Any]:
+def _describe_market(market: MarketTensors) -> dict[str, Any]:
     if market not in _hashes:
         _hashes[market] = market.content_hash()
-    return {**market_identity(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
+    return {**identify_market(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
 
 
-def _memory(device: torch.device) -> Metrics:
-    """Peak memory: of the device on a GPU, of the process elsewhere, in MiB."""
+def _measure_memory(device: torch.device) -> Metrics:
+    """Measure peak memory: of the device on a GPU, of the process elsewhere, in MiB."""
     if device.type == "cuda":
         return {"memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
     import resource
@@ -476,10 +447,10 @@ def _memory(device: torch.device) -> Metrics:
 
 
 def read_agent_state(folder: Path) -> dict[str, Tensor]:
-    """The agent's part of a training folder's state: what a child's `inherit` takes. Raises
+    """Read the agent's part of a training folder's state, for a child's `inherit`. Raises
     CheckpointError."""
     tensors, _ = read_tensors(Path(folder) / "state.safetensors", FORMAT)
-    return below("agent", tensors)
+    return select_below("agent", tensors)
 
 
 def check_environment(agent: Agent, env: Any) -> None:
@@ -498,6 +469,11 @@ def check_environment(agent: Agent, env: Any) -> None:
         raise ConfigError(
             f"agent.head.kind `{agent.head.kind}` makes target weights, but env.action is `trade`; "
             "set env.action to target or agent.head.kind to direct"
+        )
+    learners = getattr(agent.settings, "learners", 1)
+    if env.num_envs % learners:
+        raise ConfigError(
+            f"env.num_envs is {env.num_envs}; make it a multiple of agent.learners, {learners}"
         )
     layout = getattr(env, "layout", None)
     if layout is not None and layout != agent.layout:

@@ -240,8 +240,8 @@ def origin(policy: object) -> str:
         if normaliser_of(policy) is not None:
             seen = "normalised by its VecNormalize"
         return f"asked deterministically, observations {seen}"
-    travels = getattr(policy, "meta", {}).get("travels")
-    if not travels:
+    symbols = getattr(policy, "meta", {}).get("transfer")
+    if not symbols:
         return ""
 
     def some(symbols: list[str]) -> str:
@@ -250,7 +250,7 @@ def origin(policy: object) -> str:
             f" ({', '.join(symbols[:4])}{', ...' if len(symbols) > 4 else ''})"
         )
 
-    return f"trained on {some(travels['trained_on'])}, traded on {some(travels['traded_on'])}"
+    return f"trained on {some(symbols['trained_on'])}, traded on {some(symbols['traded_on'])}"
 
 
 def ask(policy: Policy | Predictor, account: BacktestAccount, name: str) -> Decide:

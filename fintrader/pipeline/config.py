@@ -10,8 +10,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
-from fintrader.agents.agent import AgentSettings
-from fintrader.agents.ppo import PPO
+from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
 from fintrader.deploy.limits import LimitSettings

@@ -10,7 +10,8 @@ from typing import Any
 from fintrader.agents import training
 from fintrader.agents.agent import Agent, make_agent
 from fintrader.agents.policy import load_policy
-from fintrader.agents.training import Budget, TrainResult
+from fintrader.agents.settings import Budget
+from fintrader.agents.training import TrainResult
 from fintrader.config import Settings, validate
 from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors, Split

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
-from fintrader.agents.action_head import MOST_CONVICTION, ActionHead
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import ActorPolicy, PolicyModule
+from fintrader.agents.settings import MAX_TILT_SCALE
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_json
 from fintrader.runs import RunFolder
@@ -124,7 +125,7 @@ def build_ensemble(
     }
     market = policies[0].meta.get("market")
     if shrinkage is not None:
-        policies = [_convinced(policy, shrinkage["conviction"]) for policy in policies]
+        policies = [_scale_tilt(policy, shrinkage["tilt_scale"]) for policy in policies]
     save_policy(
         folder / "policy.safetensors",
         EnsemblePolicy(policies, weights, mode),
@@ -150,13 +151,13 @@ def check_tilts(head: ActionHead) -> None:
         )
 
 
-def _convinced(policy: PolicyModule, conviction: float) -> PolicyModule:
-    """The policy with so many times its distance to the benchmark."""
+def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
+    """Multiply the policy's distance to the benchmark by `factor`."""
     assert isinstance(policy, ActorPolicy)
     check_tilts(policy.head)
     settings = policy.head.settings
-    much = min(conviction * settings.conviction, MOST_CONVICTION)
-    policy.head = ActionHead(policy.layout, settings.model_copy(update={"conviction": much}))
+    scale = min(factor * settings.tilt_scale, MAX_TILT_SCALE)
+    policy.head = ActionHead(policy.layout, settings.model_copy(update={"tilt_scale": scale}))
     return policy
 
 
@@ -180,14 +181,14 @@ def evidence_of(
     year = members[0].result.metrics.get("sessions_a_year") or m.TRADING_DAYS
     known = m.deviation(pooled) * year**0.5
     wanted = settings.ensemble_tracking_error
-    scale = min(wanted / known, MOST_CONVICTION) if wanted and known > 0 else 1.0
+    scale = min(wanted / known, MAX_TILT_SCALE) if wanted and known > 0 else 1.0
     return {
         "how": settings.ensemble_shrinkage,
         "kappa": kappa,
         "t": m.finite(t),
         "sessions": len(pooled),
         "tracking_error": m.finite(known),
-        "conviction": kappa * scale,
+        "tilt_scale": kappa * scale,
     }
 
 

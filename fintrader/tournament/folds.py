@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state
-from fintrader.agents.checkpoint import below, prefixed
+from fintrader.agents.checkpoint import add_prefix, select_below
 from fintrader.agents.policy import ActorPolicy
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.joined import JoinedEnv, shares_of
@@ -179,7 +179,7 @@ class FoldLearners:
 
     def _learner(self, number: int) -> Single:
         name = self.names[number]
-        own = None if self.parent is None else below(name, self.parent)
+        own = None if self.parent is None else select_below(name, self.parent)
         return Single(self.folder / name, self.device, self._make(number), parent=own)
 
     def _make(self, number: int) -> Any:
@@ -215,7 +215,7 @@ class FoldLearners:
         of the last."""
         found: dict[str, Tensor] = {}
         for name in self.names:
-            found |= prefixed(name, read_agent_state(self.folder / name))
+            found |= add_prefix(name, read_agent_state(self.folder / name))
         return found
 
     def take(self, state: Mapping[str, Tensor]) -> None:
@@ -223,7 +223,7 @@ class FoldLearners:
         policies = []
         for number, name in enumerate(self.names):
             learner = self._learner(number)
-            learner.take(below(name, state))
+            learner.take(select_below(name, state))
             policies.append(learner.policy)
         self.policies = policies
 

@@ -5,7 +5,7 @@ hold for it.
                      written once
 
 A pod takes over its parent's networks, optimiser and statistics of observations. Those are brought
-to the new market's standardisation (`agents/travel.py`), so a network that holds no number of
+to the new market's standardisation (`agents/transfer.py`), so a network that holds no number of
 assets goes on seeing what it learned to read. Scores are not taken over: they were measured
 elsewhere.
 
@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fintrader.agents import make_agent, market_identity
-from fintrader.agents.checkpoint import below, read_tensors
+from fintrader.agents import identify_market, make_agent
+from fintrader.agents.checkpoint import read_tensors, select_below
 from fintrader.agents.policy import FORMAT, ActorPolicy
-from fintrader.agents.travel import check_travels, moved_statistics
+from fintrader.agents.transfer import check_transfer, move_statistics
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.observation import ObservationLayout, layout_from_json, num_actions
@@ -180,7 +180,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
     before = Inheritance.read(folder)
     split = MarketTensors.load(heirs.market).split()
     layout = TradingEnv.evaluation(split.validation, heirs.env).layout
-    here = market_identity(split.train)
+    here = identify_market(split.train)
     seen = [] if before is None else [before.seen_until]
     entries = []
     policies = {}
@@ -242,7 +242,7 @@ def _moved(
     trained = header["meta"].get("market")
     if trained is None:
         raise CheckpointError("its policy does not say on which market it was trained")
-    stored = check_travels(
+    stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
     if {**vars(stored), "num_assets": num_actions(layout)} != vars(layout):
@@ -253,7 +253,7 @@ def _moved(
         raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
     try:
         state = load(source.get(str(entry.result.snapshot)))
-        state = below(WHOLE, state) if entry.spec.folds else state
+        state = select_below(WHOLE, state) if entry.spec.folds else state
     except SafetensorError as error:
         raise CheckpointError(f"its snapshot holds no tensors ({error})") from None
     if trained != here:
@@ -335,7 +335,7 @@ def _restated(
     for name in state:
         if name.endswith(f"{_STATISTICS}mean"):
             var = f"{name.removesuffix('mean')}var"
-            moved[name], moved[var] = moved_statistics(
+            moved[name], moved[var] = move_statistics(
                 state[name], state[var], layout, trained, here
             )
     return moved

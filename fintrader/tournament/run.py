@@ -18,7 +18,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
+from fintrader.agents.heads import ActionHead
+from fintrader.agents.settings import ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark

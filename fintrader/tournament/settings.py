@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from fintrader.agents import Budget
+from fintrader.agents.settings import Budget
 from fintrader.config import Settings
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]

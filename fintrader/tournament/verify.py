@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
-from fintrader.agents import AgentSettings
+from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import read_bytes, read_json, refuse_unsafe_database
 from fintrader.results.audit import Check

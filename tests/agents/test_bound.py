@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from fintrader.agents import bound
-from fintrader.agents.action_head import ActionHeadSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
-from fintrader.agents.trunks import NetworkSettings
+from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 

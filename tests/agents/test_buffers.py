@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fintrader import memory
 from fintrader.agents import Budget, make_agent, train
-from fintrader.agents.buffers import ReplayBuffer, RolloutBuffer, Transition, gae, n_step
+from fintrader.agents.buffers import RolloutBuffer, Transition, gae
+from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.memory import HOST, available_memory
 from tests.engines.tiny import Identity, IdentityMarket, agent_settings
@@ -80,9 +81,9 @@ def test_a_buffer_of_another_shape_is_refused() -> None:
 def test_a_rollout_keeps_time_first() -> None:
     buffer = RolloutBuffer(2, 2, 3, 1, torch.device("cpu"))
     buffer.add(step(0), step(0).action, -step(0).action, None)
-    assert not buffer.full
+    assert not buffer.is_full
     buffer.add(step(1), step(1).action, -step(1).action, torch.tensor([7.0, 8.0]))
-    assert buffer.full
+    assert buffer.is_full
     assert buffer.reward.tolist() == [[0, 1], [100, 101]]
     assert buffer.obs[1, :, 2].tolist() == [100, 101]
     assert (
@@ -93,7 +94,7 @@ def test_a_rollout_keeps_time_first() -> None:
     assert buffer.final_value.tolist() == [[0, 0], [7, 8]]
     assert buffer.terminated.tolist() == [[True, True], [False, False]]
     buffer.clear()
-    assert not buffer.full
+    assert not buffer.is_full
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     rewards = torch.randn(steps, 3, generator=draw, dtype=torch.float64)
     terminated, truncated = torch.rand(2, steps, 3, generator=draw) < 0.25
-    total, discount, last = n_step(rewards, terminated, truncated, 0.9)
+    total, discount, last = sum_n_steps(rewards, terminated, truncated, 0.9)
     for account in range(3):
         expected = n_step_by_definition(
             rewards[:, account].tolist(),

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from fintrader.agents import NetworkSettings, make_agent
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fast import onednn as of_onednn
-from fintrader.agents.fast.onednn import linear, tanh
-from fintrader.agents.layers import AssetTrunk
-from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.fast import dense
+from fintrader.agents.network_kinds import make_actor, make_critic
+from fintrader.agents.networks import AssetTrunk, linear, tanh
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.on_policy import predict_acting_mean
 from fintrader.agents.training import as_tensor
-from fintrader.agents.trunks import Seen
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 needs_onednn = pytest.mark.skipif(
-    of_onednn._LINEAR is None or not torch.backends.mkldnn.enabled,
+    dense._LINEAR is None or not torch.backends.mkldnn.enabled,
     reason="this torch has no oneDNN",
 )
 
@@ -73,12 +73,12 @@ def test_networks_and_their_slopes_are_those_in_float64(
     }
     settings = NetworkSettings.model_validate(values)
     torch.manual_seed(1)
-    actor = Actor(LAYOUT, settings, common=1, outputs=2)
-    critic = Critic(LAYOUT, settings)
+    actor = make_actor(LAYOUT, settings, extra=1, outputs=2)
+    critic = make_critic(LAYOUT, settings)
     bars = 40 if shared else 90
     place = torch.arange(90) * 7 % bars if shared else None
-    seen = Seen(randn(90, LAYOUT.private_width), randn(bars, LAYOUT.market_width, seed=1), place)
-    exact = Seen(seen.private.double(), seen.rows.double(), place)
+    seen = Batch(randn(90, LAYOUT.private_width), randn(bars, LAYOUT.market_width, seed=1), place)
+    exact = Batch(seen.private.double(), seen.rows.double(), place)
     for network in (actor, critic):
         twin = copy.deepcopy(network).double()
         out = network(seen)
@@ -93,14 +93,14 @@ def test_networks_and_their_slopes_are_those_in_float64(
             )
         used = graph(out[0] if isinstance(out, tuple) else out)
         assert ("SharedLayerBackward" in used) == (kind != "mlp" and activation == "relu")
-        assert ("QuadraticBackward" in used) == (kind == "market_once" and network is critic)
+        assert ("QuadraticValueBackward" in used) == (kind == "market_once" and network is critic)
         assert ("_LinearBackward" in used) == (kind == "mlp" or activation == "tanh")
 
 
 def test_values_that_slopes_go_through_to_holdings_take_torchs_operations() -> None:
-    critic = Critic(LAYOUT, NetworkSettings(hidden=(8,)))
+    critic = make_critic(LAYOUT, NetworkSettings(hidden=(8,)))
     private = randn(6, LAYOUT.private_width).requires_grad_()
-    value = critic(Seen(private, randn(6, LAYOUT.market_width), None))
+    value = critic(Batch(private, randn(6, LAYOUT.market_width), None))
     value.sum().backward()
     assert private.grad is not None
     assert private.grad[:, -LAYOUT.num_assets :].abs().sum() > 0
@@ -138,13 +138,13 @@ def test_tanh_is_right_to_two_roundings() -> None:
 
 def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
     """The mean is not always read, nor the embeddings themselves."""
-    trunk = AssetTrunk(4, 2, (8, 8), "relu")
+    trunk = AssetTrunk(4, 2, NetworkSettings(hidden=(8, 8)))
     assets = randn(6, 5, 4)
     common = randn(6, 2, seed=1)
     twin = copy.deepcopy(trunk).double()
     for part in (0, 1):
-        out = trunk.pooled(assets, common)[part]
-        wanted = twin.pooled(assets.double(), common.double())[part]
+        out = trunk(assets, common)[part]
+        wanted = twin(assets.double(), common.double())[part]
         found = slopes(out, trunk)
         expected = slopes(wanted, twin)
         for name, slope in expected.items():
@@ -156,10 +156,10 @@ def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
 def test_a_trunk_that_has_diverged_says_so() -> None:
     """What is no number stays none, as torch's relu has it: a zero would hide that a training is
     lost."""
-    trunk = AssetTrunk(4, 2, (8, 8), "relu")
+    trunk = AssetTrunk(4, 2, NetworkSettings(hidden=(8, 8)))
     with torch.no_grad():
         trunk.own[0].weight[0, 3] = torch.nan
-    h, mean = trunk.pooled(randn(6, 5, 4), randn(6, 2, seed=1))
+    h, mean = trunk(randn(6, 5, 4), randn(6, 2, seed=1))
     assert h.isnan().any()
     assert mean.isnan().any()
     assert any(slope.isnan().any() for slope in slopes((h, mean), trunk).values())
@@ -173,7 +173,7 @@ def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
     agent: Any = make_agent(
         agent_settings("ppo", {"num_steps": 7, "num_minibatches": 2}), env.layout, seed=1
     )
-    env = agent.training_env(env)
+    env = agent.prepare_env(env)
     obs = as_tensor(env.reset(seed=3)[0])
     seen = 0
     plain = agent.mean_latent
@@ -181,9 +181,9 @@ def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
     for _ in range(21):
         action = agent.act(obs)
         torch.testing.assert_close(
-            agent.acting_mean(obs), plain(agent.see(obs)), atol=1e-6, rtol=1e-5
+            predict_acting_mean(obs, agent), plain(agent.normalise(obs)), atol=1e-6, rtol=1e-5
         )
-        seen = max(seen, len(agent.ahead.mean))
+        seen = max(seen, len(agent.embedding_cache.mean))
         after, reward, terminated, truncated, _ = env.step(action)
         after = as_tensor(after)
         agent.observe(Transition(obs, action, reward.float(), terminated, truncated, after))

@@ -21,11 +21,11 @@ from fintrader.agents import (
     save_policy,
     train,
 )
-from fintrader.agents.action_head import ActionHead
-from fintrader.agents.layers import GruEncoder
-from fintrader.agents.networks import Actor, Critic
+from fintrader.agents.encoders import GruEncoder
+from fintrader.agents.heads import ActionHead
+from fintrader.agents.network_kinds import make_actor, make_critic, resolve_network
+from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
-from fintrader.agents.trunks import Seen
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import Layout, split_market, window_of
@@ -48,10 +48,10 @@ def network(encoder: str, **values: Any) -> NetworkSettings:
     )
 
 
-def raw(obs: Tensor, layout: Layout) -> Seen:
+def raw(obs: Tensor, layout: Layout) -> Batch:
     """Observations as networks read them, as they are."""
     private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
-    return Seen(obs[:, :private], obs[:, private:], None)
+    return Batch(obs[:, :private], obs[:, private:], None)
 
 
 def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -92,16 +92,18 @@ def test_permuting_assets_permutes_actions_and_leaves_the_value(
     moved = agent.policy(permuted(obs, order))
     torch.testing.assert_close(moved, action[:, order])
     assert float((action[:, 0] - action[:, 1]).abs().max()) > 1e-3
-    (latent,), (other,) = (agent.actor(agent.see(each)) for each in (obs, permuted(obs, order)))
+    (latent,), (other,) = (
+        agent.actor(agent.normalise(each)) for each in (obs, permuted(obs, order))
+    )
     torch.testing.assert_close(other, latent[:, [*order.tolist(), 5]])  # cash stays
-    value = agent.critic(agent.see(obs))
-    torch.testing.assert_close(agent.critic(agent.see(permuted(obs, order))), value)
+    value = agent.critic(agent.normalise(obs))
+    torch.testing.assert_close(agent.critic(agent.normalise(permuted(obs, order))), value)
     assert float(value.std()) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 def test_a_latent_critic_sees_each_latent_at_its_asset(kind: str) -> None:
-    critic = Critic(LAYOUT, network("none", kind=kind), latents=6)
+    critic = make_critic(LAYOUT, network("none", kind=kind), latents=6)
     obs = torch.randn(3, LAYOUT.width)
     latent = torch.randn(3, 6)
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -130,18 +132,19 @@ def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
         + [part["tradable"][:, order], part["context"]],
         dim=1,
     )
-    few, many = (Actor(layout, settings, common=1, out_gain=1.0) for layout in (LAYOUT, twice))
+    few, many = (make_actor(layout, settings, extra=1, out_gain=1.0) for layout in (LAYOUT, twice))
     many.load_state_dict(few.state_dict())
     (one,), (two,) = few(raw(obs, LAYOUT)), many(raw(doubled, twice))
     torch.testing.assert_close(two, one[:, [*order.tolist(), 5]])
     judge, other = (
-        Critic(layout, settings, latents=n)
+        make_critic(layout, settings, latents=n)
         for layout, n in ((LAYOUT, latents), (twice, latents and 11))
     )
     other.load_state_dict(judge.state_dict())
-    given = (latent, torch.cat([latent[:, order], cash], dim=1)) if latents else (None, None)
+    doubled_latent = torch.cat([latent[:, order], cash], dim=1)
+    given = ((latent,), (doubled_latent,)) if latents else ((), ())
     torch.testing.assert_close(
-        other(raw(doubled, twice), given[1]), judge(raw(obs, LAYOUT), given[0])
+        other(raw(doubled, twice), *given[1]), judge(raw(obs, LAYOUT), *given[0])
     )
 
 
@@ -160,7 +163,7 @@ def test_what_cannot_be_traded_leaves_numbers_finite(kind: str) -> None:
     agent.normaliser.update(obs[:4])
     action = agent.policy(obs)
     assert action.shape == (8, 5)
-    (action.sum() + agent.critic(agent.see(obs)).sum()).backward()
+    (action.sum() + agent.critic(agent.normalise(obs)).sum()).backward()
     found = [action, *(parameter.grad for parameter in agent.actor.parameters())]
     assert all(bool(numbers.isfinite().all()) for numbers in found)
 
@@ -176,7 +179,7 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
     settings = network(encoder, kind=kind, account=True, holdings=True, layer_norm=True)
     torch.manual_seed(2)
     policy = ActorPolicy(layout, settings, ActionHeadSettings(band=0.1), outputs=2)
-    critics = Critic(layout, settings), Critic(layout, settings, latents=6, members=3)
+    critics = make_critic(layout, settings), make_critic(layout, settings, latents=6, members=3)
     modules = nn.ModuleList([policy, *critics])
     for parameter in modules.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -191,7 +194,7 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
             7, layout.private_width, generator=torch.Generator().manual_seed(3)
         ).requires_grad_()
         obs = torch.cat([private, bar.unsqueeze(1) if clocked else table[bar]], dim=1)
-        seen = normalise.see(obs, table if clocked else None)
+        seen = normalise.normalise(obs, table if clocked else None)
         assert len(seen.rows) == (4 if clocked else 7)  # each bar is embedded once
         said = [*policy.actor(seen), critics[0](seen), critics[1](seen, latent)]
         said.append(policy.head.decode(obs, said[0]))
@@ -210,12 +213,12 @@ def test_samples_taken_bring_the_rows_that_they_see() -> None:
     private = torch.arange(6.0).unsqueeze(1)
     rows = 10 * torch.arange(4.0).unsqueeze(1)
     place = torch.tensor([3, 1, 1, 0, 3, 2])
-    part = Seen(private, rows, place).take(torch.tensor([4, 2, 0]))
+    part = Batch(private, rows, place).select(torch.tensor([4, 2, 0]))
     assert part.private.flatten().tolist() == [4, 2, 0]
     assert part.rows.flatten().tolist() == [10, 30]
-    assert part.spread(part.rows).flatten().tolist() == [30, 10, 30]
-    alone = Seen(private[:4], rows, None).take(torch.tensor([2, 0]))
-    assert alone.spread(alone.rows).flatten().tolist() == [20, 0]
+    assert part.expand(part.rows).flatten().tolist() == [30, 10, 30]
+    alone = Batch(private[:4], rows, None).select(torch.tensor([2, 0]))
+    assert alone.expand(alone.rows).flatten().tolist() == [20, 0]
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
@@ -224,9 +227,9 @@ def test_networks_that_need_assets_say_so(kind: str) -> None:
         ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"
     ):
         make_agent(PPO(network=network("none", kind=kind)), FlatLayout(3, 1))
-    assert network("none").resolved(FlatLayout(3, 1)).kind == "mlp"
-    assert network("none").resolved(LAYOUT).kind == "market_once"
-    assert network("none").resolved(LAYOUT, orders=True).kind == "per_asset"
+    assert resolve_network(network("none"), FlatLayout(3, 1)).kind == "mlp"
+    assert resolve_network(network("none"), LAYOUT).kind == "market_once"
+    assert resolve_network(network("none"), LAYOUT, orders=True).kind == "per_asset"
 
 
 def test_the_action_is_the_aim() -> None:
@@ -303,7 +306,7 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     market = make_market(60, 4)
     layout = ObservationLayout.of(market, BARS)
     torch.manual_seed(0)
-    actor = Actor(layout, network(encoder, kind=kind), common=1, out_gain=1.0)
+    actor = make_actor(layout, network(encoder, kind=kind), extra=1, out_gain=1.0)
     features = market.features.clone()
     features[10, 2] += 1.0
     obs = seen(market)
@@ -331,8 +334,8 @@ def test_the_gru_is_that_of_torch() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_members_are_independent_networks(kind: str, encoder: str) -> None:
-    several = Critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
-    single = Critic(WINDOWED, network(encoder, kind=kind), latents=6)
+    several = make_critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
+    single = make_critic(WINDOWED, network(encoder, kind=kind), latents=6)
     obs = torch.randn(2, WINDOWED.width)
     latent = torch.randn(2, 6)
     values = several(raw(obs, WINDOWED), latent)

@@ -25,14 +25,15 @@ def test_observation_statistics_pool_assets_and_match_numpy() -> None:
     column = int(groups[slices["features"]][1])
     assert normaliser.mean[column].item() == pytest.approx(second.mean().item(), abs=1e-5)
     assert normaliser.var[column].item() == pytest.approx(second.var(correction=0).item(), rel=1e-4)
-    seen = normaliser.see(obs)
+    seen = normaliser.normalise(obs)
     scaled = torch.cat([seen.private, seen.rows], dim=1)[:, slices["features"]].reshape(-1, 3)[:, 1]
     assert scaled.mean().item() == pytest.approx(0, abs=1e-3)
     assert scaled.std(correction=0).item() == pytest.approx(1, abs=1e-3)
     copy = ObservationNormaliser(LAYOUT)
     copy.load_state_dict(normaliser.state_dict())
     assert all(
-        torch.equal(one, other) for one, other in zip(copy.see(obs)[:2], seen[:2], strict=True)
+        torch.equal(one, other)
+        for one, other in zip(copy.normalise(obs)[:2], seen[:2], strict=True)
     )
 
 
@@ -49,9 +50,9 @@ def test_a_table_is_known_from_the_start(lookback: int) -> None:
     normaliser.update(
         torch.ones(6, layout.private_width + 1)
     )  # clocked: says nothing of the market
-    assert not normaliser.knows_market
+    assert not normaliser.has_market_statistics
     normaliser.update_market(table)
-    assert normaliser.knows_market
+    assert normaliser.has_market_statistics
     features, tradable, context = rows.double().split([15, 5, 2], dim=1)
     by_hand = [*features.reshape(-1, 3).unbind(1), tradable.flatten(), *context.unbind(1)]
     mean, var = (normaliser.state_dict()[name] for name in ("mean", "var"))
@@ -86,7 +87,7 @@ def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
         theirs = flat.state_dict()[name]
         torch.testing.assert_close(mine[:private], theirs[:private])
     assert torch.equal(clocked.mean[private:], before[private:])
-    assert ObservationNormaliser(FlatLayout(3, 1)).knows_market  # there is none
+    assert ObservationNormaliser(FlatLayout(3, 1)).has_market_statistics  # there is none
 
 
 def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
@@ -102,6 +103,6 @@ def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
 def test_clocks_without_a_market_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"observations are 10 wide, the layout's 31; .* agent\.training_env\(env\)",
+        match=r"observations are 10 wide, the layout's 31; .* agent\.prepare_env\(env\)",
     ):
-        ObservationNormaliser(LAYOUT).see(torch.zeros(2, LAYOUT.private_width + 1))
+        ObservationNormaliser(LAYOUT).normalise(torch.zeros(2, LAYOUT.private_width + 1))

@@ -8,9 +8,9 @@ import torch
 
 from fintrader.agents import make_agent, on_policy
 from fintrader.agents.buffers import Transition
-from fintrader.agents.on_policy import Rollout, against_others
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.on_policy import Rollout, subtract_group_baseline
 from fintrader.agents.training import as_tensor
-from fintrader.agents.trunks import Seen
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
@@ -19,7 +19,7 @@ from tests.factories import make_market
 def test_advantages_are_judged_against_the_others_at_the_bar() -> None:
     place = torch.tensor([2, 0, 2, 5, 2, 0, 7])
     advantage = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    judged = against_others(advantage, place)
+    judged = subtract_group_baseline(advantage, place)
     for row in range(7):
         others = [float(advantage[k]) for k in range(7) if k != row and place[k] == place[row]]
         expected = float(advantage[row]) - (sum(others) / len(others) if others else 0.0)
@@ -38,7 +38,7 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> 
     )
     learned: list[Rollout] = []
     agent.learner = lambda rollout: learned.append(rollout) or {}
-    env = agent.training_env(env)
+    env = agent.prepare_env(env)
     obs = as_tensor(env.reset(seed=1)[0])
     for _ in range(4):
         after, reward, terminated, truncated, _ = env.step(agent.act(obs))
@@ -47,7 +47,7 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> 
         )
         obs = as_tensor(after)
     agent.update()
-    place = learned[0].seen.place
+    place = learned[0].batch.row_index
     assert place is not None
     assert len(place.unique()) == 8
     means = torch.stack([learned[0].advantage[place == bar].mean() for bar in range(8)])
@@ -73,7 +73,7 @@ def test_losses_in_pieces_are_the_loss(
         def randn(*shape: int, draw: torch.Generator = draw) -> torch.Tensor:
             return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-        seen = Seen(
+        seen = Batch(
             randn(60, layout.private_width), randn(9, layout.market_width), torch.arange(60) % 9
         )
         metrics = agent.learn(
@@ -108,7 +108,7 @@ def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
     first = (
         torch.cat([weights.flatten() for weights in clocked.policy.parameters()]).detach().clone()
     )
-    assert clocked.training_env(env) is env
+    assert clocked.prepare_env(env) is env
     said = []
     obs = env.reset(seed=1)[0]
     for _ in range(12):

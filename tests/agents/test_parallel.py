@@ -9,9 +9,9 @@ import torch
 
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.buffers import Transition
+from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent, average
-from fintrader.agents.trunks import Seen
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout, Layout
@@ -39,7 +39,7 @@ def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: b
     """Where clocked, accounts see four bars, and those of one learner not all of them."""
     draw = torch.Generator().manual_seed(seed)
     market = 0 if isinstance(layout, FlatLayout) else layout.market_width
-    seen = Seen(
+    seen = Batch(
         torch.randn(rows, layout.width - market, generator=draw),
         torch.randn(4 if clocked else rows, market, generator=draw),
         torch.arange(rows) % 9 // 3 + torch.arange(rows) % 2 if clocked else None,
@@ -83,16 +83,16 @@ def test_learners_in_a_batch_are_learners_one_after_another(
                 .view(steps, learners, accounts)[:, k]
                 .flatten()
             )
-            own = whole.take(rows)
+            own = whole.select(rows)
             # side by side, rows that share no bar count as bars of their own: this orders them
             # alike
             if not clocked:
-                own = own._replace(seen=own.seen._replace(place=torch.arange(len(rows))))
+                own = own._replace(batch=own.batch._replace(row_index=torch.arange(len(rows))))
             found.append(learner.learn(own))
-        fused = average([learner.inheritable_state() for learner in apart])
+        fused = average([learner.collect_inheritable_state() for learner in apart])
         for learner in apart:
             learner.inherit(fused)
-        mine = together.inheritable_state()
+        mine = together.collect_inheritable_state()
         assert mine.keys() == fused.keys()
         for name, tensor in mine.items():
             torch.testing.assert_close(
@@ -239,7 +239,7 @@ def test_the_thread_learns_what_the_agent_alone_learns(device: str) -> None:
     )
     draw = torch.Generator().manual_seed(1)
     never = torch.zeros(16, dtype=torch.bool, device=device)
-    while alone.warming_up:
+    while alone.is_warming_up:
         obs, after = torch.rand(2, 16, 2, generator=draw).to(device)
         action = alone.act(obs)
         ahead._front.latent = alone.latent
@@ -273,7 +273,7 @@ def test_parents_and_children_may_be_pipelined_or_not(tmp_path: Path) -> None:
             if name.startswith(("modules", "optimisers"))
         )
     # it acts with what it inherited at once, as the plain child does
-    obs = child.agent.see(torch.rand(4, 2))
+    obs = child.agent.normalise(torch.rand(4, 2))
     with torch.no_grad():
         assert torch.equal(child._front.actor(obs)[0], child.agent.actor(obs)[0])
     assert child._front.has_parent

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, train
-from fintrader.agents.on_policy import Rollout, each_log_prob
+from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, ppo, train
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.on_policy import Rollout, log_prob_per_latent
 from fintrader.agents.ppo import PPOAgent, ppo_objective
-from fintrader.agents.trunks import NetworkSettings, Seen
+from fintrader.agents.settings import NetworkSettings
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.tiny import DEVICES, Identity
@@ -41,15 +42,15 @@ def test_every_pass_visits_every_transition_once(
     visited: list[list[float]] = []
     loss = agent.loss
 
-    def spy(batch: Rollout) -> Any:
-        visited.append(batch.seen.private[:, 0].tolist())
-        return loss(batch)
+    def spy(rollout: Rollout) -> Any:
+        visited.append(rollout.batch.private[:, 0].tolist())
+        return loss(rollout)
 
     agent.loss = spy  # type: ignore[method-assign]
     rows = steps * accounts
     names = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
     latent, log_prob = torch.randn(2, rows, 1)
-    agent.learn(Rollout(Seen(names, names[:, :0], None), latent, log_prob, *torch.randn(2, rows)))
+    agent.learn(Rollout(Batch(names, names[:, :0], None), latent, log_prob, *torch.randn(2, rows)))
     assert len(visited) == 3 * minibatches
     passes = [
         list(chain(*visited[k : k + minibatches])) for k in range(0, len(visited), minibatches)
@@ -65,7 +66,7 @@ def test_minibatches_cut_hardly_a_bar_in_two(accounts: int, minibatches: int) ->
     agent: Any = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
     place = torch.arange(accounts * 15) % 15
     place[:4] = 3  # not all bars have as many
-    passes = list(agent.passes(len(place), place))
+    passes = list(agent.draw_passes(len(place), place))
     assert len(passes) == 3
     for one in passes:
         assert torch.cat(one).sort().values.tolist() == list(range(len(place)))
@@ -81,13 +82,13 @@ def some_rollout(agent: Any, rows: int = 40) -> Rollout:
     """Experience of the agent as it stands: all ratios are 1. Rows see nine bars."""
     draw = torch.Generator().manual_seed(5)
     private = torch.randn(rows, LAYOUT.private_width, generator=draw)
-    seen = Seen(
+    seen = Batch(
         private, torch.randn(9, LAYOUT.market_width, generator=draw), torch.arange(rows) % 9
     )
     with torch.no_grad():
         noise = torch.randn(rows, agent.head.latents, generator=draw)
         latent = agent.mean_latent(seen) + noise * agent.noise["log_std"].exp()
-    log_prob = each_log_prob(noise, agent.noise["log_std"]).detach()
+    log_prob = log_prob_per_latent(noise, agent.noise["log_std"]).detach()
     return Rollout(seen, latent, log_prob, *torch.randn(2, rows, generator=draw))
 
 
@@ -101,8 +102,8 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
     batch = some_rollout(agent)
     log_std = agent.noise["log_std"]
     _, found = agent.loss(batch)
-    noise = (batch.latent - agent.mean_latent(batch.seen)) * torch.exp(-log_std)
-    joint = (each_log_prob(noise, log_std) - batch.log_prob).sum(dim=-1).exp()
+    noise = (batch.latent - agent.mean_latent(batch.batch)) * torch.exp(-log_std)
+    joint = (log_prob_per_latent(noise, log_std) - batch.log_prob).sum(dim=-1).exp()
     torch.testing.assert_close(joint, torch.ones(40), atol=1e-5, rtol=0)
     objective = ppo_objective(joint.unsqueeze(-1), batch.advantage, 0.2).mean()
     assert float(found["kl"]) == pytest.approx(0, abs=1e-6)
@@ -115,7 +116,9 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 @pytest.mark.parametrize("moved", [0.0, 0.3, 3.0])
-def test_the_compiled_pass_is_the_tensors(kind: str, moved: float) -> None:
+def test_the_compiled_pass_is_the_tensors(
+    kind: str, moved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = {"kind": kind, "hidden": [8]}
     agent: Any = make_agent(
         PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1
@@ -127,13 +130,13 @@ def test_the_compiled_pass_is_the_tensors(kind: str, moved: float) -> None:
                 weights.shape, generator=torch.Generator().manual_seed(3)
             )
         agent.noise["log_std"] += 0.1 * moved
-    found = {}
-    for agent.batched in (False, True):
+    found = []
+    for surrogate in (ppo.clipped_surrogate, ppo.clipped_surrogate.__wrapped__):
+        monkeypatch.setattr(ppo, "clipped_surrogate", surrogate)
         loss, parts = agent.loss(batch)
         parts = {name: float(value) for name, value in parts.items()}
-        found[agent.batched] = parts | {"slopes": slopes(loss, agent)}
-    compiled = found[False]
-    tensors = found[True]
+        found.append(parts | {"slopes": slopes(loss, agent)})
+    compiled, tensors = found
     for name in ("policy_loss", "value_loss", "kl", "clip_fraction"):
         assert compiled[name] == pytest.approx(tensors[name], rel=1e-3, abs=1e-5)
     assert (tensors["clip_fraction"] > 0.2) == (moved > 0)
@@ -155,7 +158,7 @@ def test_a_latent_out_of_range_holds_no_other_back() -> None:
 def test_noise_becomes_less_with_every_update_down_to_its_least() -> None:
     env = Identity(seed=5)
     for start, updates, left in ((1.0, 3, 0.9**3), (0.4, 9, 0.25), (0.1, 3, 0.1)):
-        settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_least=0.25)
+        settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_floor=0.25)
         agent = make_agent(settings, env.layout, seed=0)
         train(agent, env, Budget(env_steps=updates * 8 * env.num_envs))
         torch.testing.assert_close(
@@ -212,7 +215,7 @@ class Unwaiting(PPOAgent):
         return super().act(obs)
 
     def update(self) -> dict[str, float] | None:
-        if self.buffer is None or not self.buffer.full:
+        if self.buffer is None or not self.buffer.is_full:
             return super().update()
         self.forbid(False)
         metrics = super().update()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from fintrader.agents import APG, PPO, SAC, Budget, NetworkSettings, make_agent,
 from fintrader.agents.base import BaseAgent
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import read_tensors
-from fintrader.agents.regularisation import Perturbation
-from fintrader.agents.training import as_tensor, true_next_obs
+from fintrader.agents.regularisation import Perturbation, make_perturbation
+from fintrader.agents.training import as_tensor, select_true_next_obs
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import FlatLayout
 from fintrader.seeding import generator
@@ -25,8 +26,8 @@ NETWORK = NetworkSettings(hidden=(8,))
 ON_POLICY = {"num_steps": 4, "network": NETWORK}
 
 
-def perturbation(dropout: float, noise: float, layout: Any = LAYOUT, seed: int = 1) -> Perturbation:
-    return Perturbation(layout, dropout, noise, generator(seed, "test"))
+def perturbation(dropout: float, noise: float) -> Perturbation:
+    return Perturbation(LAYOUT, dropout, noise, generator(1, "test"))
 
 
 def bars(rows: Tensor) -> Tensor:
@@ -76,9 +77,12 @@ def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
 
 
 def test_without_anything_to_hide_rows_are_left_alone() -> None:
-    rows = windows()
-    assert perturbation(0.0, 0.0)(rows, None) is rows
-    assert perturbation(0.5, 0.5, FlatLayout(LAYOUT.market_width, 2))(rows, None) is rows
+    stream = generator(1, "test")
+    hiding = PPO(feature_dropout=0.5, feature_noise=0.5)
+    assert make_perturbation(LAYOUT, PPO(), stream) is None
+    assert make_perturbation(FlatLayout(LAYOUT.market_width, 2), hiding, stream) is None
+    assert make_perturbation(replace(LAYOUT, num_features=0), hiding, stream) is None
+    assert make_perturbation(LAYOUT, hiding, stream) is not None
 
 
 ALGORITHMS = [
@@ -99,25 +103,25 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
     env = market_env()
     agent = make_agent(settings, env.layout, seed=1)
     assert isinstance(agent, BaseAgent)
-    own = agent.training_env(env)
+    own = agent.prepare_env(env)
     obs = first = as_tensor(own.reset(seed=1)[0])
     flat, _ = market_env().reset(seed=1)
-    assert torch.equal(agent.see(first).rows, agent.see(first).rows)
+    assert torch.equal(agent.normalise(first).rows, agent.normalise(first).rows)
     for _ in range(3):
-        before = agent.see(first).rows
+        before = agent.normalise(first).rows
         drawn = agent.perturbation.drawn
         metrics = None
         while agent.perturbation.drawn is drawn:
             assert metrics is None
-            assert torch.equal(agent.see(first).rows, before), "changed between updates"
+            assert torch.equal(agent.normalise(first).rows, before), "changed between updates"
             action = agent.act(obs)
             shown, reward, terminated, truncated, info = own.step(action)
             after = as_tensor(shown)
-            led_to = true_next_obs(after, info, terminated, truncated)
+            led_to = select_true_next_obs(after, info, terminated, truncated)
             agent.observe(Transition(obs, action, reward.float(), terminated, truncated, led_to))
             obs = after
             metrics = agent.update()
-        assert not torch.equal(agent.see(first).rows, before)
+        assert not torch.equal(agent.normalise(first).rows, before)
         obs = obs.detach()
         own.load_state_dict({name: tensor.detach() for name, tensor in own.state_dict().items()})
     judged = agent.policy(flat)
@@ -182,7 +186,7 @@ def test_training_is_dearer_than_what_it_is_judged_by(settings: Any) -> None:
         "fractional": True,
     }
     env = market_env(training_cost_multiplier=3.0, half_spread_bps_of={"S001": 4.0}, **asked)
-    own = make_agent(settings, env.layout).training_env(env)
+    own = make_agent(settings, env.layout).prepare_env(env)
     paid = own.settings
     assert (paid.cost_bps, paid.half_spread_bps, paid.impact_bps) == (30.0, 6.0, 9.0)
     assert own.view.spread.tolist() == pytest.approx([6e-4, 12e-4, 6e-4])

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fintrader.agents import APG, PPO, SAC, NetworkSettings, make_agent
-from fintrader.agents.action_head import ActionHead, ActionHeadSettings
 from fintrader.agents.base import BaseAgent
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy, PolicyModule, export_onnx
+from fintrader.agents.settings import ActionHeadSettings
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.simulate import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
@@ -80,10 +81,10 @@ def test_untrained_it_is_its_benchmark(
     "values",
     [
         {},
-        {"trust": 0.3, "max_active_tilt": 0.1},
-        {"trade_rate": 0.7, "conviction": 0.4},
+        {"max_log_tilt": 0.3, "max_active_tilt": 0.1},
+        {"trade_rate": 0.7, "tilt_scale": 0.4},
         {"fully_invested": False},
-        {"conviction": 3.0},
+        {"tilt_scale": 3.0},
     ],
     ids=["default", "tight", "shrunk", "cash", "bold"],
 )
@@ -101,10 +102,10 @@ def test_the_formula(values: dict[str, Any]) -> None:
     )  # from almost nothing to a lot
     actions = head.tilt(benchmark, held, latent)
     given = {
-        "trust": settings.trust,
+        "max_log_tilt": settings.max_log_tilt,
         "most": settings.max_active_tilt,
         "start_rate": settings.trade_rate,
-        "conviction": settings.conviction,
+        "tilt_scale": settings.tilt_scale,
         "fully_invested": settings.fully_invested,
     }
     for row in range(cases):
@@ -143,10 +144,10 @@ def test_no_more_than_allowed_lies_elsewhere() -> None:
     bound = free > 0.05
     assert 10 < bound.sum() < 50
     assert torch.allclose(elsewhere(max_active_tilt=0.05), free.clamp(max=0.05))
-    assert elsewhere(conviction=0.0).max() < 1e-12
-    assert torch.allclose(elsewhere(conviction=0.5), 0.5 * free)
+    assert elsewhere(tilt_scale=0.0).max() < 1e-12
+    assert torch.allclose(elsewhere(tilt_scale=0.5), 0.5 * free)
     timid = free < 0.01
-    assert torch.allclose(elsewhere(conviction=2.0)[timid], 2 * free[timid])
+    assert torch.allclose(elsewhere(tilt_scale=2.0)[timid], 2 * free[timid])
 
 
 def test_permuting_symbols_permutes_the_action() -> None:

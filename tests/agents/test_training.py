@@ -95,7 +95,7 @@ def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         saves.append(self.updates)
         now[0] += 0.05
 
-    monkeypatch.setattr(training._Training, "save", save)
+    monkeypatch.setattr(training.TrainingRun, "save", save)
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def tick(_: TrainProgress) -> None:

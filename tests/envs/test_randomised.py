@@ -280,7 +280,7 @@ def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(
     assert torch.equal(
         judged.view.mark, TradingEnv(MARKET, EnvSettings(benchmark="equal_weight")).view.mark
     )
-    assert isinstance(make_agent(settings, env.layout).training_env(env), RandomisedEnv)
+    assert isinstance(make_agent(settings, env.layout).prepare_env(env), RandomisedEnv)
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:

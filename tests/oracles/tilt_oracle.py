@@ -17,10 +17,10 @@ def tilted(
     held: Sequence[float],
     latents: Sequence[float],
     *,
-    trust: float,
+    max_log_tilt: float,
     most: float,
     start_rate: float,
-    conviction: float,
+    tilt_scale: float,
     fully_invested: bool,
 ) -> list[float]:
     """The action; `latents` are the symbols', the trade rate's and, where cash may be held,
@@ -30,10 +30,10 @@ def tilted(
     rate_latent = latents[count]
     middle = sum(b * z for b, z in zip(benchmark, wanted, strict=True))
     raised = [
-        b * math.exp(trust * math.tanh((z - middle) / trust))
+        b * math.exp(max_log_tilt * math.tanh((z - middle) / max_log_tilt))
         for b, z in zip(benchmark, wanted, strict=True)
     ]
-    bets = [conviction * (w - b) for w, b in zip(shares_of(raised), benchmark, strict=True)]
+    bets = [tilt_scale * (w - b) for w, b in zip(shares_of(raised), benchmark, strict=True)]
     if any(b + bet < 0 for b, bet in zip(benchmark, bets, strict=True)):
         long = shares_of([max(b + bet, 0.0) for b, bet in zip(benchmark, bets, strict=True)])
         bets = [w - b for w, b in zip(long, benchmark, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy
-from fintrader.agents.action_head import ActionHead
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
@@ -179,8 +179,8 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     policy = load_policy(result.ensemble_policy)
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == len(result.members)
-    assert {one.head.settings.conviction for one in policy.members} == {
-        stored["shrinkage"]["conviction"]
+    assert {one.head.settings.tilt_scale for one in policy.members} == {
+        stored["shrinkage"]["tilt_scale"]
     }
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
     specs: dict[str, PodSpec] = RunStore(run).specs()
@@ -191,7 +191,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
     for pod in pods:
         assert not isinstance(pod, EnsemblePolicy)
         shrunk = pod.head.settings.model_copy(
-            update={"conviction": stored["shrinkage"]["conviction"]}
+            update={"tilt_scale": stored["shrinkage"]["tilt_scale"]}
         )
         pod.head = ActionHead(policy.layout, shrunk)
     torch.testing.assert_close(policy(obs), torch.stack([pod(obs) for pod in pods]).mean(0))

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load
 
 from fintrader.agents import Budget, load_policy, read_agent_state
-from fintrader.agents.parallel import INHERITED
+from fintrader.agents.parallel import INHERITED_PREFIXES
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, copies, working_copy
@@ -343,7 +343,7 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
         [read_agent_state(home_of(context.folder, 1, replica)) for replica in range(2)]
     )
     for name, tensor in expected.items():
-        if name.startswith(INHERITED):
+        if name.startswith(INHERITED_PREFIXES):
             assert torch.equal(fused[name], tensor), name
 
 

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fintrader import metrics
-from fintrader.agents.a2c import A2C
-from fintrader.agents.action_head import MOST_CONVICTION
-from fintrader.agents.ppo import PPO
+from fintrader.agents.settings import A2C, MAX_TILT_SCALE, PPO
 from fintrader.config import read_yaml
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.files import seal
@@ -353,7 +351,7 @@ def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() ->
     assert james_stein(np.ones(1))[0] == 0.0
 
 
-@pytest.mark.parametrize(("wanted", "times"), [(0.5, 0.5), (3.0, 3.0), (12.0, MOST_CONVICTION)])
+@pytest.mark.parametrize(("wanted", "times"), [(0.5, 0.5), (3.0, 3.0), (12.0, MAX_TILT_SCALE)])
 def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
     wanted: float, times: float
 ) -> None:
@@ -368,9 +366,9 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
     after = evidence_of(members, [0.5, 0.5], sized)
     assert before is not None
     assert after is not None
-    assert 0 < before["conviction"] == before["kappa"] == after["kappa"]
+    assert 0 < before["tilt_scale"] == before["kappa"] == after["kappa"]
     assert before["tracking_error"] == pytest.approx(learned)
-    assert after["conviction"] == pytest.approx(times * before["kappa"])
+    assert after["tilt_scale"] == pytest.approx(times * before["kappa"])
 
 
 def test_weights_sum_to_one_and_follow_the_score() -> None:

@@ -1,1 +1,57 @@
-"""Compiled CPU passes of networks and losses; each has a torch twin that is tested against it."""
+"""The seam between readable agents and their fast passes on the CPU.
+
+A function decorated with `@fast_on_cpu("module")` is the readable truth. For float32 tensors on the
+CPU the function of the same name in `agents/fast/module.py` takes its place, with the same
+arguments and results; it returns `NotImplemented` for a case that it does not cover. Everywhere
+else (on a GPU, in another precision, in an export, under `torch.func`) the decorated function runs.
+Its `__wrapped__` is the readable one alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from typing import ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def fast_on_cpu(
+    module: str,
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorate a function whose first argument is a tensor and which has a fast twin in
+    `agents/fast/<module>.py`."""
+
+    def decorate(reference: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.cache
+        def load() -> Callable[Parameters, Result]:
+            twin = getattr(import_module(f"{__name__}.{module}"), reference.__name__)
+            return cast("Callable[Parameters, Result]", twin)
+
+        @functools.wraps(reference)
+        def choose(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            if is_plain_cpu(cast(Tensor, args[0])):
+                result = load()(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            return reference(*args, **kwargs)
+
+        return choose
+
+    return decorate
+
+
+def is_plain_cpu(x: Tensor) -> bool:
+    """Report whether `x` may leave torch's own operations: float32 on the CPU, outside exports and
+    `torch.func`, which trace those operations alone."""
+    return (
+        x.dtype is torch.float32
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )

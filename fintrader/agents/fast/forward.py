@@ -1,59 +1,100 @@
 """The compiled forward pass: one account's action from K networks at once, without an operation's
 overhead each.
 
-It computes what `policy.EnsemblePolicy` computes for one observation, in float32, with sums in
-another order. Assets lie along the last axis, so that every inner loop runs over them; weights are
-padded to multiples of four, so that four inputs meet four outputs in registers.
+It is a `policy.EnsemblePolicy` for one observation, in float32, with sums in another order.
+Assets lie along the last axis, so that every inner loop runs over them; weights are padded to
+multiples of four, so that four inputs meet four outputs in registers.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-PER_ASSET = 0
-MLP = 1
-RELU = 0
-TANH = 1
-SILU = 2
-ELU = 3
 
-# Columns of `plan` [K, ...]: one network each.
-(
-    KIND,
-    ACTIVATION,
-    NORM,
-    ACCOUNT,
-    SQUASH,
-    TARGETS,
-    DEPTH,
-    HEAD,
-    HEAD_BIAS,
-    CASH,
-    CASH_BIAS,
-    STATISTICS,
-) = range(12)
-PLAN = 12
-# Columns of `layers` [K, depth, ...]: where the weights of a layer begin, and how large they are.
-OWN, OWN_IN, OWN_OUT, COMMON, COMMON_IN, BIAS, WIDTH = range(7)
-LAYER = 7
-# Columns of `numbers` [K, ...].
-SCALE, CASH_LOGIT, BAND = range(3)
-NUMBERS = 3
+class Kind(IntEnum):
+    """Kinds of networks."""
+
+    PER_ASSET = 0
+    MLP = 1
+
+
+class Activation(IntEnum):
+    """Non-linearities, by their names in `NetworkSettings` in capitals."""
+
+    RELU = 0
+    TANH = 1
+    SILU = 2
+    ELU = 3
+
+
+class Plan(IntEnum):
+    """Columns of `Networks.plan`. The last five say where numbers begin in `Networks.weights`."""
+
+    KIND = 0
+    ACTIVATION = 1
+    NORM = 2
+    ACCOUNT = 3
+    SQUASH = 4
+    TARGETS = 5
+    DEPTH = 6
+    HEAD = 7
+    HEAD_BIAS = 8
+    CASH = 9
+    CASH_BIAS = 10
+    STATISTICS = 11
+
+
+class Layer(IntEnum):
+    """Columns of `Networks.layers`: where the weights of a layer begin, and their sizes."""
+
+    OWN = 0
+    OWN_IN = 1
+    OWN_OUT = 2
+    COMMON = 3
+    COMMON_IN = 4
+    BIAS = 5
+    WIDTH = 6
+
+
+class Number(IntEnum):
+    """Columns of `Networks.numbers`."""
+
+    SCALE = 0
+    CASH_LOGIT = 1
+    BAND = 2
+
+
+class Networks(NamedTuple):
+    """K networks, laid out side by side (see `members`)."""
+
+    plan: Any
+    """`[K, len(Plan)]` int64"""
+    layers: Any
+    """`[K, depth, len(Layer)]` int64"""
+    numbers: Any
+    """`[K, len(Number)]` float32"""
+    weights: Any
+    """`[W]` float32: all weights and statistics."""
+
+
 _CLIP = np.float32(10.0)
 _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0.0)
-# Sums may be taken in any order; NaN and infinity keep their meaning, so that a diverged network
-# shows.
 _FAST = {"reassoc", "contract", "nsz"}
+"""Sums in any order and fused multiplication; NaN and infinity keep their meaning, so that a
+diverged network shows."""
 
 
+# A block of four inputs and four outputs: each number of `x` and `out` that is loaded serves four
+# multiplications, where a plain loop would load both for every one.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out: Any) -> None:
-    """`out [O, N] += weights [I, O]ᵀ x [I, N]`, I and O multiples of four."""
+    """Add `weights [I, O]ᵀ x [I, N]` to `out [O, N]`; I and O are multiples of four."""
     count = x.shape[1]
     for o in range(0, wide_out, 4):
         r0 = out[o]
@@ -96,9 +137,10 @@ def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out
                 r3[n] += a3 * p + b3 * q + c3 * r + d3 * s
 
 
+# Four rows of weights at a time, so that `out` is read and written a quarter as often.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out: Any) -> None:
-    """`out [O] += x [count] weights [count, O]`."""
+    """Add `x [count] weights [count, O]` to `out [O]`."""
     whole = count // 4 * 4
     for j in range(0, whole, 4):
         a = start + j * wide_out
@@ -118,10 +160,11 @@ def _add_vector(x: Any, count: int, weights: Any, start: int, wide_out: int, out
             out[o] += x[j] * weights[row + o]
 
 
+# The C library's tanh cannot be vectorised; a ratio of two polynomials (the one Eigen and XLA use)
+# can.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _tanh(x: Any) -> Any:
-    """A rational function within 4 units in the last place of float32 (the one Eigen and XLA use),
-    vectorisable."""
+    """Approximate tanh within 4 units in the last place of float32."""
     bound = np.float32(7.90531110763549805)
     x = -bound if x < -bound else (bound if x > bound else x)
     y = x * x
@@ -139,17 +182,18 @@ def _tanh(x: Any) -> Any:
     return top / low
 
 
+# SiLU and ELU are written in terms of the vectorisable tanh.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _activate(rows: Any, kind: int) -> None:
-    """In place, over `[O, N]`."""
+    """Apply a non-linearity to `[O, N]` in place."""
     flat = rows.reshape(-1)
-    if kind == RELU:
+    if kind == Activation.RELU:
         for i in range(flat.size):
             flat[i] = _ZERO if flat[i] < _ZERO else flat[i]
-    elif kind == TANH:
+    elif kind == Activation.TANH:
         for i in range(flat.size):
             flat[i] = _tanh(flat[i])
-    elif kind == SILU:
+    elif kind == Activation.SILU:
         for i in range(flat.size):  # x σ(x) with σ(x) = (1 + tanh(x / 2)) / 2
             flat[i] = flat[i] * _HALF * (_ONE + _tanh(_HALF * flat[i]))
     else:
@@ -158,10 +202,10 @@ def _activate(rows: Any, kind: int) -> None:
             flat[i] = (half + half) / (_ONE - half) if flat[i] < _ZERO else flat[i]
 
 
+# Two passes (mean, then variance): the textbook's single pass loses float32's digits.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _normalise(rows: Any, width: int) -> None:
-    """Layer normalisation over the first `width` of `[O, N]`, asset by asset, without an affine
-    map."""
+    """Normalise the first `width` of `[O, N]` in place, asset by asset, without an affine map."""
     count = rows.shape[1]
     share = _ONE / np.float32(width)
     mean = np.zeros(count, np.float32)
@@ -182,50 +226,56 @@ def _normalise(rows: Any, width: int) -> None:
 
 
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _standard(value: Any, shift: Any, scale: Any) -> Any:
+def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
     x = (value - shift) * scale
     return -_CLIP if x < -_CLIP else (_CLIP if x > _CLIP else x)
 
 
+# The observation is written out flat: the networks then read one array, wherever its parts came
+# from.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _standardise(weights: Any, shift: int, private: Any, row: Any, sizes: Any, obs: Any) -> None:
-    """The flat observation, standardised: account [A] | holdings [N] | features [N * F] | tradable
-    [N] | context [M].
+    """Write the flat observation, standardised, to `obs`: account [A] | holdings [N] | features
+    [N * F] | tradable [N] | context [M].
 
-    Statistics, shifts before scales: account [A] | holdings | features [F] | tradable | context
-    [M].
+    Statistics lie in the order account [A] | holdings | features [F] | tradable | context [M],
+    shifts before scales.
     """
     account, count, features, context = sizes
     scale = shift + account + features + context + 2
     for i in range(account):
-        obs[i] = _standard(private[i], weights[shift + i], weights[scale + i])
+        obs[i] = _scale_and_clip(private[i], weights[shift + i], weights[scale + i])
     at = account
     g = account
     for n in range(count):
-        obs[at + n] = _standard(private[at + n], weights[shift + g], weights[scale + g])
+        obs[at + n] = _scale_and_clip(private[at + n], weights[shift + g], weights[scale + g])
     at = at + count
     g = g + 1
     for n in range(count):
         for f in range(features):
             i = n * features + f
-            obs[at + i] = _standard(row[i], weights[shift + g + f], weights[scale + g + f])
+            obs[at + i] = _scale_and_clip(row[i], weights[shift + g + f], weights[scale + g + f])
     at = at + count * features
     g = g + features
     given = count * features
     for n in range(count):
-        obs[at + n] = _standard(row[given + n], weights[shift + g], weights[scale + g])
+        obs[at + n] = _scale_and_clip(row[given + n], weights[shift + g], weights[scale + g])
     at = at + count
     g = g + 1
     given = given + count
     for i in range(context):
-        obs[at + i] = _standard(row[given + i], weights[shift + g + i], weights[scale + g + i])
+        obs[at + i] = _scale_and_clip(
+            row[given + i], weights[shift + g + i], weights[scale + g + i]
+        )
 
 
+# Inputs are turned to `[P, N]` once, and two buffers swap their roles from layer to layer, so that
+# nothing is allocated.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _per_asset(
+def _run_per_asset(
     k: int, plan: Any, layers: Any, weights: Any, obs: Any, sizes: Any, buffers: Any, latent: Any
 ) -> None:
-    """`networks.Actor` on `networks.AssetTrunk`: `latent [N (+ 1)]`."""
+    """Run a `per_asset.PerAssetActor`: `latent [N (+ 1)]`."""
     account, count, features, context = sizes
     one, two, base, shared = buffers
     rows = account + count
@@ -236,10 +286,10 @@ def _per_asset(
     for n in range(count):
         one[features, n] = obs[account + n]
         one[features + 1, n] = obs[flags + n]
-    for i in range(features + 2, layers[k, 0, OWN_IN]):
+    for i in range(features + 2, layers[k, 0, Layer.OWN_IN]):
         one[i, :] = _ZERO
     given = 0
-    if plan[k, ACCOUNT]:
+    if plan[k, Plan.ACCOUNT]:
         shared[:account] = obs[:account]
         given = account
     shared[given : given + context] = obs[flags + count :]
@@ -247,85 +297,97 @@ def _per_asset(
         shared[0] = _ZERO  # the network has one column that is always zero there
     x = one
     y = two
-    for depth in range(plan[k, DEPTH]):
-        wide = layers[k, depth, OWN_OUT]
+    for depth in range(plan[k, Plan.DEPTH]):
+        wide = layers[k, depth, Layer.OWN_OUT]
         for o in range(wide):
-            base[o] = weights[layers[k, depth, BIAS] + o]
+            base[o] = weights[layers[k, depth, Layer.BIAS] + o]
         _add_vector(
-            shared, layers[k, depth, COMMON_IN], weights, layers[k, depth, COMMON], wide, base
+            shared,
+            layers[k, depth, Layer.COMMON_IN],
+            weights,
+            layers[k, depth, Layer.COMMON],
+            wide,
+            base,
         )
         for o in range(wide):
             y[o, :] = base[o]
-        _multiply(x, weights, layers[k, depth, OWN], layers[k, depth, OWN_IN], wide, y)
-        if plan[k, NORM]:
-            _normalise(y, layers[k, depth, WIDTH])
-        _activate(y[:wide], plan[k, ACTIVATION])
+        _multiply(x, weights, layers[k, depth, Layer.OWN], layers[k, depth, Layer.OWN_IN], wide, y)
+        if plan[k, Plan.NORM]:
+            _normalise(y, layers[k, depth, Layer.WIDTH])
+        _activate(y[:wide], plan[k, Plan.ACTIVATION])
         for o in range(wide):
             total = _ZERO
             for n in range(count):
                 total += y[o, n]
             shared[o] = total / np.float32(count)
         x, y = y, x
-    head = plan[k, HEAD]
-    wide = layers[k, plan[k, DEPTH] - 1, OWN_OUT]
-    latent[:count] = weights[plan[k, HEAD_BIAS]]
+    head = plan[k, Plan.HEAD]
+    wide = layers[k, plan[k, Plan.DEPTH] - 1, Layer.OWN_OUT]
+    latent[:count] = weights[plan[k, Plan.HEAD_BIAS]]
     for o in range(wide):
         w = weights[head + o]
         for n in range(count):
             latent[n] += w * x[o, n]
-    if plan[k, CASH] >= 0:
-        total = weights[plan[k, CASH_BIAS]]
+    if plan[k, Plan.CASH] >= 0:
+        total = weights[plan[k, Plan.CASH_BIAS]]
         for o in range(wide):
-            total += weights[plan[k, CASH] + o] * shared[o]
+            total += weights[plan[k, Plan.CASH] + o] * shared[o]
         latent[count] = total
 
 
+# A vector goes through the layers; here, too, two buffers swap their roles.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _mlp(k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any) -> None:
-    """`networks.Actor` on `networks.Mlp`: all of the flat observation."""
+def _run_mlp(
+    k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any
+) -> None:
+    """Run a `mlp.MlpActor` on the flat observation."""
     x = obs
     y = buffers[0].reshape(-1)
     z = buffers[1].reshape(-1)
-    for depth in range(plan[k, DEPTH] + 1):
-        wide = layers[k, depth, OWN_OUT]
+    for depth in range(plan[k, Plan.DEPTH] + 1):
+        wide = layers[k, depth, Layer.OWN_OUT]
         for o in range(wide):
-            y[o] = weights[layers[k, depth, BIAS] + o]
-        _add_vector(x, layers[k, depth, OWN_IN], weights, layers[k, depth, OWN], wide, y)
-        if depth < plan[k, DEPTH]:
+            y[o] = weights[layers[k, depth, Layer.BIAS] + o]
+        _add_vector(
+            x, layers[k, depth, Layer.OWN_IN], weights, layers[k, depth, Layer.OWN], wide, y
+        )
+        if depth < plan[k, Plan.DEPTH]:
             column = y[:wide].reshape(wide, 1)
-            if plan[k, NORM]:
-                _normalise(column, layers[k, depth, WIDTH])
-            _activate(column, plan[k, ACTIVATION])
+            if plan[k, Plan.NORM]:
+                _normalise(column, layers[k, depth, Layer.WIDTH])
+            _activate(column, plan[k, Plan.ACTIVATION])
         x = y
         y, z = z, y
     for i in range(latent.size):
         latent[i] = x[i]
 
 
+# As `heads.ActionHead.decode`, but for `tilt`; logits are lessened by their highest, so that the
+# exponential cannot overflow.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
 def _decode(
     k: int, plan: Any, numbers: Any, private: Any, account: int, latent: Any, action: Any
 ) -> None:
-    """`networks.ActionHead.decode`."""
+    """Turn a latent into `action [N]`."""
     count = action.size
-    if plan[k, SQUASH]:
+    if plan[k, Plan.SQUASH]:
         for i in range(latent.size):
             latent[i] = np.tanh(latent[i])
-    if not plan[k, TARGETS]:
+    if not plan[k, Plan.TARGETS]:
         for n in range(count):
             z = latent[n]
             action[n] = -_ONE if z < -_ONE else (_ONE if z > _ONE else z)
         return
-    highest = numbers[k, SCALE] * latent[count] + numbers[k, CASH_LOGIT]
+    highest = numbers[k, Number.SCALE] * latent[count] + numbers[k, Number.CASH_LOGIT]
     latent[count] = highest
     for n in range(count):
-        latent[n] *= numbers[k, SCALE]
+        latent[n] *= numbers[k, Number.SCALE]
         highest = max(highest, latent[n])
     total = _ZERO
     for n in range(count + 1):
         latent[n] = np.exp(latent[n] - highest)
         total += latent[n]
-    band = numbers[k, BAND]
+    band = numbers[k, Number.BAND]
     for n in range(count):
         aim = latent[n] / total
         action[n] = aim
@@ -336,32 +398,27 @@ def _decode(
             action[n] = _ZERO if a < _ZERO else (_ONE if a > _ONE else a)
 
 
+# The only function that Python calls: all K networks in one call, since the call itself costs as much
+# as a small network.
 @njit(nogil=True, error_model="numpy", cache=True)
-def forward(
-    private: Any,
-    row: Any,
-    sizes: Any,
-    plan: Any,
-    layers: Any,
-    numbers: Any,
-    weights: Any,
-    buffers: Any,
-    actions: Any,
+def run_networks(
+    private: Any, row: Any, sizes: Any, networks: Any, buffers: Any, actions: Any
 ) -> None:
-    """The actions `[K, N]` of K networks for one observation: `private [A + N]` and the market's
-    `row`, float32.
+    """Write the actions `[K, N]` of K networks for one observation: `private [A + N]` and the
+    market's `row`, float32.
 
     `sizes`: A, N, F, M. `buffers`: two `[O, N]`, a bias, shared columns, the observation, the
-    latent with and without cash; what they hold afterwards means nothing.
+    latent with and without cash; their contents mean nothing afterwards.
     """
+    plan, layers, numbers, weights = networks
     obs = buffers[4]
     with_cash = buffers[5]
     without = buffers[6]
     for k in range(plan.shape[0]):
-        latent = with_cash if plan[k, TARGETS] else without
-        _standardise(weights, plan[k, STATISTICS], private, row, sizes, obs)
-        if plan[k, KIND] == PER_ASSET:
-            _per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
+        latent = with_cash if plan[k, Plan.TARGETS] else without
+        _standardise(weights, plan[k, Plan.STATISTICS], private, row, sizes, obs)
+        if plan[k, Plan.KIND] == Kind.PER_ASSET:
+            _run_per_asset(k, plan, layers, weights, obs, sizes, buffers[:4], latent)
         else:
-            _mlp(k, plan, layers, weights, obs, buffers[:2], latent)
+            _run_mlp(k, plan, layers, weights, obs, buffers[:2], latent)
         _decode(k, plan, numbers, private, sizes[0], latent, actions[k])

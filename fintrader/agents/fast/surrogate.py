@@ -1,14 +1,14 @@
-"""PPO's clipped surrogate and its slopes in one pass over a minibatch, compiled for the CPU.
+"""PPO's clipped surrogate and its slopes in one compiled pass over a minibatch.
 
 Written as tensor operations it is some twenty passes over `[R, L]` numbers, and most of the time of
-an update. What a row's mean is, it looks up among its bar's, and what it changes is added up there:
-neither is made for every row.
+an update. Each row looks its mean up at its bar, and its slopes are added up there: neither is made
+for every row.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +16,47 @@ from numba import njit
 from torch import Tensor
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums in any order and fused multiplication, so that loops become vector instructions."""
 _ONE = np.float32(1.0)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0.0)
-_MOST = np.float32(20.0)
+_MAX_EXPONENT = np.float32(20.0)
 _CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
 
 
+def clipped_surrogate(
+    mean: Tensor, row_index: Tensor | None, log_std: Tensor, rollout: Any, clip_coef: float
+) -> Any:
+    """As `ppo.clipped_surrogate`."""
+    if row_index is None:
+        row_index = torch.arange(len(mean))
+    drawn = (rollout.latent, rollout.log_prob, rollout.advantage)
+    return ClippedSurrogate.apply(mean, log_std, row_index, *drawn, clip_coef)  # type: ignore[no-untyped-call]
+
+
+class _Rows(NamedTuple):
+    """Arrays of R rows and of the U bars that they see."""
+
+    mean: Any
+    """`[U, L]`"""
+    row_index: Any
+    """`[R]`"""
+    latent: Any
+    """`[R, L]`"""
+    log_prob: Any
+    """`[R, L]`"""
+    advantage: Any
+    """`[R]`"""
+    log_std: Any
+    """`[L]`"""
+
+
+# The C library's exp cannot be vectorised. A polynomial on a 32nd of the argument, squared five
+# times, can, and its error is far below what a ratio of probabilities is known to.
 @njit(inline="always")
 def _exp(x: Any) -> Any:
-    """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10; vectorisable, unlike
-    the C library's."""
-    x = min(max(x, -_MOST), _MOST) * np.float32(1 / 32)
+    """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10."""
+    x = min(max(x, -_MAX_EXPONENT), _MAX_EXPONENT) * np.float32(1 / 32)
     y = np.float32(1 / 120) + x * np.float32(1 / 720)
     y = np.float32(1 / 6) + x * (np.float32(1 / 24) + x * y)
     y = _ONE + x * (_ONE + x * (_HALF + x * y))
@@ -38,89 +67,71 @@ def _exp(x: Any) -> Any:
     return y * y
 
 
+# One pass: a latent's ratio, its clipped objective, its slopes and what is reported of it need the
+# same few numbers, which stay in registers.
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _pass(
-    mean: Any,
-    place: Any,
-    latent: Any,
-    log_prob: Any,
-    advantage: Any,
-    log_std: Any,
-    clip: Any,
-    of_mean: Any,
-    of_std: Any,
-) -> Any:
-    """Adds slopes to `of_mean [U, L]` and `of_std [L]`; the sums of objective and Σ(ρ - 1 - log ρ),
-    and how many ratios are out of the range."""
-    rows, count = latent.shape
+def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
+    """Add slopes to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and of
+    Σ(ρ - 1 - log ρ), and the number of ratios out of the range."""
+    mean, row_index, latent, log_prob, advantage, log_std = rows
+    count = latent.shape[1]
     objective = np.float64(0.0)
     distance = np.float64(0.0)
     outside = 0
     high = _ONE + clip
     low = _ONE - clip
     scale = np.exp(-log_std)
-    for r in range(rows):
+    for r in range(latent.shape[0]):
         a = advantage[r]
         # A ratio is cut above for A > 0, below for A < 0.
         top = high if a > _ZERO else np.float32(np.inf)
         bottom = low if a < _ZERO else np.float32(-np.inf)
-        means = mean[place[r]]
-        slopes = of_mean[place[r]]
+        means = mean[row_index[r]]
+        slopes = grad_mean[row_index[r]]
         drawn = latent[r]
         before = log_prob[r]
-        total = _ZERO
-        far = _ZERO
-        out = 0
+        row_objective = _ZERO
+        row_distance = _ZERO
+        row_outside = 0
         for i in range(count):
             noise = (drawn[i] - means[i]) * scale[i]
             log_ratio = -_HALF * noise * noise - log_std[i] - _CONSTANT - before[i]
             ratio = _exp(log_ratio)
-            total += min(max(ratio, bottom), top)
-            far += ratio - _ONE - log_ratio
-            out += (ratio > high) | (ratio < low)
+            row_objective += min(max(ratio, bottom), top)
+            row_distance += ratio - _ONE - log_ratio
+            row_outside += (ratio > high) | (ratio < low)
             slope = a * ratio if (ratio >= bottom) & (ratio <= top) else _ZERO
             slopes[i] += slope * noise * scale[i]
-            of_std[i] += slope * (noise * noise - _ONE)
-        objective += a * total
-        distance += far
-        outside += out
+            grad_std[i] += slope * (noise * noise - _ONE)
+        objective += a * row_objective
+        distance += row_distance
+        outside += row_outside
     return objective, distance, outside
 
 
-class Surrogate(torch.autograd.Function):
-    """`(mean [U, L], log_std [L], place [R], latent [R, L], log_prob [R, L], advantage [R], clip)`
-    to the mean over rows of `ppo.ppo_objective`, of the distance from the policy that drew them,
-    and the share of ratios outside."""
+class ClippedSurrogate(torch.autograd.Function):
+    """`(mean [U, L], log_std [L], row_index [R], latent [R, L], log_prob [R, L], advantage [R],
+    clip_coef)` to objective, KL distance and clip fraction, a number each."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        mean: Tensor,
-        log_std: Tensor,
-        place: Tensor,
-        latent: Tensor,
-        log_prob: Tensor,
-        advantage: Tensor,
-        clip: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        slopes = (
-            torch.zeros_like(mean, memory_format=torch.contiguous_format),
-            torch.zeros_like(log_std),
-        )
-        given = (mean, place, latent, log_prob, advantage, log_std)
-        arrays = [tensor.detach().contiguous().numpy() for tensor in given]
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        row_index, latent, log_prob, advantage, clip_coef = given
+        grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
+        grad_std = torch.zeros_like(log_std)
+        tensors = (mean, row_index, latent, log_prob, advantage, log_std)
+        rows = _Rows(*(tensor.detach().contiguous().numpy() for tensor in tensors))
         objective, distance, outside = _pass(
-            *arrays, np.float32(clip), slopes[0].numpy(), slopes[1].numpy()
+            rows, np.float32(clip_coef), grad_mean.numpy(), grad_std.numpy()
         )
-        ctx.save_for_backward(*slopes)
-        ctx.rows = rows = len(latent)
-        found = (objective / rows, distance / rows, outside / latent.numel())
-        surrogate, kl, share = (torch.tensor(value, dtype=mean.dtype) for value in found)
-        ctx.mark_non_differentiable(kl, share)
-        return surrogate, kl, share
+        ctx.save_for_backward(grad_mean, grad_std)
+        ctx.rows = len(latent)
+        numbers = (objective / ctx.rows, distance / ctx.rows, outside / latent.numel())
+        surrogate, kl, clip_fraction = (torch.tensor(x, dtype=mean.dtype) for x in numbers)
+        ctx.mark_non_differentiable(kl, clip_fraction)
+        return surrogate, kl, clip_fraction
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        of_mean, of_std = ctx.saved_tensors
-        share = slope / ctx.rows
-        return of_mean * share, of_std * share, None, None, None, None, None
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        grad_mean, grad_std = ctx.saved_tensors
+        share = grad / ctx.rows
+        return grad_mean * share, grad_std * share, None, None, None, None, None

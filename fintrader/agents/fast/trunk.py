@@ -1,9 +1,8 @@
-"""A layer of the trunk that assets share, for the CPU: its matrix products, and one compiled pass
-for the rest.
+"""A layer of the trunk that assets share: its matrix products, and one compiled pass for the rest.
 
-Written as tensor operations, bias, common part, non-linearity and mean are a pass each over `[U, N,
-H]` numbers forward and back, half of them through broadcast slopes, which torch goes through one
-number at a time.
+Written as tensor operations, bias, common part, non-linearity and mean are a pass each over
+`[U, N, H]` numbers forward and back, half of them through broadcast slopes, which torch goes
+through one number at a time.
 """
 
 from __future__ import annotations
@@ -16,59 +15,73 @@ from numba import njit
 from torch import Tensor
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums in any order and fused multiplication, so that loops become vector instructions; NaN and
+infinity keep their meaning, so that a diverged network shows."""
 _ZERO = np.float32(0.0)
 
 
+def shared_layer(h: Tensor, shared: Tensor, own: Any, common: Any, hidden: Any) -> Any:
+    """As `networks.shared_layer`, for a single network with relu."""
+    if hidden.fused != "relu" or own.weight.ndim != 2 or h.ndim != 3:
+        return NotImplemented
+    weights = (own.weight, own.bias, common.weight, common.bias)
+    return SharedLayer.apply(h, shared, *weights)  # type: ignore[no-untyped-call]
+
+
+# Sum, relu and the mean over assets share one pass: the layer's output is read while it is still in
+# the processor's cache, instead of once for each of the three.
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
 def _forward(rows: Any, common: Any, mean: Any) -> None:
-    """`rows [U, N, H]` become max(rows + common, 0) in their place, `mean [U, H]` their mean over
-    N."""
+    """Replace `rows [U, N, H]` by max(rows + common, 0), and write their mean over N to
+    `mean [U, H]`."""
     bars, assets, width = rows.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
-        of_bar = rows[u]
-        shared = common[u]
+        bar_rows = rows[u]
+        bar_common = common[u]
         total = mean[u]
         for h in range(width):
             total[h] = _ZERO
         for n in range(assets):
-            own = of_bar[n]
+            row = bar_rows[n]
             for h in range(width):
-                value = max(own[h] + shared[h], _ZERO)
-                own[h] = value
+                value = max(row[h] + bar_common[h], _ZERO)
+                row[h] = value
                 total[h] += value
         for h in range(width):
             total[h] *= share
 
 
+# The same pass back: both slopes meet at the non-linearity, whose own sums over assets are the
+# slopes of the common part.
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _backward(out: Any, of_out: Any, of_mean: Any, slope: Any, summed: Any) -> None:
-    """Slopes of the loss by `out [U, N, H]` and by its mean `[U, H]` to those by what the
-    non-linearity was given, `slope [U, N, H]`, and their sums over N, `summed [U, H]`."""
+def _backward(out: Any, grad_out: Any, grad_mean: Any, grad_in: Any, grad_common: Any) -> None:
+    """Turn the slopes by `out [U, N, H]` and by its mean `[U, H]` into those by the non-linearity's
+    argument, `grad_in [U, N, H]`, and their sums over N, `grad_common [U, H]`."""
     bars, assets, width = out.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
-        shared = of_mean[u]
-        total = summed[u]
+        by_mean = grad_mean[u]
+        total = grad_common[u]
         for h in range(width):
             total[h] = _ZERO
         for n in range(assets):
-            made = out[u, n]
-            given = of_out[u, n]
-            found = slope[u, n]
+            value = out[u, n]
+            by_value = grad_out[u, n]
+            slope = grad_in[u, n]
             for h in range(width):
-                value = given[h] + share * shared[h] if made[h] > _ZERO else _ZERO
-                found[h] = value
-                total[h] += value
+                at_input = by_value[h] + share * by_mean[h] if value[h] > _ZERO else _ZERO
+                slope[h] = at_input
+                total[h] += at_input
 
 
-def _array(tensor: Tensor) -> Any:
+def _to_array(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
 
 
 class SharedLayer(torch.autograd.Function):
-    """`(h [U, N, P], shared [U, G], W [P, H], b [H], V [G, H], c [H])` to max(h W + b + shared V +
-    c, 0) `[U, N, H]` and its mean over N `[U, H]`."""
+    """`(h [U, N, P], shared [U, G], W [P, H], b [H], V [G, H], c [H])` to
+    max(h W + b + shared V + c, 0) `[U, N, H]` and its mean over N `[U, H]`."""
 
     @staticmethod
     def forward(
@@ -77,37 +90,39 @@ class SharedLayer(torch.autograd.Function):
         shared: Tensor,
         weight: Tensor,
         bias: Tensor,
-        of_shared: Tensor,
-        bias_shared: Tensor,
+        shared_weight: Tensor,
+        shared_bias: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        bars, assets, width = *h.shape[:2], weight.shape[1]
-        out = (h.reshape(bars * assets, -1) @ weight).view(bars, assets, width)
-        common = torch.addmm(bias + bias_shared, shared, of_shared)
+        bars, assets = h.shape[:2]
+        out = (h.reshape(bars * assets, -1) @ weight).view(bars, assets, -1)
+        common = torch.addmm(bias + shared_bias, shared, shared_weight)
         mean = torch.empty_like(common)
-        _forward(out.detach().numpy(), _array(common), mean.numpy())
-        ctx.save_for_backward(h, shared, weight, of_shared, out)
+        _forward(out.detach().numpy(), _to_array(common), mean.numpy())
+        ctx.save_for_backward(h, shared, weight, shared_weight, out)
+        # One of the two results is often unused: its slopes then come as None, not as zeros.
         ctx.set_materialize_grads(False)
         return out, mean
 
     @staticmethod
     def backward(
-        ctx: Any, of_out: Tensor | None, of_mean: Tensor | None
+        ctx: Any, grad_out: Tensor | None, grad_mean: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        h, shared, weight, of_shared, out = ctx.saved_tensors
+        h, shared, weight, shared_weight, out = ctx.saved_tensors
         bars, assets, width = out.shape
-        of_out = torch.zeros_like(out) if of_out is None else of_out
-        of_mean = out.new_zeros(bars, width) if of_mean is None else of_mean
-        slope = torch.empty_like(out)
-        summed = out.new_empty(bars, width)
-        _backward(_array(out), _array(of_out), _array(of_mean), slope.numpy(), summed.numpy())
-        slope = slope.view(-1, width)
-        by_h, by_shared = ctx.needs_input_grad[:2]
-        total = summed.sum(0)
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        grad_mean = out.new_zeros(bars, width) if grad_mean is None else grad_mean
+        grad_in = torch.empty_like(out)
+        grad_common = out.new_empty(bars, width)
+        given = (_to_array(out), _to_array(grad_out), _to_array(grad_mean))
+        _backward(*given, grad_in.numpy(), grad_common.numpy())
+        grad_in = grad_in.view(-1, width)
+        needs_h, needs_shared = ctx.needs_input_grad[:2]
+        grad_bias = grad_common.sum(0)
         return (
-            (slope @ weight.t()).view_as(h) if by_h else None,
-            summed @ of_shared.t() if by_shared else None,
-            h.reshape(bars * assets, -1).t() @ slope,
-            total,
-            shared.t() @ summed,
-            total,
+            (grad_in @ weight.t()).view_as(h) if needs_h else None,
+            grad_common @ shared_weight.t() if needs_shared else None,
+            h.reshape(bars * assets, -1).t() @ grad_in,
+            grad_bias,
+            shared.t() @ grad_common,
+            grad_bias,
         )

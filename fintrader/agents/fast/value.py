@@ -1,5 +1,4 @@
-"""Values that are quadratic in what accounts hold, for the CPU: one compiled pass forward and one
-back.
+"""Values that are quadratic in an account's holdings: one compiled pass forward and one back.
 
 Every account reads its bar's coefficients where they lie. Written as tensor operations these are
 copied for each account first, `[R, N]` numbers several times over, and their slopes are added up
@@ -16,66 +15,77 @@ from numba import njit
 from torch import Tensor
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Sums in any order and fused multiplication, so that loops become vector instructions."""
 _ZERO = np.float32(0.0)
 
 
+def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
+    """As `networks.quadratic_value`, where no slopes by the holdings are wanted."""
+    if batch.private.ndim != 2 or batch.private.requires_grad:
+        return NotImplemented
+    row_index = batch.row_index
+    if row_index is None:
+        row_index = torch.arange(len(batch.private))
+    return QuadraticValue.apply(each, top, row_index, batch.private)  # type: ignore[no-untyped-call]
+
+
+# Every account looks its bar's coefficients up, so that they are never copied for each account.
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _forward(each: Any, top: Any, place: Any, private: Any, value: Any) -> None:
+def _forward(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
+    """Write the values of R accounts to `value [R]`."""
     rows = private.shape[0]
     assets = each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
-        bar = place[r]
-        own = private[r, first_asset:]
-        first = each[0, bar]
-        second = each[1, bar]
+        bar = row_index[r]
+        held = private[r, first_asset:]
+        linear = each[0, bar]
+        square = each[1, bar]
         total = _ZERO
         for n in range(assets):
-            total += (first[n] + second[n] * own[n]) * own[n]
+            total += (linear[n] + square[n] * held[n]) * held[n]
         value[r] = top[bar, 0] + share * total
 
 
+# One pass over the accounts adds all slopes up at their bars.
 @njit(fastmath=_FAST, error_model="numpy", nogil=True, cache=True)
-def _backward(place: Any, private: Any, of_value: Any, of_each: Any, of_top: Any) -> None:
-    """Adds to the last two."""
+def _backward(row_index: Any, private: Any, grad_value: Any, grad_each: Any, grad_top: Any) -> None:
+    """Add the slopes of R accounts to `grad_each [2, U, N]` and `grad_top [U, K]`."""
     rows = private.shape[0]
-    assets = of_each.shape[2]
+    assets = grad_each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)
     for r in range(rows):
-        bar = place[r]
-        own = private[r, first_asset:]
-        first = of_each[0, bar]
-        second = of_each[1, bar]
-        given = share * of_value[r]
+        bar = row_index[r]
+        held = private[r, first_asset:]
+        linear = grad_each[0, bar]
+        square = grad_each[1, bar]
+        grad = share * grad_value[r]
         for n in range(assets):
-            first[n] += given * own[n]
-            second[n] += given * own[n] * own[n]
-        of_top[bar, 0] += of_value[r]
+            linear[n] += grad * held[n]
+            square[n] += grad * held[n] * held[n]
+        grad_top[bar, 0] += grad_value[r]
 
 
-class Quadratic(torch.autograd.Function):
-    """`(each [2, U, N], top [U, K], place [R], private [R, A + N])` to values `[R]`: V = top_0 +
-    mean_n (each_0n + each_1n h_n) h_n with the coefficients of each row's bar and the holdings h,
-    which stand last in `private`, by which there are no slopes."""
+class QuadraticValue(torch.autograd.Function):
+    """`(each [2, U, N], top [U, K], row_index [R], private [R, A + N])` to values `[R]`, without
+    slopes by `private`."""
 
     @staticmethod
-    def forward(ctx: Any, each: Tensor, top: Tensor, place: Tensor, private: Tensor) -> Tensor:
-        private = private.contiguous()  # what is known to lie side by side is read eight at a time
+    def forward(ctx: Any, each: Tensor, top: Tensor, row_index: Tensor, private: Tensor) -> Tensor:
+        private = private.contiguous()  # numbers side by side are read eight at a time
         value = private.new_empty(len(private))
-        _forward(
-            *(tensor.detach().contiguous().numpy() for tensor in (each, top, place, private)),
-            value.numpy(),
-        )
-        ctx.save_for_backward(place, private)
-        ctx.shapes = each.shape, top.shape
+        given = (each, top, row_index, private)
+        _forward(*(tensor.detach().contiguous().numpy() for tensor in given), value.numpy())
+        ctx.save_for_backward(row_index, private)
+        ctx.shapes = (each.shape, top.shape)
         return value
 
     @staticmethod
-    def backward(ctx: Any, of_value: Tensor) -> tuple[Tensor | None, ...]:
-        place, private = ctx.saved_tensors
-        of_each, of_top = (private.new_zeros(shape) for shape in ctx.shapes)
-        given = (place, private, of_value.contiguous(), of_each, of_top)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        row_index, private = ctx.saved_tensors
+        grad_each, grad_top = (private.new_zeros(shape) for shape in ctx.shapes)
+        given = (row_index, private, grad.contiguous(), grad_each, grad_top)
         _backward(*(tensor.detach().numpy() for tensor in given))
-        return of_each, of_top, None, None
+        return grad_each, grad_top, None, None

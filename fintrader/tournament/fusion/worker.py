@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fintrader import reproducible
 from fintrader.agents import Budget, TrainProgress, TrainResult, read_agent_state, train
-from fintrader.agents.parallel import INHERITED, average
+from fintrader.agents.parallel import INHERITED_PREFIXES, average
 from fintrader.tournament.fusion.coordinator import END
 from fintrader.tournament.fusion.learners import (
     Make,
@@ -82,7 +82,7 @@ def inherited(state: State) -> dict[str, Tensor]:
     return {
         name: tensor.cpu().contiguous()
         for name, tensor in sorted(state.items())
-        if name.startswith(INHERITED)
+        if name.startswith(INHERITED_PREFIXES)
     }
 
 

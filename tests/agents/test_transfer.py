@@ -27,7 +27,7 @@ from fintrader.market.tensors import MarketTensors
 from tests.factories import pick_assets, planted_market
 
 
-def standardised(market: MarketTensors, seed: int) -> MarketTensors:
+def restandardise(market: MarketTensors, seed: int) -> MarketTensors:
     """`market` with its features as raw numbers brought to some standardisation of its own, which
     it notes."""
     rng = np.random.default_rng(seed)
@@ -48,10 +48,10 @@ def standardised(market: MarketTensors, seed: int) -> MarketTensors:
 
 
 RAW = replace(planted_market(120, 4), context=torch.linspace(-1, 1, 120).unsqueeze(1))
-HOME = standardised(RAW, 1)
-SAME = standardised(pick_assets(RAW, (2, 0, 3, 1)), 2)
+HOME = restandardise(RAW, 1)
+SAME = restandardise(pick_assets(RAW, (2, 0, 3, 1)), 2)
 """The same rows, other places and other statistics."""
-AWAY = standardised(replace(planted_market(120, 7, seed=3), symbols=tuple("TUVWXYZ")), 3)
+AWAY = restandardise(replace(planted_market(120, 7, seed=3), symbols=tuple("TUVWXYZ")), 3)
 
 
 def stored(
@@ -106,7 +106,10 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     stored(tmp_path / "one", members=2)
     moved = load_policy(tmp_path / "one", universe=AWAY)
     assert moved(observed(AWAY)).shape == (5, 7)
-    assert moved.meta["travels"] == {"trained_on": list(HOME.symbols), "traded_on": list("TUVWXYZ")}
+    assert moved.meta["transfer"] == {
+        "trained_on": list(HOME.symbols),
+        "traded_on": list("TUVWXYZ"),
+    }
     tests = fintrader.backtest(moved, AWAY, EnvSettings())
     assert "trained on 4 symbols (P0, P1, P2, P3), traded on 7 symbols (T, U, V, W, ...)" in repr(
         tests
@@ -116,7 +119,7 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     again = load_policy(tmp_path / "two", market=AWAY)
     assert torch.equal(again(observed(AWAY)), moved(observed(AWAY)))
     home = load_policy(tmp_path / "two", universe=HOME)
-    assert home.meta["travels"]["trained_on"] == list(HOME.symbols)
+    assert home.meta["transfer"]["trained_on"] == list(HOME.symbols)
     torch.testing.assert_close(
         home(observed(HOME)), load_policy(tmp_path / "one")(observed(HOME)), atol=2e-5, rtol=0
     )
@@ -135,11 +138,11 @@ def test_holdings_count_as_multiples_of_an_equal_share(tmp_path: Path) -> None:
     policy = stored(tmp_path / "one", "per_asset")
     moved = load_policy(tmp_path / "one", universe=AWAY)
     held = torch.full((1, 11), 1 / 7)
-    seen = moved.normaliser.see(
+    seen = moved.normaliser.normalise(
         torch.cat([held, torch.zeros(1, moved.layout.row_width)], 1)
     ).private  # type: ignore
     there = torch.full((1, 8), 1 / 4)
-    expected = policy.normaliser.see(
+    expected = policy.normaliser.normalise(
         torch.cat([there, torch.zeros(1, HOME.num_assets * 4 + 1)], 1)
     ).private  # type: ignore
     torch.testing.assert_close(seen[:, -1], expected[:, -1])

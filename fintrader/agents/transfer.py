@@ -1,18 +1,18 @@
-"""Policies on other symbols than those they were trained on, and what has to hold for that.
+"""Transfer of a policy to other symbols than those it was trained on, and its preconditions.
 
-What `market_once` and `per_asset` learn is one function for every asset, so their weights hold no
-N. What does belong to a market is the standardisation of its rows, x = (raw - m) / s with the
-statistics of its own training window. Of the other market's rows x' the policy must see (raw - m) /
-s, too, which is a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared
-by its assets; so are the policy's own statistics, into which they are folded. A policy that travels
-therefore costs and is stored like any other.
+`market_once` and `per_asset` learn one function for every asset, so their weights hold no N. Only
+the standardisation of rows belongs to a market: x = (raw - m) / s with the statistics of its own
+training window. Of the other market's rows x' the policy must see (raw - m) / s, too, which is
+a x' + b with a = s' / s and b = (m' - m) / s. Both are numbers of a column, shared by its assets; so
+are the policy's own statistics, into which they are folded. A transferred policy therefore costs and
+is stored like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,24 +28,25 @@ from fintrader.envs.observation import (
 )
 from fintrader.errors import CheckpointError
 
-Identity = Mapping[str, Any]
-"""What `policy.market_identity` says of a market."""
-CONSTANT = 1e-12
-"""A column whose variance in training is no larger did not vary there."""
-SILENT = 1e30
-"""As a variance: the column says nothing."""
+Identity: TypeAlias = Mapping[str, Any]
+"""A `policy.MarketIdentity`, made here or read from a file."""
+CONSTANT_VARIANCE = 1e-12
+"""Largest variance in training of a column that did not vary there."""
+SILENT_VARIANCE = 1e30
+"""Variance that makes a column read as 0 whatever it holds."""
 _COLUMNS = {"features": "feature_names", "context": "context_names"}
 
 
-def travel(
+def transfer(
     description: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
     here: Identity,
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
-    """A stored policy's description, tensors and meta, as those of one for the market `here`.
+    """Rewrite a stored policy's description, tensors and meta as those of one for the market
+    `here`.
 
-    Raises CheckpointError where it cannot be done: see `check_travels`.
+    Raises CheckpointError where it cannot be done: see `check_transfer`.
     """
     trained = meta.get("market")
     if trained is None:
@@ -54,50 +55,48 @@ def travel(
             " another one; store it with save_policy(..., market=market)"
         )
     moved = dict(tensors)
-    description = _for_market(description, moved, trained, here, "")
-    origin = meta.get("travels", {}).get("trained_on", trained["symbols"])
-    travels = {"trained_on": list(origin), "traded_on": list(here["symbols"])}
-    return description, moved, {**meta, "market": dict(here), "travels": travels}
+    description = _transfer_in_place(description, moved, trained, here, "")
+    origin = meta.get("transfer", {}).get("trained_on", trained["symbols"])
+    symbols = {"trained_on": list(origin), "traded_on": list(here["symbols"])}
+    return description, moved, {**meta, "market": dict(here), "transfer": symbols}
 
 
-def _for_market(
+def _transfer_in_place(
     description: Mapping[str, Any],
     tensors: dict[str, Tensor],
     trained: Identity,
     here: Identity,
     prefix: str,
 ) -> dict[str, Any]:
-    """The description of one policy, and of an ensemble all of its members'; their statistics are
-    moved in place."""
+    """Rewrite the description of a policy, or of an ensemble with all its members; the statistics
+    below `prefix` in `tensors` are replaced."""
     if description["kind"] == "ensemble":
         members = [
-            _for_market(member, tensors, trained, here, f"{prefix}members.{number}.")
+            _transfer_in_place(member, tensors, trained, here, f"{prefix}members.{number}.")
             for number, member in enumerate(description["members"])
         ]
         return {**description, "members": members}
-    layout = check_travels(
+    layout = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
     mean = f"{prefix}normaliser.mean"
     var = f"{prefix}normaliser.var"
-    tensors[mean], tensors[var] = moved_statistics(
+    tensors[mean], tensors[var] = move_statistics(
         tensors[mean], tensors[var], layout, trained, here
     )
-    return {
-        **description,
-        "layout": layout_to_json(replace(layout, num_assets=len(here["symbols"]))),
-    }
+    layout = replace(layout, num_assets=len(here["symbols"]))
+    return {**description, "layout": layout_to_json(layout)}
 
 
-def check_travels(
+def check_transfer(
     layout: Layout, kind: str, trained: Identity, here: Identity
 ) -> ObservationLayout:
-    """The layout of a policy trained on the market `trained`, if it can trade the market `here`;
-    `kind` is its network.
+    """Check that a policy trained on the market `trained` can trade the market `here`, and return
+    its layout; `kind` is its network.
 
     Raises CheckpointError for a classic environment, a network that knows its symbols by their
-    places (`mlp`), other columns or bars, and rows of which it is not known how they were
-    standardised, or that are by other rules.
+    places (`mlp`), other columns or bars, and rows that were standardised by unknown statistics or
+    by other rules.
     """
     if isinstance(layout, FlatLayout):
         raise CheckpointError(
@@ -112,7 +111,7 @@ def check_travels(
         if trained[name] != here[name]:
             raise CheckpointError(
                 f"this policy cannot trade this market: its {name.replace('_', ' ')} are"
-                f" {_short(trained[name])} there and {_short(here[name])} here; build the market"
+                f" {_shorten(trained[name])} there and {_shorten(here[name])} here; build the market"
                 " with the same data.features and data.bar_minutes"
             )
     there = trained.get("normalisation")
@@ -127,20 +126,20 @@ def check_travels(
         if there.get(name) != own.get(name):
             raise CheckpointError(
                 "this policy cannot trade this market: rows were standardised by another rule"
-                f" ({name}: {_short(there.get(name))} there, {_short(own.get(name))} here); build"
+                f" ({name}: {_shorten(there.get(name))} there, {_shorten(own.get(name))} here); build"
                 " the market with the same data.features"
             )
     return layout
 
 
-def moved_statistics(
+def move_statistics(
     mean: Tensor, var: Tensor, layout: ObservationLayout, trained: Identity, here: Identity
 ) -> tuple[Tensor, Tensor]:
-    """Statistics `[G]` of the columns of `layout`, so that rows of the market `here` are seen as
-    those of `trained`.
+    """Change the statistics `[G]` of the columns of `layout` so that rows of the market `here` are
+    seen as those of `trained`.
 
     A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the
-    market that did not vary in training says nothing: the weights that read it were never learned.
+    market that did not vary in training is silenced: the weights that read it were never learned.
     """
     groups = statistic_groups(layout)
     parts = layout.slices
@@ -155,13 +154,13 @@ def moved_statistics(
         factor[groups[parts[part]][0]] = len(here["symbols"]) / layout.num_assets
     of_market = torch.zeros_like(mean, dtype=torch.bool)
     of_market[groups[layout.private_width :]] = True
-    silent = of_market & (var <= CONSTANT)
+    silent = of_market & (var <= CONSTANT_VARIANCE)
     # (a x + b - mean) / sqrt(var + eps), with the factor taken out of the root
     moved_mean = (mean - offset) / factor
     moved_var = (var + EPSILON) / factor**2 - EPSILON
-    return torch.where(silent, 0.0, moved_mean), torch.where(silent, SILENT, moved_var)
+    return torch.where(silent, 0.0, moved_mean), torch.where(silent, SILENT_VARIANCE, moved_var)
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,102 @@
+"""Encoders: a window of bars summed up in a few numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fintrader.agents.networks import Dense
+from fintrader.agents.settings import NetworkSettings
+from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.errors import ConfigError
+
+
+class GruEncoder(nn.Module):
+    """A gated recurrent unit over a window (https://arxiv.org/abs/1406.1078): its state after the
+    newest bar.
+
+        r, z = σ(W x_t + U h + b),   n = tanh(W x_t + r ⊙ (U h + b)),   h ← (1 − z) ⊙ n + z ⊙ h
+
+    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to
+    the next.
+    """
+
+    def __init__(
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.bars = bars
+        self.input = Dense(width_in, 3 * width, batch_shape=batch_shape, gain=1.0)
+        self.recurrent = Dense(width, 3 * width, batch_shape=batch_shape, gain=1.0)
+
+    def forward(self, window: Tensor) -> Tensor:
+        """Encode `[..., S, L, P]` as `[*batch_shape, S, E]`."""
+        shape = window.shape[-3:-1]
+        inputs = self.input(window.flatten(-3, -2)).unflatten(-2, shape)
+        h = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
+        for bar in range(self.bars):
+            reset_in, update_in, new_in = inputs[..., bar, :].chunk(3, dim=-1)
+            reset, update, new = self.recurrent(h).chunk(3, dim=-1)
+            gate = torch.sigmoid(update_in + update)
+            h = (1 - gate) * torch.tanh(new_in + torch.sigmoid(reset_in + reset) * new) + gate * h
+        return h
+
+
+class AttentionEncoder(nn.Module):
+    """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar
+    to all bars.
+
+    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its position
+    """
+
+    def __init__(
+        self, width_in: int, width: int, bars: int, *, batch_shape: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.bars = bars
+        self.query = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.key = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.value = Dense(width_in, width, batch_shape=batch_shape, gain=1.0)
+        self.position = nn.Parameter(
+            torch.randn(*batch_shape, *(1,) * bool(batch_shape), bars, width) / math.sqrt(width)
+        )
+
+    def forward(self, window: Tensor) -> Tensor:
+        """Encode `[..., S, L, P]` as `[*batch_shape, S, E]`."""
+        shape = window.shape[-3:-1]
+        flat = window.flatten(-3, -2)
+        query = self.query(window[..., -1, :]).unsqueeze(-2)
+        key = self.key(flat).unflatten(-2, shape) + self.position
+        weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
+        value: Tensor = self.value(flat).unflatten(-2, shape)
+        return (weight.unsqueeze(-1) * value).sum(dim=-2)
+
+
+ENCODERS: dict[str, type[GruEncoder | AttentionEncoder]] = {
+    "gru": GruEncoder,
+    "attention": AttentionEncoder,
+}
+
+
+def make_encoder(
+    layout: Layout, settings: NetworkSettings, width_in: int, *, batch_shape: tuple[int, ...] = ()
+) -> GruEncoder | AttentionEncoder | None:
+    """Make the encoder that the settings name. Raises ConfigError when observations show one bar
+    only."""
+    if settings.encoder == "none":
+        return None
+    if isinstance(layout, FlatLayout):
+        raise ConfigError(
+            f"agent.network.encoder {settings.encoder} reads a market's last bars; set it to none"
+            " here"
+        )
+    if layout.lookback < 2:
+        raise ConfigError(
+            f"agent.network.encoder {settings.encoder} needs bars to read: set env.lookback to 2 or"
+            " more, e.g. 30"
+        )
+    return ENCODERS[settings.encoder](
+        width_in, settings.encoder_width, layout.lookback, batch_shape=batch_shape
+    )

@@ -1,0 +1,135 @@
+"""Action heads: the map from an actor's latents to actions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softshrink
+
+from fintrader.agents.settings import ActionHeadSettings
+from fintrader.envs.observation import FlatLayout, Layout, benchmark_of, holdings_of, num_actions
+from fintrader.errors import ConfigError
+
+EXTRA_LATENT_SCALE = 0.25
+"""Scale of the latents that belong to no asset, such as cash. Early exploration only pays costs, so
+an unscaled cash logit runs away before the network has learned which assets to hold."""
+FOLLOWING_SHARE = 0.005
+"""Active share of an aim below which the account follows it at once (`tilt`): an aim this close to
+the benchmark is the benchmark, and lagging behind that would only be tracking error."""
+RATE_PER_LATENT = 2.0
+"""Logits of the trade rate per unit of latent (`tilt`), so that the rate is learned about as fast
+as the weights are."""
+
+
+class ActionHead:
+    """`decode(obs, latent) -> action` in [-1, 1]; differentiable in both.
+
+    `direct`
+        `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
+    `aim`
+        For target weights. The latents are logits of an *aim* portfolio with cash in it, and the
+        action is the aim, or the edge of a no-trade region around it:
+        `a = w + shrink(softmax(scale · z) − w, band)` with the weights held w. The environment
+        decides how much of the way is traded at each decision (`env.trade_rate`); below 1,
+        exploration noise moves the account slowly instead of paying costs every bar.
+    `tilt`
+        For target weights around the benchmark's, b:
+        `aim ∝ b · exp(max_log_tilt · tanh((z − Σ b z) / max_log_tilt))`, and the action lies part
+        of the way from the holdings to the aim, `a = w + rate · (aim − w)`, where the rate is
+        learned, too. Latents of 0 hold the benchmark: without evidence there is no bet. Idle money
+        (cash, names that left the benchmark) goes into the aim at once, and an aim that is the
+        benchmark itself is followed at a rate of 1, so that it is held exactly.
+    """
+
+    def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
+        """Raises ConfigError for a `tilt` without a benchmark or without features to tilt by."""
+        self.layout = layout
+        self.settings = settings
+        self.kind = settings.kind
+        if isinstance(layout, FlatLayout):
+            self.kind = "direct"
+        elif self.kind == "auto":
+            self.kind = "tilt" if layout.benchmark and layout.num_features else "aim"
+        if self.kind == "tilt" and not isinstance(layout, FlatLayout):
+            if not layout.benchmark:
+                raise ConfigError(
+                    "agent.head.kind tilt needs a benchmark to tilt away from: set env.benchmark to"
+                    " equal_weight, or the head to aim"
+                )
+            if not layout.num_features:
+                raise ConfigError(
+                    "agent.head.kind tilt needs features to tilt by: name some in"
+                    " data.features.names"
+                )
+        self.targets_weights = self.kind != "direct"
+        self.extra = {"direct": 0, "aim": 1, "tilt": 2 - settings.fully_invested}[self.kind]
+        """Latents that belong to no asset and stand last: cash; or the trade rate, and cash where
+        it may be held."""
+        self.latents = num_actions(layout) + self.extra
+        """L: width of the latent."""
+        self.out_gain = 0.0 if self.kind == "tilt" else 0.01
+        """Gain of an actor's last layer: an untrained `tilt` holds the benchmark."""
+
+    def decode(self, obs: Tensor, latent: Tensor, table: Tensor | None = None) -> Tensor:
+        """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
+        action `[B, N]`; `table` `[T, L*W]` belongs to clocks."""
+        if self.kind == "direct":
+            return latent.clamp(-1.0, 1.0)
+        assert not isinstance(self.layout, FlatLayout)
+        held = holdings_of(obs, self.layout)
+        if self.kind == "aim":
+            return self.aim(held, latent)
+        if obs.shape[-1] == self.layout.width:
+            benchmark = benchmark_of(obs, self.layout)
+        else:
+            assert table is not None
+            bar = obs[..., -1].detach().long()
+            benchmark = benchmark_of(table, self.layout).index_select(0, bar)
+        return self.tilt(benchmark.to(latent.dtype), held, latent)
+
+    def aim(self, held: Tensor, latent: Tensor) -> Tensor:
+        """Compute the `aim` head's action `[B, N]` from the weights held `[B, N]` and latents
+        `[B, L]`."""
+        settings = self.settings
+        assets = held.shape[-1]
+        # Without log N, cash would weigh less the more assets there are.
+        bias = torch.zeros(assets + 1, dtype=latent.dtype, device=latent.device)
+        bias[assets] = math.log(assets) + settings.cash_logit
+        aim = torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
+        if settings.band == 0:
+            return aim
+        return (held + softshrink(aim - held, settings.band / assets)).clamp(0.0, 1.0)
+
+    def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:
+        """Compute the `tilt` head's action `[B, N]` from the benchmark's weights and those held,
+        both `[B, N]`, and latents `[B, L]`."""
+        settings = self.settings
+        assets = benchmark.shape[-1]
+        z = latent[..., :assets]
+        z = (z - (benchmark * z).sum(-1, keepdim=True)) / settings.max_log_tilt
+        tilted = benchmark * torch.exp(settings.max_log_tilt * torch.tanh(z))
+        active = settings.tilt_scale * (_normalise(tilted) - benchmark)
+        if settings.tilt_scale > 1:
+            active = _normalise((benchmark + active).clamp_min(0.0)) - benchmark
+        active_share = 0.5 * active.abs().sum(-1, keepdim=True)
+        limit = settings.max_active_tilt
+        active = active * (limit / active_share.clamp_min(limit))
+        aim = benchmark + active
+        if not settings.fully_invested:
+            aim = aim * (1 - latent[..., assets + 1 :].clamp(0.0, 1.0))
+
+        start = math.log(settings.trade_rate / (1 - settings.trade_rate))
+        rate = torch.sigmoid(start + RATE_PER_LATENT * latent[..., assets : assets + 1])
+        rate = rate + (1 - rate) * torch.exp(-active_share / FOLLOWING_SHARE)
+
+        held = torch.where(benchmark > 0, held, torch.zeros_like(held))
+        idle = aim.sum(-1, keepdim=True) - held.sum(-1, keepdim=True)
+        held = held + idle * _normalise(aim)
+        return (held + rate * (aim - held)).clamp(0.0, 1.0)
+
+
+def _normalise(weights: Tensor) -> Tensor:
+    """Scale `weights [B, N]` to sum 1; all zero stays all zero."""
+    return weights / weights.sum(-1, keepdim=True).clamp_min(1e-12)

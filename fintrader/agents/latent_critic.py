@@ -1,0 +1,55 @@
+"""A critic of the kind `market_once` that judges latents, for agents with a replay buffer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fintrader.agents.networks import Dense, Hidden, MarketTrunk
+from fintrader.agents.normalisation import Batch
+from fintrader.agents.settings import NetworkSettings
+from fintrader.envs.observation import ObservationLayout
+
+
+class MarketOnceLatentCritic(nn.Module):
+    """Value `[*batch_shape, R]` of a batch and latents `[R, L]`.
+
+    Latents act on the holdings in ways that no square describes, so the bar's embeddings pass one
+    more layer with both.
+    """
+
+    def __init__(
+        self,
+        layout: ObservationLayout,
+        settings: NetworkSettings,
+        encoder: nn.Module | None,
+        *,
+        latents: int,
+        batch_shape: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self.num_assets = layout.num_assets
+        self.account = layout.account_width if settings.account else 0
+        width = settings.hidden[-1]
+        common = latents - layout.num_assets + self.account
+        self.trunk = MarketTrunk(layout, settings, encoder, batch_shape=batch_shape)
+        self.embedding = Dense(width, width, batch_shape=batch_shape)
+        self.own = Dense(2, width, batch_shape=batch_shape)
+        self.common = Dense(max(common, 1), width, batch_shape=batch_shape, gain=1.0)
+        self.last = Hidden(width, settings)
+        self.head = Dense(width, 1, batch_shape=batch_shape, gain=1.0)
+
+    def forward(self, batch: Batch, latent: Tensor) -> Tensor:
+        assets = self.num_assets
+        h, _ = self.trunk(batch.rows)
+        h = self.embedding(h.flatten(-3, -2)).unflatten(-2, h.shape[-3:-1])
+        h = batch.expand(h, h.ndim - 3)
+        held = batch.private[..., -assets:].expand_as(latent[..., :assets])
+        own = torch.stack([held, latent[..., :assets]], dim=-1)
+        common = torch.cat([batch.private[..., : self.account], latent[..., assets:]], dim=-1)
+        if not common.shape[-1]:
+            common = torch.zeros_like(latent[..., :1])
+        by_own = self.own(own.flatten(-3, -2)).unflatten(-2, own.shape[-3:-1])
+        h = self.last(h + by_own + self.common(common).unsqueeze(-2))
+        value: Tensor = self.head(h.mean(dim=-2)).squeeze(-1)
+        return value

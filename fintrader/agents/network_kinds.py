@@ -1,0 +1,80 @@
+"""Networks by the name of their kind: `market_once`, `per_asset`, `mlp`.
+
+Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last
+bars (`mlp`: the whole market's) in a few numbers, next to the newest bar. Without one, the bars
+before are plain further inputs.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fintrader.agents.encoders import make_encoder
+from fintrader.agents.latent_critic import MarketOnceLatentCritic
+from fintrader.agents.mlp import MlpActor, MlpCritic
+from fintrader.agents.networks import Actor, MarketOnceActor, MarketOnceCritic
+from fintrader.agents.per_asset import PerAssetActor, PerAssetCritic
+from fintrader.agents.settings import NetworkSettings
+from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.errors import ConfigError
+
+
+def resolve_network(
+    settings: NetworkSettings, layout: Layout, *, orders: bool = False
+) -> NetworkSettings:
+    """Replace the kind `auto` by the kind that suits the layout; `orders`: latents are orders, not
+    target weights.
+
+    Raises ConfigError for a network that cannot read the layout.
+    """
+    if isinstance(layout, FlatLayout):
+        if settings.kind not in ("auto", "mlp"):
+            raise ConfigError(
+                f"agent.network.kind {settings.kind} reads a market's assets; set it to mlp or auto"
+                " here"
+            )
+        return settings.model_copy(update={"kind": "mlp"})
+    if settings.kind != "auto":
+        return settings
+    return settings.model_copy(update={"kind": "per_asset" if orders else "market_once"})
+
+
+def make_actor(
+    layout: Layout,
+    settings: NetworkSettings,
+    *,
+    extra: int,
+    outputs: int = 1,
+    out_gain: float = 0.01,
+) -> Actor:
+    """Make the actor that `settings` describe, with `outputs` numbers for each of the assets' and
+    the `extra` latents."""
+    settings = resolve_network(settings, layout)
+    if isinstance(layout, FlatLayout) or settings.kind == "mlp":
+        encoder = make_encoder(layout, settings, _row_width(layout))
+        return MlpActor(layout, settings, encoder, extra=extra, outputs=outputs, out_gain=out_gain)
+    kind = PerAssetActor if settings.kind == "per_asset" else MarketOnceActor
+    encoder = make_encoder(layout, settings, layout.num_features + 1)
+    return kind(layout, settings, encoder, extra=extra, outputs=outputs, out_gain=out_gain)
+
+
+def make_critic(
+    layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
+) -> nn.Module:
+    """Make the critic that `settings` describe: the value `[R]` of a batch, with `latents` the
+    value of a batch and its latents `[R, L]`; `members`: K critics as one network, `[K, R]`."""
+    settings = resolve_network(settings, layout)
+    batch_shape = () if members is None else (members,)
+    if isinstance(layout, FlatLayout) or settings.kind == "mlp":
+        encoder = make_encoder(layout, settings, _row_width(layout), batch_shape=batch_shape)
+        return MlpCritic(layout, settings, encoder, latents=latents, batch_shape=batch_shape)
+    encoder = make_encoder(layout, settings, layout.num_features + 1, batch_shape=batch_shape)
+    if settings.kind == "market_once" and not latents:
+        assert members is None, "only critics of latents come in several"
+        return MarketOnceCritic(layout, settings, encoder)
+    kind = PerAssetCritic if settings.kind == "per_asset" else MarketOnceLatentCritic
+    return kind(layout, settings, encoder, latents=latents, batch_shape=batch_shape)
+
+
+def _row_width(layout: Layout) -> int:
+    return 0 if isinstance(layout, FlatLayout) else layout.row_width

@@ -1,0 +1,128 @@
+"""Replayed experience: the buffer that off-policy agents learn from, and returns over n steps of
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fintrader.agents.buffers import StepBuffer, Transition
+from fintrader.errors import CheckpointError
+from fintrader.memory import HOST, require_memory
+
+
+class NStepBatch(NamedTuple):
+    """`R` sampled n-step transitions; observations are raw, rewards `[n, R]` belong to consecutive
+    steps."""
+
+    obs: Tensor
+    """`[R, D]`"""
+    latent: Tensor
+    """`[R, L]`"""
+    reward: Tensor
+    """`[n, R]`"""
+    terminated: Tensor
+    """`[n, R]` bool"""
+    truncated: Tensor
+    """`[n, R]` bool"""
+    next_obs: Tensor
+    """`[n, R, D]`: where each of the n steps truly led."""
+
+
+class ReplayBuffer(StepBuffer):
+    """The last `num_steps` steps of `num_envs` accounts: preallocated, time first, oldest
+    overwritten first."""
+
+    def __init__(
+        self, num_steps: int, num_envs: int, obs_width: int, latent_width: int, device: torch.device
+    ) -> None:
+        """Raises ConfigError when it, or storing it, would take more memory than there is."""
+        needed = num_steps * num_envs * (4 * (2 * obs_width + latent_width + 1) + 2)
+        subject = f"agent.buffer_size of {num_steps * num_envs:,} steps"
+        remedy = "lower agent.buffer_size"
+        require_memory(needed, device, subject, remedy)
+        # On its way into a file it lies on the host once; one on the host is written as it is.
+        if device != HOST:
+            require_memory(needed, HOST, f"storing {subject}", remedy)
+        super().__init__(num_steps, num_envs, obs_width, latent_width, device)
+        self.next_obs = torch.zeros_like(self.obs)
+        self.written = 0
+        """Steps ever added."""
+
+    @property
+    def filled(self) -> int:
+        """Steps held, each of `num_envs` accounts."""
+        return min(self.written, self.num_steps)
+
+    def add(self, transition: Transition, latent: Tensor) -> None:
+        """Write one step over the oldest."""
+        t = self.written % self.num_steps
+        self.write(t, transition, latent)
+        self.next_obs[t] = transition.next_obs
+        self.written += 1
+
+    def sample(self, batch_size: int, n: int, generator: torch.Generator) -> NStepBatch:
+        """Draw `batch_size` runs of `n` consecutive steps of one account uniformly; needs
+        `filled >= n`."""
+        device = self.obs.device
+        oldest = self.written - self.filled
+        step = oldest + torch.randint(
+            self.filled - n + 1, (batch_size,), generator=generator, device=device
+        )
+        account = torch.randint(self.num_envs, (batch_size,), generator=generator, device=device)
+        rows = (step + torch.arange(n, device=device).unsqueeze(1)) % self.num_steps
+        return NStepBatch(
+            self.obs[rows[0], account],
+            self.latent[rows[0], account],
+            self.reward[rows, account],
+            self.terminated[rows, account],
+            self.truncated[rows, account],
+            self.next_obs[rows, account],
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Collect the steps held, in the order of the buffer's rows, as views of them, and the
+        number ever written."""
+        names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
+        state = {name: getattr(self, name)[: self.filled] for name in names}
+        return {**state, "written": torch.tensor(self.written)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take back `state_dict()`. Raises CheckpointError when the stored buffer is of another shape."""
+        for name, tensor in state.items():
+            if name == "written":
+                continue
+            own = getattr(self, name)
+            if tensor.shape[1:] != own.shape[1:] or tensor.shape[0] > own.shape[0]:
+                raise CheckpointError(
+                    f"the stored replay buffer's {name} does not fit; resume with equal settings"
+                )
+            own[: tensor.shape[0]] = tensor
+        self.written = int(state["written"])
+
+
+def sum_n_steps(
+    rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the rewards of the first of `n` consecutive steps, each input `[n, B]`.
+
+    Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first
+    end of an episode, the factor of the value of the observation that followed step `last` (0 after
+    a termination), and that step's number, int64 in [0, n).
+    """
+    steps, accounts = rewards.shape
+    total = torch.zeros_like(rewards[0])
+    discount = torch.ones_like(rewards[0])
+    running = torch.ones_like(rewards[0])
+    last = torch.zeros(accounts, dtype=torch.int64, device=rewards.device)
+    for k in range(steps):
+        total = total + running * gamma**k * rewards[k]
+        last = torch.where(running > 0, k, last)
+        discount = torch.where(
+            running > 0, gamma ** (k + 1) * (~terminated[k]).to(rewards.dtype), discount
+        )
+        running = running * (~(terminated[k] | truncated[k])).to(rewards.dtype)
+    return total, discount, last

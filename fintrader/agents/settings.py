@@ -1,0 +1,346 @@
+"""Settings of agents: networks, action heads, algorithms and training budgets.
+
+This module imports no torch, so that help texts, refusals and configurations stay light.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from fintrader.config import Settings
+
+MAX_TILT_SCALE = 4.0
+"""Largest multiple of a learned tilt: a portfolio further out is no longer what was learned."""
+
+
+class NetworkSettings(Settings):
+    """Shape of actor and critic."""
+
+    kind: Literal["auto", "market_once", "per_asset", "mlp"] = "auto"
+    """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a
+    row of numbers; `auto`: on markets `market_once` where latents are target weights and
+    `per_asset` where they are orders, whose size depends on the holdings; `mlp` elsewhere."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        default=(32, 32), min_length=1
+    )
+    """Widths of the hidden layers, at least one."""
+    activation: Literal["tanh", "relu", "silu", "elu"] = "relu"
+    """Non-linearity between layers."""
+    account: bool = False
+    """Read the account's columns (cash, growth, drawdown, time left), which `mlp` always does:
+    needed by rewards that depend on them, such as a drawdown penalty; otherwise they only invite
+    learning the training window by heart. To be deployed, such a network needs `env.clock` session
+    or none."""
+    holdings: bool = False
+    """`market_once`: let the actor, too, see the holdings. They show the recent noise, which costs
+    money, and an actor of target weights learns to undo it."""
+    layer_norm: bool = False
+    """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy
+    critics."""
+    encoder: Literal["none", "gru", "attention"] = "none"
+    """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
+    (then they are plain inputs)."""
+    encoder_width: int = Field(default=16, ge=1)
+    """Width of the encoder's summary of a window."""
+
+
+class ActionHeadSettings(Settings):
+    """Map from latents to actions."""
+
+    kind: Literal["auto", "direct", "aim", "tilt"] = "auto"
+    """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on
+    markets `tilt` where there is a benchmark (`env.benchmark`), else `aim`."""
+    scale: float = Field(default=4.0, gt=0)
+    """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
+    cash_logit: float = -1.0
+    """Cash's logit at the start relative to all assets together (`aim`): -1 leaves about a quarter
+    in cash."""
+    band: float = Field(default=0.0, ge=0)
+    """Gaps below `band / N` of equity are left alone (`aim`): the no-trade region of proportional
+    costs."""
+    max_log_tilt: float = Field(default=1.0, gt=0)
+    """Largest distance of a weight's logarithm from its benchmark's (`tilt`), before weights are
+    made to sum to 1."""
+    max_active_tilt: float = Field(default=1.0, gt=0, le=1)
+    """Largest share of the portfolio away from the benchmark's (`tilt`): the active share
+    ½ Σ|w − b|."""
+    fully_invested: bool = True
+    """Hold no cash (`tilt`); otherwise its share is learned, from 0."""
+    trade_rate: float = Field(default=0.2, gt=0, lt=1)
+    """Part of the way to its aim that a decision trades, at the start; then it is learned
+    (`tilt`)."""
+    tilt_scale: float = Field(default=1.0, ge=0, le=MAX_TILT_SCALE)
+    """Factor on the aim's distance to the benchmark (`tilt`), as far as no weight becomes negative:
+    below 1 it shrinks the bets, above 1 it enlarges them."""
+
+
+class BaseSettings(Settings):
+    """Settings of every agent."""
+
+    has_learners: ClassVar[bool] = False
+    """Whether `learners` may be more than 1."""
+    has_replay: ClassVar[bool] = False
+    """Whether it learns from a replay buffer, which `pipeline` needs."""
+
+    network: NetworkSettings = NetworkSettings()
+    head: ActionHeadSettings = ActionHeadSettings()
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of Adam."""
+    anneal: bool = False
+    """Lower the step size linearly to zero over the budget: late updates then average more of the
+    market's noise."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount per decision."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Shrinks weights by this share of the step size at every step (AdamW,
+    https://arxiv.org/abs/1711.05101)."""
+    feature_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Chance of each feature to be hidden until the next update (`regularisation.py`)."""
+    feature_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of the noise on standardised features while learning."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics."""
+    normalise_rewards: bool = True
+    """Divide rewards by the deviation of the discounted return."""
+    learners: int = Field(default=1, ge=1)
+    """K learners on one device, each learning from its own share of the accounts; after every
+    update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
+    be a multiple of K."""
+    pipeline: bool = False
+    """Learn in a thread while the accounts trade on, with networks that are one round of updates
+    old. For ddpg, td3, sac and redq."""
+
+    @model_validator(mode="after")
+    def _check_parallelism(self) -> Self:
+        if self.learners > 1 and not self.has_learners:
+            raise ValueError(
+                "learners above 1 need ppo or a2c; tournament.replicas averages agents of every"
+                " kind"
+            )
+        if self.pipeline and not self.has_replay:
+            raise ValueError(
+                "pipeline needs an agent with a replay buffer; choose ddpg, td3, sac or redq"
+            )
+        return self
+
+
+class OnPolicySettings(BaseSettings):
+    """Settings of every agent that learns from its latest rollout only."""
+
+    has_learners: ClassVar[bool] = True
+
+    num_steps: int = Field(default=16, ge=1)
+    """Steps of every account between updates."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Bias (0) against variance (1) of the advantages."""
+    ent_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus; without effect on a fixed noise."""
+    vf_coef: float = Field(default=0.5, ge=0)
+    """Weight of the value loss."""
+    max_grad_norm: float = Field(default=0.5, gt=0)
+    """Gradients longer than this are shortened to it."""
+    noise: float = Field(default=0.5, gt=0)
+    """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
+    noise_persistence: float | None = Field(default=None, ge=0, lt=1)
+    """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091).
+    Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
+    at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
+    heads `aim` and `tilt`, else 0."""
+    noise_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the noise's deviation that goes with every update, down to `noise_floor`; without
+    effect on a learned one. Much noise finds the profitable actions soon. But it costs: the account
+    holds cash to pay less, the longer the more assets there are."""
+    noise_floor: float = Field(default=0.2, gt=0)
+    """Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
+    group_baseline: bool = True
+    """Judge an action by how it did against the other accounts at the same bar (see
+    `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
+    foresees them."""
+    learn_noise: bool = False
+    """Adapt the noise by gradient. Under market noise a fixed one learns better; classic
+    environments gain from it."""
+
+
+class PPO(OnPolicySettings):
+    """Settings of proximal policy optimisation."""
+
+    algo: Literal["ppo"] = "ppo"
+    num_steps: int = Field(default=8, ge=1)
+    """Steps of every account between updates."""
+    noise: float = Field(default=1.0, gt=0)
+    """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
+    noise_decay: float = Field(default=0.02, ge=0, lt=1)
+    """Share of the noise's deviation that goes with every update, down to `noise_floor`; without
+    effect on a learned one."""
+    update_epochs: int = Field(default=3, ge=1)
+    """Passes over each rollout."""
+    num_minibatches: int = Field(default=2, ge=1)
+    """Minibatches of each pass."""
+    clip_coef: float = Field(default=0.2, gt=0)
+    """Distance of the ratio from 1 at which its gradient is cut."""
+    target_kl: float | None = Field(default=None, gt=0)
+    """Stop an update's passes once the policy moved this far from the one that collected the
+    data."""
+
+
+class A2C(OnPolicySettings):
+    """Settings of synchronous advantage actor-critic."""
+
+    algo: Literal["a2c"] = "a2c"
+
+
+class APG(BaseSettings):
+    """Settings of analytic policy gradient."""
+
+    algo: Literal["apg"] = "apg"
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of the actor's Adam. At 1e-2 some markets are learned twice as fast and others
+    never."""
+    value_learning_rate: float = Field(default=3e-3, gt=0)
+    """Step size of the value's Adam."""
+    num_steps: int = Field(default=16, ge=1)
+    """H: decisions differentiated through."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """λ of the value's targets."""
+    bootstrap: bool = True
+    """Add a learned value at the horizon."""
+    value_epochs: int = Field(default=4, ge=1)
+    """Steps of the value on each rollout."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise on the latents: spreads the accounts over the states."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+
+
+class OffPolicySettings(BaseSettings):
+    """Settings of every agent that learns from replayed steps."""
+
+    has_replay: ClassVar[bool] = True
+
+    network: NetworkSettings = NetworkSettings(layer_norm=True)
+    """LayerNorm keeps the critics' values from running away (https://arxiv.org/abs/2302.02948)."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Step size of Adam, of the actor and of the critics."""
+    normalise_observations: bool = True
+    """Standardise observations with running statistics, which freeze when learning begins."""
+    n_steps: int = Field(default=1, ge=1)
+    """Steps summed before a critic's value is used."""
+    tau: float = Field(default=0.01, gt=0, le=1)
+    """Part of the way that target networks follow at each update."""
+    batch_size: int = Field(default=512, ge=1)
+    """Replayed transitions per update."""
+    buffer_size: int = Field(default=200_000, ge=1)
+    """Steps kept, summed over all accounts."""
+    learning_starts: int = Field(default=5_000, ge=0)
+    """Steps with uniformly random latents before learning begins, summed over all accounts."""
+    updates_per_step: float = Field(default=1.0, gt=0)
+    """Updates for each step of the vector environment; 0.5 is one every second step."""
+    critic_lead: int = Field(default=0, ge=0)
+    """Updates of the critics before the actor first moves: an actor that climbs untaught critics
+    saturates its tanh."""
+    noise: float = Field(default=0.5, ge=0)
+    """Standard deviation of the exploration noise on the latents."""
+    noise_persistence: float | None = Field(default=None, ge=0, lt=1)
+    """Correlation of the noise from one decision to the next, also while warming up: under trading
+    costs a deviation that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and
+    `tilt`, else 0."""
+    max_grad_norm: float = Field(default=10.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    saturation_coef: float = Field(default=5e-3, ge=0)
+    """Weight of the mean square of the tanh's argument: without it actors drift to ±1 and stop
+    learning."""
+    report_every: int = Field(default=50, ge=1)
+    """Steps of the vector environment between two lines of metrics."""
+
+
+class DDPG(OffPolicySettings):
+    """Settings of deep deterministic policy gradient."""
+
+    algo: Literal["ddpg"] = "ddpg"
+
+
+class TD3(OffPolicySettings):
+    """Settings of twin delayed deep deterministic policy gradient."""
+
+    algo: Literal["td3"] = "td3"
+    policy_delay: int = Field(default=2, ge=1)
+    """Critic updates for each actor update."""
+    target_noise: float = Field(default=0.2, ge=0)
+    """Standard deviation of the noise on the target's latents."""
+    noise_clip: float = Field(default=0.5, ge=0)
+    """Largest absolute value of that noise."""
+
+
+class SACBase(OffPolicySettings):
+    """Settings that SAC and REDQ share."""
+
+    alpha: float = Field(default=0.1, gt=0)
+    """Temperature at the start: the price of a nat of entropy, in scaled rewards."""
+    tune_alpha: bool = True
+    """Move the temperature so that the entropy meets its target."""
+    target_entropy: float = -1.5
+    """Entropy aimed at, per latent, in nats; -1.5 is a deviation of about 0.05 around the middle of
+    [-1, 1]."""
+    initial_noise: float = Field(default=0.3, gt=0)
+    """Deviation at the start."""
+
+
+class SAC(SACBase):
+    """Settings of soft actor-critic."""
+
+    algo: Literal["sac"] = "sac"
+
+
+class REDQ(SACBase):
+    """Settings of randomised ensembled double Q-learning."""
+
+    algo: Literal["redq"] = "redq"
+    num_critics: int = Field(default=5, ge=1)
+    """K."""
+    subset_size: int = Field(default=2, ge=1)
+    """M: critics drawn for each target (`target: subset`)."""
+    target: Literal["subset", "min", "mean"] = "subset"
+    """The target's value: the minimum over a random subset, or the minimum or mean over all
+    critics."""
+    updates_per_step: float = Field(default=2.0, gt=0)
+    """Updates for each step of the vector environment."""
+    policy_delay: int = Field(default=2, ge=1)
+    """Critic updates for each actor update."""
+
+    @model_validator(mode="after")
+    def _check_subset(self) -> Self:
+        if self.subset_size > self.num_critics:
+            raise ValueError("subset_size must not exceed num_critics")
+        return self
+
+
+AgentSettings: TypeAlias = Annotated[
+    PPO | A2C | DDPG | TD3 | SAC | REDQ | APG, Field(discriminator="algo")
+]
+
+
+class Budget(Settings):
+    """Length of a training: exactly one of the two."""
+
+    env_steps: int | None = Field(default=None, ge=1)
+    """Steps summed over all accounts; training stops at the first update that reaches it."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
+    speed."""
+
+    @model_validator(mode="after")
+    def _check_one_is_set(self) -> Self:
+        if (self.env_steps is None) == (self.seconds is None):
+            raise ValueError("set exactly one of env_steps and seconds")
+        return self
+
+    def fraction(self, env_steps: int, seconds: float) -> float:
+        """Share of the budget that is used up, at most 1."""
+        used = (
+            env_steps / self.env_steps
+            if self.env_steps is not None
+            else seconds / (self.seconds or 1.0)
+        )
+        return min(used, 1.0)
