@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fintrader.agents.agent import Agent, make_agent
     from fintrader.agents.buffers import Transition
-    from fintrader.agents.policy import (
-        EnsemblePolicy,
-        PolicyModule,
-        identify_market,
-        load_policy,
-        save_policy,
-    )
+    from fintrader.agents.description import MarketIdentity
+    from fintrader.agents.policy import EnsemblePolicy, PolicyModule, load_policy, save_policy
     from fintrader.agents.settings import (
         A2C,
         APG,
@@ -51,13 +46,13 @@ __all__ = [
     "Budget",
     "EnsemblePolicy",
     "FlatLayout",
+    "MarketIdentity",
     "NetworkSettings",
     "PolicyModule",
     "TrainProgress",
     "TrainResult",
     "TrainingEnvironment",
     "Transition",
-    "identify_market",
     "load_policy",
     "make_agent",
     "read_agent_state",
@@ -74,7 +69,7 @@ _HOMES = {
     "TrainResult": "agents.training",
     "TrainingEnvironment": "agents.training",
     "Transition": "agents.buffers",
-    "identify_market": "agents.policy",
+    "MarketIdentity": "agents.description",
     "load_policy": "agents.policy",
     "make_agent": "agents.agent",
     "read_agent_state": "agents.training",

@@ -1,11 +1,11 @@
-"""Policies bound to one market: the same action as the networks give, a hundredth of the time for
-one account.
+"""Policies bound to one market: the networks' own actions in a hundredth of the time for one
+account.
 
 A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
-tensor operations on a few thousand numbers. What `market_once` makes of the bars does not depend on
-the account: `bind` embeds some hundred bars at once, and an action is then a few numbers per asset.
-Other networks are run by `numba_policy`, their weights laid out side by side. Actions agree with
-the networks' own to float32 rounding.
+tensor operations on a few thousand numbers. The coefficients of `market_once` at a bar do not depend
+on the account: `bind` embeds some hundred bars at once, and an action is then a few numbers per
+asset. Other networks are run by `fast.forward`, their weights laid out side by side. Actions agree
+with the networks' own to float32 rounding.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fintrader.envs.observation import FlatLayout, benchmark_of
 
 Numbers = NDArray[np.float32]
 Bound = Callable[[int, Numbers], Numbers]
-"""`bound(bar, private [A + N]) -> action [N]`: what `bind` returns. The action is overwritten by
+"""`bound(bar, private [A + N]) -> action [N]`, the result of `bind`. The action is overwritten by
 the next call."""
 
 BARS_AT_ONCE = 1024
-"""Bars at most that are embedded together."""
+"""Largest number of bars that are embedded together: more hold memory and save no time."""
 
 
 class Members(Protocol):
     """Some of an ensemble's policies, bound."""
 
-    def actions(self, bar: int, private: Numbers) -> Numbers:
-        """`[K, N]`, for the private part `[A + N]` of an observation at `bar`."""
+    def act(self, bar: int, private: Numbers) -> Numbers:
+        """Act on the private part `[A + N]` of an observation at `bar`: `[K, N]`."""
 
 
 def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> Bound | None:
-    """K `ActorPolicy` as one (see `EnsemblePolicy`), over the market rows `[T, L*W]` of a window.
+    """Bind K `ActorPolicy` as one (see `EnsemblePolicy`) to the market rows `[T, L*W]` of a window.
 
-    None where only the networks themselves will do: off the CPU, on a classic environment, with
+    None where the networks themselves are needed: off the CPU, on a classic environment, with
     observations of several bars or of a benchmark for other networks than `market_once`, or with
     weights that are not finite (which the networks then show).
     """
@@ -68,7 +68,7 @@ def bind(members: Sequence[Any], mode: str, shares: Numbers, rows: Numbers) -> B
 
 
 class _Ensemble:
-    """What the members say, as one action."""
+    """The members' actions as one."""
 
     def __init__(
         self, parts: list[tuple[list[int], Members]], mode: str, shares: Numbers, assets: int
@@ -80,11 +80,11 @@ class _Ensemble:
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
         if len(self.parts) == 1:
-            actions = self.parts[0][1].actions(bar, private)
+            actions = self.parts[0][1].act(bar, private)
         else:
             actions = self.all
             for places, members in self.parts:
-                actions[places] = members.actions(bar, private)
+                actions[places] = members.act(bar, private)
         combined: Numbers = actions[0]
         if self.mode == "vote":
             # As torch.quantile: the lower of the middle two plus half their distance.
@@ -138,7 +138,7 @@ class _MarketOnce:
         self.slope = np.zeros((BARS_AT_ONCE, count, self.assets), np.float32)
         self.columns = np.zeros((BARS_AT_ONCE, count, self.width, width), np.float32)
 
-    def actions(self, bar: int, private: Numbers) -> Numbers:
+    def act(self, bar: int, private: Numbers) -> Numbers:
         if bar not in self.bars:
             self._embed(bar)
         place = self.bars.index(bar)
@@ -162,7 +162,7 @@ class _MarketOnce:
         return rounded
 
     def _aim(self, latent: Numbers, private: Numbers) -> Numbers:
-        """`[K, N]`: as `ActionHead.decode`, of heads that do not tilt."""
+        """Decode latents as `ActionHead.decode` does for heads that do not tilt: `[K, N]`."""
         logits = self.steep * latent + self.bias
         exponential = np.exp(logits - logits.max(axis=1, keepdims=True))
         action = exponential[:, :-1] / exponential.sum(axis=1, keepdims=True)
@@ -178,11 +178,10 @@ class _MarketOnce:
 
     @torch.no_grad()
     def _embed(self, bar: int) -> None:
-        """This bar and those that are asked for next, if it goes on as it went from the last one to
-        this.
+        """Embed this bar, and the following ones at the distance between the last two.
 
-        Twice as many as the last time where all of those were asked for, else this bar alone:
-        whoever jumps about pays for what he asks.
+        They are twice as many as the last time where all of those were asked for. After a jump it
+        is this bar alone, so that bars that are asked for at random are not embedded in vain.
         """
         goes_on = len(self.bars) > 0 and self.bars[-1] == self.asked < bar
         step, count = (

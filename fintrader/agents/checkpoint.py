@@ -17,8 +17,8 @@ from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
 from fintrader.market.tensors import bytes_of, preamble, stored_order
 
-Header: TypeAlias = "dict[str, Any]"
-"""Plain JSON next to the tensors; its `format` names the kind and version of the file."""
+Json: TypeAlias = "dict[str, Any]"
+"""A JSON object. The `format` of a file's header names its kind and version."""
 
 
 def hash_content(tensors: Mapping[str, Tensor], header: str) -> str:
@@ -31,7 +31,7 @@ def hash_content(tensors: Mapping[str, Tensor], header: str) -> str:
     return digest.hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Header) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Json) -> None:
     """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal
     bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
@@ -44,7 +44,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Header) -> 
             file.write(bytes_of(tensor))
 
 
-def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Header]:
+def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Json]:
     """Read a file of `write_tensors`, on the CPU; `kind` must equal the header's `format`.
 
     Raises CheckpointError when the file is missing, truncated, changed after writing, or of another

@@ -66,7 +66,7 @@ class BatchedLearners:
         self.agent = agent
         self.count = agent.settings.learners
         self.loss = LossModule(agent)
-        self.grad = vmap(grad_and_value(self._compute_loss, has_aux=True), in_dims=(0, 0))
+        self.grad = vmap(grad_and_value(self._evaluate_loss, has_aux=True), in_dims=(0, 0))
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Take all learners' gradient steps on their accounts' rows of one rollout, then average.
@@ -75,7 +75,7 @@ class BatchedLearners:
         means over the learners.
         """
 
-        def share_out(rows: Tensor) -> Tensor:
+        def split_rows(rows: Tensor) -> Tensor:
             """Cut `[R, ...]` into `[K, R / K, ...]`."""
             shares = rows.reshape(self.agent.settings.num_steps, self.count, -1, *rows.shape[1:])
             return shares.transpose(0, 1).flatten(1, 2)
@@ -84,18 +84,18 @@ class BatchedLearners:
         row_index = batch.row_index
         if row_index is None:
             row_index = torch.arange(len(batch.rows), device=batch.rows.device)
-        occurring = [torch.unique(share, return_inverse=True) for share in share_out(row_index)]
+        occurring = [torch.unique(share, return_inverse=True) for share in split_rows(row_index)]
         # A learner that sees fewer bars than another embeds some that no row looks up.
         most = max(len(bars) for bars, _ in occurring)
         padded = [nn.functional.pad(bars, (0, most - len(bars))) for bars, _ in occurring]
         rows = torch.stack([batch.rows[bars] for bars in padded])
         places = torch.stack([place for _, place in occurring])
-        shares = Batch(share_out(batch.private), rows, places)
-        metrics = self._descend(Rollout(shares, *map(share_out, columns)))
-        self._fuse()
+        shares = Batch(split_rows(batch.private), rows, places)
+        metrics = self._descend(Rollout(shares, *map(split_rows, columns)))
+        self._average_copies()
         return metrics
 
-    def _compute_loss(
+    def _evaluate_loss(
         self, weights: dict[str, Tensor], rollout: Rollout
     ) -> tuple[Tensor, dict[str, Tensor]]:
         rollout = rollout._replace(advantage=standardise(rollout.advantage))
@@ -123,7 +123,8 @@ class BatchedLearners:
             fused=True,
         )
         for name, weight in single.items():
-            if moments := own.state.get(weight):
+            moments = own.state.get(weight)
+            if moments:
                 self.adam.state[self.weights[name]] = {
                     key: self._repeat(value) if value.ndim else value.clone()
                     for key, value in moments.items()
@@ -157,7 +158,7 @@ class BatchedLearners:
         return {name: value.detach().mean() for name, value in {**step, "grad_norm": norm}.items()}
 
     @torch.no_grad()
-    def _fuse(self) -> None:
+    def _average_copies(self) -> None:
         """Give the agent the mean of the K copies."""
         own = self.agent.optimisers["adam"]
         single = dict(self.loss.named_parameters())

@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fintrader.agents.bound import Bound, bind
-from fintrader.agents.checkpoint import load_module, read_tensors, write_tensors
+from fintrader.agents.checkpoint import Json, load_module, read_tensors, write_tensors
+from fintrader.agents.description import (
+    ActorDescription,
+    EnsembleDescription,
+    EnsembleMode,
+    MarketIdentity,
+    PolicyDescription,
+)
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_actor, resolve_network
 from fintrader.agents.networks import Actor
@@ -33,23 +40,9 @@ from fintrader.config import validate
 from fintrader.envs.observation import Layout, layout_from_json, layout_to_json, num_actions
 from fintrader.errors import CheckpointError, ConfigError, install_command
 from fintrader.files import write_bytes
-from fintrader.market.scaling import statistics_hash
 from fintrader.market.tensors import MarketTensors
 
 FORMAT = "fintrader-policy-4"
-EnsembleMode = Literal["mean", "weighted", "vote"]
-
-
-class MarketIdentity(TypedDict):
-    """What a policy depends on in a market."""
-
-    symbols: list[str]
-    feature_names: list[str]
-    context_names: list[str]
-    bar_minutes: int
-    normalisation: dict[str, Any] | None
-    """Statistics that the rows were standardised by; None: not known."""
-    normalisation_hash: str | None
 
 
 class PolicyModule(nn.Module):
@@ -57,13 +50,13 @@ class PolicyModule(nn.Module):
     deterministic."""
 
     layout: Layout
-    meta: dict[str, Any]
+    meta: Json
     """Plain JSON given to `save_policy`, e.g. lineage and scores; `market` identifies the market
     trained on. Of a policy on other symbols `market` is theirs, and `transfer` names those it was
     `trained_on` and is `traded_on`. `seen` lists the bars that it was trained or chosen on
     (`BarSpan.to_json`)."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> PolicyDescription:
         """Describe the module as plain JSON from which it can be built again, without weights."""
         raise TypeError(f"{type(self).__name__} cannot be stored as a policy")
 
@@ -88,14 +81,16 @@ class PolicyModule(nn.Module):
     def check_market(self, market: MarketTensors) -> None:
         """Raises CheckpointError unless this policy is one for the symbols, columns and
         standardisation of `market`."""
-        stored = self.meta.get("market")
-        if stored is None:
+        if self.meta.get("market") is None:
             return
-        given = identify_market(market)
-        differ = next((key for key, value in given.items() if stored.get(key) != value), None)
+        trained = MarketIdentity.from_json(self.meta["market"])
+        given = MarketIdentity.of(market)
+        differ = next(
+            (name for name in vars(given) if getattr(trained, name) != getattr(given, name)), None
+        )
         if differ in ("normalisation", "normalisation_hash"):
-            there = stored.get("normalisation_hash") or "not known"
-            here = given["normalisation_hash"] or "not known"
+            there = trained.normalisation_hash or "not known"
+            here = given.normalisation_hash or "not known"
             raise CheckpointError(
                 f"this policy was trained on rows scaled by other statistics ({there} there, {here}"
                 " here): build this market with data.features.normalisation set to the one it was"
@@ -114,7 +109,7 @@ class ActorPolicy(PolicyModule):
     """Standardise the observation, ask the actor, decode its latent."""
 
     rewards: RewardScaler | None
-    """How its training scaled rewards; None for one that no agent trained."""
+    """Scale of rewards in its training; None for one that no agent trained."""
 
     def __init__(
         self,
@@ -142,7 +137,7 @@ class ActorPolicy(PolicyModule):
         latent = self.actor(self.normaliser.normalise(obs))[0]
         return self.head.decode(obs, torch.tanh(latent) if self.squash else latent)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ActorDescription:
         return {
             "kind": "actor",
             "layout": layout_to_json(self.layout),
@@ -150,7 +145,7 @@ class ActorPolicy(PolicyModule):
             "head": self.head.settings.model_dump(mode="json"),
             "outputs": self.outputs,
             "squash": self.squash,
-            "rewards": None if self.rewards is None else _scaler_to_json(self.rewards),
+            "rewards": None if self.rewards is None else _describe_scaler(self.rewards),
         }
 
 
@@ -204,7 +199,7 @@ class EnsemblePolicy(PolicyModule):
         weights = self.weights.to(actions.dtype).view(-1, *[1] * (actions.ndim - 1))
         return (actions * weights).sum(dim=0)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> EnsembleDescription:
         members = [member.describe() for member in self.members if isinstance(member, PolicyModule)]
         return {"kind": "ensemble", "mode": self.mode, "members": members}
 
@@ -219,23 +214,10 @@ def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
         meta["seen"] = found
 
 
-def identify_market(market: MarketTensors) -> MarketIdentity:
-    """Identify a market by everything that a policy depends on."""
-    scales = market.meta.get("normalisation")
-    return {
-        "symbols": list(market.symbols),
-        "feature_names": list(market.feature_names),
-        "context_names": list(market.context_names),
-        "bar_minutes": market.bar_minutes,
-        "normalisation": scales,
-        "normalisation_hash": statistics_hash(scales),
-    }
-
-
 def save_policy(
     path: Path | str,
     policy: Any,
-    meta: Mapping[str, Any] | None = None,
+    meta: Json | None = None,
     *,
     market: MarketTensors | None = None,
 ) -> None:
@@ -249,7 +231,7 @@ def save_policy(
         raise CheckpointError(f"{type(policy).__name__} holds no policy that can be stored")
     merged = {**module.meta, **(meta or {})}
     if market is not None:
-        merged["market"] = identify_market(market)
+        merged["market"] = MarketIdentity.of(market).to_json()
     header = {"format": FORMAT, "policy": module.describe(), "meta": merged}
     write_tensors(Path(path), module.state_dict(), header)
 
@@ -285,7 +267,7 @@ def load_policy(
     if universe is not None:
         try:
             description, tensors, meta = transfer(
-                description, tensors, meta, identify_market(universe)
+                description, tensors, meta, MarketIdentity.of(universe)
             )
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
@@ -307,14 +289,14 @@ def _make_actor(layout: Layout, network: NetworkSettings, head: ActionHead, outp
     return make_actor(layout, resolved, extra=head.extra, outputs=outputs, out_gain=head.out_gain)
 
 
-def _scaler_to_json(scaler: RewardScaler) -> dict[str, float | None]:
+def _describe_scaler(scaler: RewardScaler) -> dict[str, float | None]:
     """Describe a reward scaler; None stands for numbers that are not finite."""
     numbers = {name: float(buffer) for name, buffer in scaler.named_buffers()}
     numbers["gamma"] = scaler.gamma
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def _scaler_from_json(value: Mapping[str, float | None]) -> RewardScaler:
+def _restore_scaler(value: Mapping[str, float | None]) -> RewardScaler:
     """Make a reward scaler from its description. Raises KeyError or TypeError when something is
     missing."""
     numbers = {
@@ -326,7 +308,7 @@ def _scaler_from_json(value: Mapping[str, float | None]) -> RewardScaler:
     return scaler
 
 
-def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
+def _build(description: PolicyDescription, stored: int) -> PolicyModule:
     """Build the module of a description, of whose numbers `stored` are in the file."""
     try:
         if description["kind"] == "ensemble":
@@ -352,7 +334,7 @@ def _build(description: Mapping[str, Any], stored: int) -> PolicyModule:
                 f"it describes networks of {described:,} numbers, and {stored:,} are stored"
             )
         scale = description["rewards"]
-        rewards = _scaler_from_json(scale) if scale else None
+        rewards = _restore_scaler(scale) if scale else None
         # Initial weights are overwritten; leave the global stream alone.
         with torch.random.fork_rng(devices=[]):
             return ActorPolicy(

@@ -20,8 +20,9 @@ from torch import Tensor
 from fintrader.agents.agent import Agent
 from fintrader.agents.base import Metrics
 from fintrader.agents.buffers import Transition, has_any
-from fintrader.agents.checkpoint import add_prefix, read_tensors, select_below, write_tensors
-from fintrader.agents.policy import ActorPolicy, add_seen, identify_market
+from fintrader.agents.checkpoint import Json, add_prefix, read_tensors, select_below, write_tensors
+from fintrader.agents.description import MarketIdentity
+from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings, differences
 from fintrader.envs.observation import layout_to_json
@@ -62,7 +63,7 @@ class TrainResult:
     """The learned policy, deterministic; shares its weights with the agent. `train` always gives
     one; None where a training's totals were read from a file."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Write the totals as plain JSON, without the policy: `TrainResult(**totals)` reads
         them."""
         return {name: value for name, value in vars(self).items() if name != "policy"}
@@ -314,7 +315,7 @@ class TrainingRun:
         return self.folder / "state.safetensors"
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every
         bar) and its rules."""
         agent = self.agent
@@ -431,10 +432,14 @@ _hashes: WeakKeyDictionary[MarketTensors, str] = WeakKeyDictionary()
 read once."""
 
 
-def _describe_market(market: MarketTensors) -> dict[str, Any]:
+def _describe_market(market: MarketTensors) -> Json:
     if market not in _hashes:
         _hashes[market] = market.content_hash()
-    return {**identify_market(market), "num_bars": market.num_bars, "content_hash": _hashes[market]}
+    return {
+        **MarketIdentity.of(market).to_json(),
+        "num_bars": market.num_bars,
+        "content_hash": _hashes[market],
+    }
 
 
 def _measure_memory(device: torch.device) -> Metrics:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fintrader.agents.checkpoint import Json
+from fintrader.agents.description import MarketIdentity, PolicyDescription
 from fintrader.agents.normalisation import EPSILON
 from fintrader.envs.observation import (
     FlatLayout,
@@ -28,8 +29,6 @@ from fintrader.envs.observation import (
 )
 from fintrader.errors import CheckpointError
 
-Identity: TypeAlias = Mapping[str, Any]
-"""A `policy.MarketIdentity`, made here or read from a file."""
 CONSTANT_VARIANCE = 1e-12
 """Largest variance in training of a column that did not vary there."""
 SILENT_VARIANCE = 1e30
@@ -38,36 +37,36 @@ _COLUMNS = {"features": "feature_names", "context": "context_names"}
 
 
 def transfer(
-    description: Mapping[str, Any],
+    description: PolicyDescription,
     tensors: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
-    here: Identity,
-) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Any]]:
+    meta: Json,
+    here: MarketIdentity,
+) -> tuple[PolicyDescription, dict[str, Tensor], Json]:
     """Rewrite a stored policy's description, tensors and meta as those of one for the market
     `here`.
 
     Raises CheckpointError where it cannot be done: see `check_transfer`.
     """
-    trained = meta.get("market")
-    if trained is None:
+    if meta.get("market") is None:
         raise CheckpointError(
             "its file does not say on which market it was trained, so it cannot be brought to"
             " another one; store it with save_policy(..., market=market)"
         )
+    trained = MarketIdentity.from_json(meta["market"])
     moved = dict(tensors)
     description = _transfer_in_place(description, moved, trained, here, "")
-    origin = meta.get("transfer", {}).get("trained_on", trained["symbols"])
-    symbols = {"trained_on": list(origin), "traded_on": list(here["symbols"])}
-    return description, moved, {**meta, "market": dict(here), "transfer": symbols}
+    origin = meta.get("transfer", {}).get("trained_on", trained.symbols)
+    symbols = {"trained_on": list(origin), "traded_on": list(here.symbols)}
+    return description, moved, {**meta, "market": here.to_json(), "transfer": symbols}
 
 
 def _transfer_in_place(
-    description: Mapping[str, Any],
+    description: PolicyDescription,
     tensors: dict[str, Tensor],
-    trained: Identity,
-    here: Identity,
+    trained: MarketIdentity,
+    here: MarketIdentity,
     prefix: str,
-) -> dict[str, Any]:
+) -> PolicyDescription:
     """Rewrite the description of a policy, or of an ensemble with all its members; the statistics
     below `prefix` in `tensors` are replaced."""
     if description["kind"] == "ensemble":
@@ -84,12 +83,12 @@ def _transfer_in_place(
     tensors[mean], tensors[var] = move_statistics(
         tensors[mean], tensors[var], layout, trained, here
     )
-    layout = replace(layout, num_assets=len(here["symbols"]))
+    layout = replace(layout, num_assets=len(here.symbols))
     return {**description, "layout": layout_to_json(layout)}
 
 
 def check_transfer(
-    layout: Layout, kind: str, trained: Identity, here: Identity
+    layout: Layout, kind: str, trained: MarketIdentity, here: MarketIdentity
 ) -> ObservationLayout:
     """Check that a policy trained on the market `trained` can trade the market `here`, and return
     its layout; `kind` is its network.
@@ -102,20 +101,22 @@ def check_transfer(
         raise CheckpointError(
             "this policy was trained in a classic environment, which has no symbols to exchange"
         )
-    if kind == "mlp" and trained["symbols"] != here["symbols"]:
+    if kind == "mlp" and trained.symbols != here.symbols:
         raise CheckpointError(
             "this policy's network (mlp) knows its symbols by their places in the row, so it cannot"
             " trade others; train with agent.network.kind market_once or per_asset"
         )
     for name in (*_COLUMNS.values(), "bar_minutes"):
-        if trained[name] != here[name]:
+        there = getattr(trained, name)
+        own = getattr(here, name)
+        if there != own:
             raise CheckpointError(
                 f"this policy cannot trade this market: its {name.replace('_', ' ')} are"
-                f" {_shorten(trained[name])} there and {_shorten(here[name])} here; build the market"
-                " with the same data.features and data.bar_minutes"
+                f" {_truncate(there)} there and {_truncate(own)} here; build the market with the same"
+                " data.features and data.bar_minutes"
             )
-    there = trained.get("normalisation")
-    own = here["normalisation"]
+    there = trained.normalisation
+    own = here.normalisation
     if there is None or own is None:
         whose = "the policy's market" if there is None else "this market"
         raise CheckpointError(
@@ -126,14 +127,18 @@ def check_transfer(
         if there.get(name) != own.get(name):
             raise CheckpointError(
                 "this policy cannot trade this market: rows were standardised by another rule"
-                f" ({name}: {_shorten(there.get(name))} there, {_shorten(own.get(name))} here); build"
+                f" ({name}: {_truncate(there.get(name))} there, {_truncate(own.get(name))} here); build"
                 " the market with the same data.features"
             )
     return layout
 
 
 def move_statistics(
-    mean: Tensor, var: Tensor, layout: ObservationLayout, trained: Identity, here: Identity
+    mean: Tensor,
+    var: Tensor,
+    layout: ObservationLayout,
+    trained: MarketIdentity,
+    here: MarketIdentity,
 ) -> tuple[Tensor, Tensor]:
     """Change the statistics `[G]` of the columns of `layout` so that rows of the market `here` are
     seen as those of `trained`.
@@ -141,17 +146,23 @@ def move_statistics(
     A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the
     market that did not vary in training is silenced: the weights that read it were never learned.
     """
+    scales = trained.normalisation
+    scales_here = here.normalisation
+    assert scales is not None, "see check_transfer"
+    assert scales_here is not None, "see check_transfer"
     groups = statistic_groups(layout)
     parts = layout.slices
     factor = torch.ones_like(mean)
     offset = torch.zeros_like(mean)
     for part, names in _COLUMNS.items():
-        for name, group in zip(trained[names], groups[parts[part]].tolist(), strict=False):
-            there, own = (market["normalisation"][part][name] for market in (trained, here))
+        columns = zip(getattr(trained, names), groups[parts[part]].tolist(), strict=False)
+        for name, group in columns:
+            there = scales[part][name]
+            own = scales_here[part][name]
             factor[group] = own["std"] / there["std"]
             offset[group] = (own["mean"] - there["mean"]) / there["std"]
     for part in {"holdings", "benchmark"} & set(parts):
-        factor[groups[parts[part]][0]] = len(here["symbols"]) / layout.num_assets
+        factor[groups[parts[part]][0]] = len(here.symbols) / layout.num_assets
     of_market = torch.zeros_like(mean, dtype=torch.bool)
     of_market[groups[layout.private_width :]] = True
     silent = of_market & (var <= CONSTANT_VARIANCE)
@@ -161,6 +172,6 @@ def move_statistics(
     return torch.where(silent, 0.0, moved_mean), torch.where(silent, SILENT_VARIANCE, moved_var)
 
 
-def _shorten(value: object) -> str:
+def _truncate(value: object) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fintrader.agents import identify_market, make_agent
+from fintrader.agents import MarketIdentity, make_agent
 from fintrader.agents.checkpoint import read_tensors, select_below
 from fintrader.agents.policy import FORMAT, ActorPolicy
 from fintrader.agents.transfer import check_transfer, move_statistics
@@ -180,7 +180,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
     before = Inheritance.read(folder)
     split = MarketTensors.load(heirs.market).split()
     layout = TradingEnv.evaluation(split.validation, heirs.env).layout
-    here = identify_market(split.train)
+    here = MarketIdentity.of(split.train)
     seen = [] if before is None else [before.seen_until]
     entries = []
     policies = {}
@@ -230,7 +230,7 @@ def _moved(
     source: RunStore,
     heirs: Heirs,
     layout: Any,
-    here: Mapping[str, Any],
+    here: MarketIdentity,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A pod's settings as this run has them, and its networks, optimiser and statistics for this
     run's market.
@@ -239,9 +239,9 @@ def _moved(
     TournamentError where the networks do not fit.
     """
     description = header["policy"]
-    trained = header["meta"].get("market")
-    if trained is None:
+    if header["meta"].get("market") is None:
         raise CheckpointError("its policy does not say on which market it was trained")
+    trained = MarketIdentity.from_json(header["meta"]["market"])
     stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
@@ -305,8 +305,8 @@ def _other_architecture(description: Mapping[str, Any], policy: ActorPolicy) -> 
 def _restated(
     state: Mapping[str, Tensor],
     layout: ObservationLayout,
-    trained: Mapping[str, Any],
-    here: Mapping[str, Any],
+    trained: MarketIdentity,
+    here: MarketIdentity,
 ) -> dict[str, Tensor]:
     """An agent's state for the market `here`: its statistics, and how far each asset's latent is
     explored.
@@ -317,8 +317,8 @@ def _restated(
     moved = dict(state)
     noise = state.get(_NOISE)
     count = layout.num_assets
-    if noise is not None and trained["symbols"] != here["symbols"]:
-        each = noise[:count].mean().expand(len(here["symbols"]))
+    if noise is not None and trained.symbols != here.symbols:
+        each = noise[:count].mean().expand(len(here.symbols))
         moved[_NOISE] = torch.cat([each, noise[count:]])
         # Its moments say nothing of other assets; it is the last of the optimiser's parameters.
         last = max(

@@ -184,7 +184,7 @@ def _tanh(x: Any) -> Any:
 
 # SiLU and ELU are written in terms of the vectorisable tanh.
 @njit(fastmath=_FAST, error_model="numpy", cache=True)
-def _activate(rows: Any, kind: int) -> None:
+def _apply_activation(rows: Any, kind: int) -> None:
     """Apply a non-linearity to `[O, N]` in place."""
     flat = rows.reshape(-1)
     if kind == Activation.RELU:
@@ -314,7 +314,7 @@ def _run_per_asset(
         _multiply(x, weights, layers[k, depth, Layer.OWN], layers[k, depth, Layer.OWN_IN], wide, y)
         if plan[k, Plan.NORM]:
             _normalise(y, layers[k, depth, Layer.WIDTH])
-        _activate(y[:wide], plan[k, Plan.ACTIVATION])
+        _apply_activation(y[:wide], plan[k, Plan.ACTIVATION])
         for o in range(wide):
             total = _ZERO
             for n in range(count):
@@ -355,7 +355,7 @@ def _run_mlp(
             column = y[:wide].reshape(wide, 1)
             if plan[k, Plan.NORM]:
                 _normalise(column, layers[k, depth, Layer.WIDTH])
-            _activate(column, plan[k, Plan.ACTIVATION])
+            _apply_activation(column, plan[k, Plan.ACTIVATION])
         x = y
         y, z = z, y
     for i in range(latent.size):

@@ -59,7 +59,7 @@ class NumbaMembers:
         self.buffers = (*square, *(np.zeros(length, np.float32) for length in lengths))
         self.answers = np.zeros((count, assets), np.float32)
 
-    def actions(self, bar: int, private: Numbers) -> Numbers:
+    def act(self, bar: int, private: Numbers) -> Numbers:
         """Act on the private part `[A + N]` of an observation at `bar`: `[K, N]`, overwritten by
         the next call."""
         row = self.rows[bar]
