@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.simulate import open_account, trade
+from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 

@@ -31,12 +31,12 @@ from benchmarks.common import finish
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import overlay, read_yaml
 from fintrader.deploy.bundle import freeze
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker

@@ -38,7 +38,7 @@ from benchmarks.common import finish
 from fintrader import metrics as m
 from fintrader.config import overlay, read_yaml
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.run import walk_forward
+from fintrader.pipeline.run_stages import walk_forward
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 
 Array = NDArray[np.float64]

@@ -29,9 +29,9 @@ from fintrader import TradingEnv, load_market, pipeline
 from fintrader.agents import SAC, Budget, make_agent, train
 from fintrader.cli import _COMMANDS
 from fintrader.config import models_in, validate
+from fintrader.deploy.real_money import LiveSettings
 from fintrader.envs import EnvSettings
 from fintrader.pipeline import CHOICES, RunConfig
-from fintrader.pipeline.live import LiveSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

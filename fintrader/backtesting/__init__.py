@@ -1,15 +1,21 @@
 """Any policy over any window, beside its baselines: simulation, statistics, files."""
 
-from fintrader.backtesting.baselines import simulate_baselines
-from fintrader.backtesting.honesty import assess
-from fintrader.backtesting.null_models import information_free
-from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import simulate
-from fintrader.backtesting.writer import write_backtest
-from fintrader.backtesting.yardsticks import yardsticks
-from fintrader.results.backtest_files import StoredBacktest, read_backtest
-from fintrader.results.formatting import metrics_table
-from fintrader.verdict.sharpe import expected_best_sharpe
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fintrader.backtesting.all_baselines import simulate_all_baselines
+    from fintrader.backtesting.baselines import simulate_baselines
+    from fintrader.backtesting.honesty import assess
+    from fintrader.backtesting.null_models import information_free
+    from fintrader.backtesting.result import BacktestResult
+    from fintrader.backtesting.simulation import simulate
+    from fintrader.backtesting.writer import write_backtest
+    from fintrader.results.backtest_files import StoredBacktest, read_backtest
+    from fintrader.results.formatting import metrics_table
+    from fintrader.verdict.sharpe import expected_best_sharpe
 
 __all__ = [
     "BacktestResult",
@@ -20,7 +26,32 @@ __all__ = [
     "metrics_table",
     "read_backtest",
     "simulate",
+    "simulate_all_baselines",
     "simulate_baselines",
     "write_backtest",
-    "yardsticks",
 ]
+
+_HOMES = {
+    "BacktestResult": "backtesting.result",
+    "StoredBacktest": "results.backtest_files",
+    "assess": "backtesting.honesty",
+    "expected_best_sharpe": "verdict.sharpe",
+    "information_free": "backtesting.null_models",
+    "metrics_table": "results.formatting",
+    "read_backtest": "results.backtest_files",
+    "simulate": "backtesting.simulation",
+    "simulate_all_baselines": "backtesting.all_baselines",
+    "simulate_baselines": "backtesting.baselines",
+    "write_backtest": "backtesting.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: settings and limits need no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fintrader.backtesting' has no attribute {name!r}")
+    return getattr(import_module(f"fintrader.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -19,7 +19,7 @@ from torch import Tensor
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.result import BacktestResult, of_market
-from fintrader.backtesting.simulate import open_account, trade
+from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.market.tensors import MarketTensors

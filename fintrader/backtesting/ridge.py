@@ -27,7 +27,7 @@ from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.baselines import baseline_settings
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import open_account, trade
+from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.errors import BacktestError

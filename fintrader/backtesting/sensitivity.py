@@ -19,7 +19,7 @@ from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import Predictor, callable_policy, simulate
+from fintrader.backtesting.simulation import Predictor, callable_policy, simulate
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError

@@ -3,6 +3,7 @@ drifted."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fintrader.cli.options import with_options
@@ -29,8 +30,8 @@ class OnnxOptions(Settings):
 def freeze(argv: list[str]) -> None:
     """RUN_DIR [--policy P] [--name NAME]: freeze a run's policy with all it depends on, to be
     traded."""
+    from fintrader.deploy import deployment
     from fintrader.deploy.settings import PaperSettings
-    from fintrader.pipeline import deployment
 
     run, settings = with_options("freeze", PaperSettings(), argv)
     bundle = deployment.freeze_run(run, settings)
@@ -44,8 +45,8 @@ def freeze(argv: list[str]) -> None:
 def paper(argv: list[str]) -> None:
     """RUN_DIR [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay; then
     say how far it drifted."""
+    from fintrader.deploy import deployment
     from fintrader.deploy.settings import PaperSettings
-    from fintrader.pipeline import deployment
 
     run, settings = with_options("paper", PaperSettings(), argv)
     deployment.paper(run, settings)
@@ -53,25 +54,42 @@ def paper(argv: list[str]) -> None:
 
 def live(argv: list[str]) -> None:
     """NAME: refused; real money is closed until a market-life simulator has passed on this code."""
-    from fintrader.pipeline import live as live_door
+    from fintrader.deploy import real_money
 
-    name, settings = with_options("live", live_door.LiveSettings(), argv, "NAME")
-    live_door.live(name, settings)
+    name, settings = with_options("live", real_money.LiveSettings(), argv, "NAME")
+    real_money.live(name, settings)
 
 
 def drift(argv: list[str]) -> None:
     """NAME: how far a deployment drifted from its backtest, from its journal; drift.html and
     drift.json."""
-    from fintrader.pipeline import deployment
+    from fintrader.deploy import deployment
 
     name, place = with_options("drift", PlaceOptions(), argv, "NAME")
     deployment.tell_drift(deployment.find(name, place.deployments_dir))
 
 
+def show_deployment(argv: list[str]) -> bool:
+    """Print the state of the deployment that `fintrader status` names; False where it names none.
+
+    The name is that of a deployment's folder, or of one below `deployments`.
+    """
+    homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
+    deployed = [home for home in homes if (home / "bundle" / "bundle.json").is_file()]
+    if not deployed:
+        return False
+    from fintrader.deploy import status
+
+    state = status.read(deployed[0])
+    as_json = json.dumps(status.as_json(state), indent=2, sort_keys=True)
+    print(as_json if "--json" in argv else status.describe(state))
+    return True
+
+
 def promote(argv: list[str]) -> None:
     """NAME: make a deployment the champion; what was it before becomes the challenger."""
+    from fintrader.deploy import deployment
     from fintrader.deploy.control import promote as appoint
-    from fintrader.pipeline import deployment
 
     name, place = with_options("promote", PlaceOptions(), argv, "NAME")
     home = deployment.find(name, place.deployments_dir)
@@ -95,8 +113,7 @@ def flatten(argv: list[str]) -> None:
 
 
 def _request(kind: str, argv: list[str]) -> None:
-    from fintrader.deploy import control
-    from fintrader.pipeline import deployment
+    from fintrader.deploy import control, deployment
 
     name, place = with_options(kind, PlaceOptions(), argv, "NAME")
     home = deployment.find(name, place.deployments_dir)

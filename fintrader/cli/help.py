@@ -90,7 +90,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "data detect": ("fintrader.cli.own_bars:DetectOptions",),
     "init": ("fintrader.cli.own_bars:InitOptions",),
     **dict.fromkeys(("freeze", "paper"), (_PAPER,)),
-    "live": ("fintrader.pipeline.live:LiveSettings",),
+    "live": ("fintrader.deploy.real_money:LiveSettings",),
     **dict.fromkeys(("drift", "promote", "halt", "resume", "flatten"), (_PLACE,)),
     "app": ("fintrader.cli.start:AppSettings",),
     "scale": ("fintrader.cli.tournaments:ScaleOptions",),

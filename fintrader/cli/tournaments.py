@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
+from fintrader.cli.deployments import show_deployment
 from fintrader.cli.folders import folder_of, run_folder
 from fintrader.cli.options import positional, with_options
 from fintrader.cli.tables import shown, table_of
@@ -49,13 +50,7 @@ def status(argv: list[str]) -> None:
     from fintrader.stages import strip
     from fintrader.tournament.status import status as ask
 
-    homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
-    if deployed := [home for home in homes if (home / "bundle" / "bundle.json").is_file()]:
-        from fintrader.deploy import status as deployment
-
-        found = deployment.read(deployed[0])
-        told = json.dumps(deployment.as_json(found), indent=2, sort_keys=True)
-        print(told if "--json" in argv else deployment.describe(found))
+    if show_deployment(argv):
         return
     as_json = "--json" in argv
     folder = run_folder("status", [word for word in argv if word != "--json"])

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import MINUTE_NS
 from fintrader.deploy.bundle import Bundle
-from fintrader.deploy.decisions import twin
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
@@ -55,7 +55,7 @@ def measure(
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
-    result, noted = twin(bundle.policy, market, bundle.env, limits)
+    result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
     ends = np.append(np.flatnonzero(np.diff(session)), len(at) - 1)

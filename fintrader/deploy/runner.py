@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.limits import Limits
+from fintrader.backtesting.shadow import Decision, decide
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
@@ -33,11 +35,10 @@ from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import waiting
-from fintrader.deploy.decisions import Decision, decide, one_row
+from fintrader.deploy.decisions import one_row
 from fintrader.deploy.feed import LiveFeed
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.limits import Limits
 from fintrader.deploy.orders import Execution, order_prefix
 from fintrader.deploy.reconcile import expected
 from fintrader.deploy.recorder import Levels, Recorder, no_level
@@ -63,7 +64,7 @@ _DAY_NS = 86_400 * SECOND_NS
 
 
 class Runner:
-    """Runs one deployment. The caller holds its lease (`pipeline.deployment`)."""
+    """Runs one deployment. The caller holds its lease (`deploy.deployment`)."""
 
     def __init__(
         self,

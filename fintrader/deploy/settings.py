@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import Settings
-from fintrader.deploy.limits import LimitSettings
 
 Positive = Annotated[float, Field(gt=0.0)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.calendar import timezone_of
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import aliases, waiting
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.reconcile import expected, filled_since
 from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json, unseal

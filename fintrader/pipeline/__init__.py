@@ -1,20 +1,26 @@
 """The whole way in one place: bars → market → tournament → backtest, from one configuration."""
 
-from fintrader.market.commands import (
-    build_data,
-    collect_garbage,
-    rehearse_data,
-    report_quality,
-    verify_data,
-)
-from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
-from fintrader.pipeline.data import check_lookahead
-from fintrader.pipeline.estimates import Record, estimate, record_of
-from fintrader.pipeline.inputs import missing_inputs
-from fintrader.pipeline.reproduce import reproduce
-from fintrader.pipeline.run import backtest_run, run, run_tournament, walk_forward
-from fintrader.pipeline.session import open_run, open_store, refresh
-from fintrader.pipeline.train import replay_run, train_one
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fintrader.market.commands import (
+        build_data,
+        collect_garbage,
+        rehearse_data,
+        report_quality,
+        verify_data,
+    )
+    from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
+    from fintrader.pipeline.data import check_lookahead
+    from fintrader.pipeline.estimates import Record, estimate, record_of
+    from fintrader.pipeline.inputs import missing_inputs
+    from fintrader.pipeline.reproduction import reproduce
+    from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
+    from fintrader.pipeline.session import open_run, open_store, refresh
+    from fintrader.pipeline.train import replay_run, train_one
 
 __all__ = [
     "CHOICES",
@@ -24,8 +30,6 @@ __all__ = [
     "backtest_run",
     "build_data",
     "check_lookahead",
-]
-__all__ += [
     "collect_garbage",
     "estimate",
     "load_config",
@@ -33,8 +37,6 @@ __all__ += [
     "open_run",
     "open_store",
     "record_of",
-]
-__all__ += [
     "refresh",
     "rehearse_data",
     "replay_run",
@@ -42,5 +44,45 @@ __all__ += [
     "reproduce",
     "run",
     "run_tournament",
+    "train_one",
+    "verify_data",
+    "walk_forward",
 ]
-__all__ += ["train_one", "verify_data", "walk_forward"]
+
+_HOMES = {
+    "BacktestSettings": "pipeline.config",
+    "CHOICES": "pipeline.config",
+    "Record": "pipeline.estimates",
+    "RunConfig": "pipeline.config",
+    "backtest_run": "pipeline.run_stages",
+    "build_data": "market.commands",
+    "check_lookahead": "pipeline.data",
+    "collect_garbage": "market.commands",
+    "estimate": "pipeline.estimates",
+    "load_config": "pipeline.config",
+    "missing_inputs": "pipeline.inputs",
+    "open_run": "pipeline.session",
+    "open_store": "pipeline.session",
+    "record_of": "pipeline.estimates",
+    "refresh": "pipeline.session",
+    "rehearse_data": "market.commands",
+    "replay_run": "pipeline.train",
+    "report_quality": "market.commands",
+    "reproduce": "pipeline.reproduction",
+    "run": "pipeline.run_stages",
+    "run_tournament": "pipeline.run_stages",
+    "train_one": "pipeline.train",
+    "verify_data": "market.commands",
+    "walk_forward": "pipeline.run_stages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a configuration is checked without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fintrader.pipeline' has no attribute {name!r}")
+    return getattr(import_module(f"fintrader.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -12,8 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from fintrader import logs, runs
 from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.folds import WalkForwardSettings
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
-from fintrader.deploy.limits import LimitSettings
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError

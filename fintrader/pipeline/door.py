@@ -17,8 +17,8 @@ from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline import session
 from fintrader.pipeline.config import RunConfig, configured
-from fintrader.pipeline.run import run as run_stages
-from fintrader.pipeline.run import run_tournament as run_search
+from fintrader.pipeline.run_stages import run as run_stages
+from fintrader.pipeline.run_stages import run_tournament as run_search
 from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.agents.policy import PolicyModule, load_policy
-from fintrader.backtesting import BacktestResult, simulate, write_backtest, yardsticks
+from fintrader.backtesting import BacktestResult, simulate, simulate_all_baselines, write_backtest
+from fintrader.backtesting.all_baselines import Baselines
 from fintrader.backtesting.explain import Explainer, explanation
 from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.backtesting.yardsticks import Yardsticks
-from fintrader.deploy.decisions import twin
-from fintrader.deploy.limits import LimitSettings
+from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import read_json, remove, write_bytes
@@ -70,12 +70,12 @@ def evaluate_chosen(
 
     with reporter() as progress:
         best = str(manifest.values["best"])
-        results, beside, moved = _simulate_chosen(
+        results, baselines, moved = _simulate_chosen(
             config, folder, windows, window, shuffled, best, progress
         )
         free = results.pop("null_model", None)
         planted = _planted(market, env, results, progress)
-        results = measured_against(results, beside.portfolio)
+        results = measured_against(results, baselines.portfolio)
         policy = load_policy(_policy(folder.root))
         rows = (
             sensitivity(policy, market, env, progress=progress)
@@ -88,7 +88,7 @@ def evaluate_chosen(
         | shrinkage_of([folder])
         | data_summary(path, [market])
     )
-    context |= {"left_out": dict(beside.left_out), "within_limits": limited}
+    context |= {"left_out": dict(baselines.left_out), "within_limits": limited}
     if planted:
         context["planted"] = planted
     look = _look(
@@ -154,12 +154,12 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             free_path = folder.root / "information_free.safetensors"
             shuffled = partial(_own_test, RunFolder(folder.null_model), free_path)
             best = read_json(folder.ensemble / "ensemble.json")["members"][0]
-            results, beside, watched = _simulate_chosen(
+            results, baselines, watched = _simulate_chosen(
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
             )
             moved.append(watched)
             left_out |= {
-                name: f"fold {len(tests) + 1}: {why}" for name, why in beside.left_out.items()
+                name: f"fold {len(tests) + 1}: {why}" for name, why in baselines.left_out.items()
             }
             for name, result in results.items():
                 parts.setdefault(name, []).append(result)
@@ -179,7 +179,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
         for name, results in parts.items()
         if len(results) == len(folders)
     }
-    whole = measured_against(whole, whole[beside.portfolio.name])
+    whole = measured_against(whole, whole[baselines.portfolio.name])
     free = whole.pop("null_model", None)
     context = provenance(
         config, manifest, "test", repeat, title=f"walk-forward, {len(folders)} folds"
@@ -216,7 +216,9 @@ def _within_limits(
     cut = Counter[str]()
     halted = ""
     for policy, market in zip(policies, markets, strict=True):
-        result, noted = twin(policy, market, env, limits, name="within limits", progress=progress)
+        result, noted = shadow_backtest(
+            policy, market, env, limits, name="within limits", progress=progress
+        )
         growth *= float(result.equity[-1] / result.equity[0])
         cut.update(noted.counts)
         halted = halted or noted.halted
@@ -371,8 +373,8 @@ def _simulate_chosen(
     best: str,
     progress: Progress,
     share: float = 1.0,
-) -> tuple[dict[str, BacktestResult], Yardsticks, Explainer]:
-    """A finished tournament's ensemble and best pod, and every yardstick, over the same bars of one
+) -> tuple[dict[str, BacktestResult], Baselines, Explainer]:
+    """A finished tournament's ensemble and best pod, and every baseline, over the same bars of one
     of its `windows`; and what moved a `share` of the decisions that are looked at, the ensemble's.
 
     With them `null_model`: what the same search made of the features of `shuffled()`, where there
@@ -404,10 +406,10 @@ def _simulate_chosen(
     # Nothing may be judged on what it was fitted to, or chosen on.
     train = None if window == "train" else windows.train
     validation = windows.validation if window == "test" else None
-    beside = yardsticks(
+    baselines = simulate_all_baselines(
         market, env, train=train, validation=validation, every=True, progress=progress
     )
-    return beside.beside(results), beside, moved
+    return baselines.join(results), baselines, moved
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:

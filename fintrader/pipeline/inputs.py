@@ -17,7 +17,7 @@ from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.run import changed_claim
+from fintrader.pipeline.run_stages import changed_claim
 from fintrader.results.looks import Ledger, LedgerError
 
 _PACKAGES = {

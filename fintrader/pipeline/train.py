@@ -11,7 +11,7 @@ import numpy as np
 
 from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
-from fintrader.backtesting import simulate, yardsticks
+from fintrader.backtesting import simulate, simulate_all_baselines
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
 from fintrader.errors import RunError
@@ -19,7 +19,7 @@ from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run import claim, search, wide_console
+from fintrader.pipeline.run_stages import claim, search, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import active_table, metrics_table, standing
@@ -67,8 +67,8 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     results = {
         "policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)
     }
-    beside = yardsticks(market.validation, settings, train=market.train)
-    results = beside.beside(results)
+    baselines = simulate_all_baselines(market.validation, settings, train=market.train)
+    results = baselines.join(results)
     metrics = {name: dict(one.metrics) for name, one in results.items()}
     write_json(
         home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1}
@@ -78,10 +78,11 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
         " trade"
     )
     wide_console().print(metrics_table(metrics, title=title))
-    wide_console().print(active_table(metrics, beside.portfolio.name))
+    wide_console().print(active_table(metrics, baselines.portfolio.name))
     print(
         standing(
-            metrics, {"benchmark_portfolio": beside.portfolio.name, "left_out": beside.left_out}
+            metrics,
+            {"benchmark_portfolio": baselines.portfolio.name, "left_out": baselines.left_out},
         )
     )
 

@@ -15,13 +15,13 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.looks import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
-from fintrader.backtesting.simulate import Bindable, Predictor, is_predictor, simulate
+from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
 from fintrader.backtesting.writer import tabulate
-from fintrader.backtesting.yardsticks import Yardsticks, yardsticks
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout, num_actions
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
@@ -89,7 +89,7 @@ def backtest(
     if not isinstance(policy, Bindable) and not is_predictor(policy):
         traded = _asked(cast(Policy, policy), layout, name)
     own = simulate(traded, market, settings, name=name)
-    beside = yardsticks(market, settings, train=train, validation=validation)
+    baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
     looks = None
     if runs_dir is not None:
         unknown = dict.fromkeys(("created", "seed", "trials", "command"))
@@ -98,7 +98,7 @@ def backtest(
         given = {"kind": "policy", "run": name, "folder": "", "window": window}
         look = look_at([market], {name: own}, [name], **given, **unknown)
         looks, _ = Ledger(runs_dir).record(look)
-    return Backtests(beside.beside({name: own}), market, settings, beside, looks)
+    return Backtests(baselines.join({name: own}), market, settings, baselines, looks)
 
 
 class Backtests(Mapping[str, BacktestResult]):
@@ -110,11 +110,11 @@ class Backtests(Mapping[str, BacktestResult]):
         results: Mapping[str, BacktestResult],
         market: MarketTensors,
         settings: EnvSettings,
-        beside: Yardsticks,
+        baselines: Baselines,
         looks: int | None = None,
     ) -> None:
         self._results = dict(results)
-        self._beside = beside
+        self._baselines = baselines
         self.looks = looks
         """Which look at these bars this was; None where it was not noted."""
         self.market = market
@@ -137,9 +137,9 @@ class Backtests(Mapping[str, BacktestResult]):
 
         Raises BacktestError when they cover other bars.
         """
-        added = measured_against(others, self._beside.portfolio)
+        added = measured_against(others, self._baselines.portfolio)
         return Backtests(
-            {**self._results, **added}, self.market, self.settings, self._beside, self.looks
+            {**self._results, **added}, self.market, self.settings, self._baselines, self.looks
         )
 
     @property
@@ -153,7 +153,7 @@ class Backtests(Mapping[str, BacktestResult]):
         trading = self.settings.model_dump(mode="json", include=set(CONVENTIONS))
         context = {"cost_bps": self.settings.cost_bps, "trading": trading}
         context |= {} if self.looks is None else {"looks": self.looks}
-        return tabulate(self._results, context | {"left_out": dict(self._beside.left_out)})
+        return tabulate(self._results, context | {"left_out": dict(self._baselines.left_out)})
 
     @property
     def trades(self) -> pd.DataFrame:

@@ -40,7 +40,7 @@ HELD_OUT = ("test", "validation", "whole")
 """Windows that a policy was not fitted to, or not to all of: a result on one is a look, whatever
 the run called it."""
 CHOSEN = ("ensemble", "best")
-"""Strategies that are chosen and so are what a look is at; the others are yardsticks."""
+"""Strategies that are chosen and so are what a look is at; the others are baselines."""
 
 
 class LedgerError(RunError):

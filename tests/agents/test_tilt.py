@@ -14,7 +14,7 @@ from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy, PolicyModule, export_onnx
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.backtesting.baselines import benchmark_portfolio
-from fintrader.backtesting.simulate import simulate
+from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors

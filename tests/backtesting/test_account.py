@@ -18,7 +18,7 @@ from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.sensitivity import without_each
-from fintrader.backtesting.simulate import ask, trade
+from fintrader.backtesting.simulation import ask, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
 from tests.engines.policies import crashing_market, noisy_policy

@@ -14,7 +14,7 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv
 from fintrader.backtesting import simulate
 from fintrader.backtesting.sensitivity import sensitivity
-from fintrader.backtesting.simulate import callable_policy, is_predictor
+from fintrader.backtesting.simulation import callable_policy, is_predictor
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market

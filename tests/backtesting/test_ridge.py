@@ -1,4 +1,4 @@
-"""The ridge yardstick finds a signal that is there, knows nothing of later windows, and says why it
+"""The ridge baseline finds a signal that is there, knows nothing of later windows, and says why it
 cannot be made."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.baselines import equal_weight
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.ridge import _Panel, _regress, fit_ridge, ridge
-from fintrader.backtesting.yardsticks import yardsticks
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
@@ -109,12 +109,12 @@ def test_without_features_it_is_left_out_and_says_why() -> None:
         for part in (train, validation, test)
     ]
     for (fitted, chosen, window), why in ((flat, "constant"), (bare, "no features")):
-        found = yardsticks(window, SETTINGS, train=fitted, validation=chosen)
-        assert "ridge" not in found.baselines
+        found = simulate_all_baselines(window, SETTINGS, train=fitted, validation=chosen)
+        assert "ridge" not in found.results
         assert why in found.left_out["ridge"]
     with pytest.raises(BacktestError, match="too few"):
         fit_ridge(train.window(0, 60), SETTINGS)
-    assert "ridge" in yardsticks(test, SETTINGS).left_out
+    assert "ridge" in simulate_all_baselines(test, SETTINGS).left_out
 
 
 def test_gaps_splits_and_members_that_come_and_go(market: MarketTensors) -> None:

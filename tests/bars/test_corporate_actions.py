@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.simulate import trade
+from fintrader.backtesting.simulation import trade
 from fintrader.bars.corporate_actions import AdjustSettings, load_actions
 from fintrader.envs import EnvSettings
 from fintrader.errors import DataError, MarketError

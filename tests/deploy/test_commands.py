@@ -22,12 +22,12 @@ import fintrader
 from fintrader.config import validate
 from fintrader.deploy import status
 from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.deployment import freeze_run, home_of, tell_drift
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.deployment import freeze_run, home_of, tell_drift
 from tests.engines.alpaca_loopback import KEY, SECRET
 from tests.engines.alpaca_market import LoopbackMarket
 from tests.engines.deployments import MINUTE, LiveClock

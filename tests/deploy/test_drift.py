@@ -11,13 +11,13 @@ import pytest
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle import Bundle
+from fintrader.deploy.drift_page import heading, render_drift
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import JOURNAL
 from fintrader.files import dump_json
 from fintrader.market.tensors import MarketTensors
-from fintrader.report.drift import heading, render_drift
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 
 DATA = settings(

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from fintrader.backtesting import simulate
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy import control
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors

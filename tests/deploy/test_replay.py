@@ -11,9 +11,9 @@ import pytest
 from numpy.random import default_rng
 
 from fintrader.backtesting import simulate
-from fintrader.deploy.decisions import twin
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL
 from fintrader.market.tensors import MarketTensors
 from tests.engines.deployments import equities, frozen, replayed, settings
@@ -91,7 +91,7 @@ def test_limits_bind_the_replay_and_its_twin_alike(tmp_path: Path) -> None:
     bundle, market = frozen(tmp_path)
     limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)
     journal = replayed(tmp_path, bundle, market, limits)
-    expected, noted = twin(bundle.policy, market, bundle.env, limits)
+    expected, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
     same(journal, market, expected.equity)
     assert {"weight", "order"} <= set(noted.counts)
     assert (expected.equity != simulate(bundle.policy, market, bundle.env).equity).any()

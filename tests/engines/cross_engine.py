@@ -19,7 +19,7 @@ import torch
 
 from fintrader.backtesting import BacktestResult
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.simulate import open_account, trade
+from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import REAL_FOLDER

@@ -13,12 +13,12 @@ import torch
 
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
+from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.bars import Bars
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker

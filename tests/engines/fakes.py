@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fintrader.backtesting import simulate, write_backtest, yardsticks
+from fintrader.backtesting import simulate, simulate_all_baselines, write_backtest
 from fintrader.backtesting.baselines import benchmark
 from fintrader.backtesting.explain import OWN
 from fintrader.backtesting.sensitivity import sensitivity
@@ -112,7 +112,7 @@ def make_backtest(
         results[name] = simulate(
             lambda obs, w=weights: w.repeat(len(obs), 1), market, settings, name=name
         )
-    results = yardsticks(market, settings).beside(results)
+    results = simulate_all_baselines(market, settings).join(results)
     context = {
         "run": folder.root.name,
         "window": "test",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fintrader.backtesting.account import Action
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import ask, trade
+from fintrader.backtesting.simulation import ask, trade
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.ledger import split_shares

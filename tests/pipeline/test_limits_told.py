@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fintrader.deploy.decisions import twin
-from fintrader.deploy.limits import LimitSettings
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.envs import EnvSettings
 from fintrader.pipeline.evaluation import _within_limits
 from fintrader.results.formatting import limits_words
@@ -20,7 +20,7 @@ def test_folds_are_chained_and_what_bound_is_counted(
     limits = LimitSettings(order=0.02)
     env: EnvSettings = bundle.env
     found = _within_limits([bundle.policy] * 2, halves, env, limits, None)
-    apart = [twin(bundle.policy, half, env, limits) for half in halves]
+    apart = [shadow_backtest(bundle.policy, half, env, limits) for half in halves]
     grown = [result.equity[-1] / result.equity[0] for result, _ in apart]
     assert found["cumulative_return"] == pytest.approx(grown[0] * grown[1] - 1)
     assert found["cut"]["order"] == sum(noted.counts["order"] for _, noted in apart) > 0

@@ -17,7 +17,7 @@ from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
 from fintrader.pipeline import load_config, run, walk_forward
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run import claim
+from fintrader.pipeline.run_stages import claim
 from fintrader.runs import Manifest
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config

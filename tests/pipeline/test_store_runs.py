@@ -13,7 +13,7 @@ from fintrader import cli
 from fintrader.errors import DataError, RunError, StorageOfflineError
 from fintrader.files import read_jsonl
 from fintrader.pipeline import backtest_run, load_config, open_run, open_store, run, run_tournament
-from fintrader.pipeline.run import claim
+from fintrader.pipeline.run_stages import claim
 from fintrader.pipeline.session import workplace
 from fintrader.results.backtest_files import read_seal
 from fintrader.results.folders import Folder

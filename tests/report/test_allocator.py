@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fintrader.backtesting import StoredBacktest, simulate
+from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
-from fintrader.backtesting.yardsticks import yardsticks
 from fintrader.envs import EnvSettings
 from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors
@@ -35,10 +35,10 @@ def market() -> MarketTensors:
 
 @pytest.fixture(scope="module")
 def stored(market: MarketTensors) -> StoredBacktest:
-    """Ninety sessions of a noisy policy beside its yardsticks, with more capital simulated."""
+    """Ninety sessions of a noisy policy with its baselines, with more capital simulated."""
     settings = EnvSettings(cost_bps=5, benchmark="equal_weight")
-    beside = yardsticks(market, settings)
-    results = beside.beside(
+    baselines = simulate_all_baselines(market, settings)
+    results = baselines.join(
         {"ensemble": simulate(noisy_policy(9), market, settings, name="ensemble")}
     )
     trading = {

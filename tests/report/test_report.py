@@ -22,10 +22,10 @@ from fintrader.backtesting import (
     simulate_baselines,
     write_backtest,
 )
+from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
-from fintrader.backtesting.yardsticks import yardsticks
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.report.compare import labels, render_comparison, write_comparison
@@ -263,8 +263,10 @@ def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfol
     own = {"best": simulate(noisy_policy(4, 1), market, settings, name="best")}
     own = {"ensemble": simulate(noisy_policy(4), market, settings, name="ensemble"), **own}
     windows = market.split()
-    beside = yardsticks(market, settings, train=windows.train, validation=windows.validation)
-    results = beside.beside(own)
+    baselines = simulate_all_baselines(
+        market, settings, train=windows.train, validation=windows.validation
+    )
+    results = baselines.join(own)
     for name in ("ridge", "equal_weight"):
         stored = tabulate({"ensemble": own["ensemble"], name: results[name]})
         assert (

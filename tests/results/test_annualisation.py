@@ -14,7 +14,7 @@ from fintrader.backtesting.factors import factor_betas
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult, measured_against
-from fintrader.backtesting.simulate import simulate
+from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors

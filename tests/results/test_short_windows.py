@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.backtesting import write_backtest, yardsticks
+from fintrader.backtesting import simulate_all_baselines, write_backtest
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulate import simulate
+from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
 from fintrader.report.compare import render_comparison
@@ -40,7 +40,7 @@ def traded(sessions: int) -> dict[str, BacktestResult]:
     """A policy and its baselines over so many sessions."""
     market = make_market(80 * BARS, 4, session_bars=BARS).window(0, sessions * BARS)
     settings = EnvSettings()
-    return yardsticks(market, settings).beside(
+    return simulate_all_baselines(market, settings).join(
         {"ensemble": simulate(noisy_policy(4), market, settings)}
     )
 

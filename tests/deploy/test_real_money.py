@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from fintrader.cli import main
-from fintrader.deploy import control, status
+from fintrader.deploy import control, real_money, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import ReplayClock
+from fintrader.deploy.deployment import REPORT
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
@@ -23,8 +24,6 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError
 from fintrader.files import seal, write_json
-from fintrader.pipeline import live
-from fintrader.pipeline.deployment import REPORT
 from tests.engines.deployments import frozen
 
 NUMBER = "PA1LOOPBACK"
@@ -81,10 +80,10 @@ def report(home: Path, made: Bundle, **changes: Any) -> None:
 def test_what_has_not_proved_itself_is_refused(
     home: Path, bundle: Bundle, changes: dict[str, Any], match: str
 ) -> None:
-    assert live.proven(home, bundle)["sessions"] == 25
+    assert real_money.proven(home, bundle)["sessions"] == 25
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
-        live.proven(home, bundle)
+        real_money.proven(home, bundle)
 
 
 def test_a_replay_proves_nothing(tmp_path: Path, bundle: Bundle) -> None:
@@ -92,7 +91,7 @@ def test_a_replay_proves_nothing(tmp_path: Path, bundle: Bundle) -> None:
         journal.write("start", at=1, broker="simulated")
     report(tmp_path, bundle)
     with pytest.raises(DeployError, match="has not traded a paper account"):
-        live.proven(tmp_path, bundle)
+        real_money.proven(tmp_path, bundle)
 
 
 def typed(*answers: str) -> Callable[[str], str]:
@@ -103,8 +102,10 @@ def typed(*answers: str) -> Callable[[str], str]:
 def consent(
     home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0
 ) -> dict[str, Any]:
-    settings = live.LiveSettings(cap_usd=cap)
-    return dict(live.consented(home, bundle, NUMBER, settings, live.proven(home, bundle), ask))
+    settings = real_money.LiveSettings(cap_usd=cap)
+    return dict(
+        real_money.consented(home, bundle, NUMBER, settings, real_money.proven(home, bundle), ask)
+    )
 
 
 def never(question: str) -> str:
@@ -133,12 +134,12 @@ def test_whoever_mistypes_trades_nothing(
 ) -> None:
     with pytest.raises(DeployError, match=match):
         consent(home, bundle, typed(*answers))
-    assert not (home / live.CONSENT).exists()
+    assert not (home / real_money.CONSENT).exists()
 
 
 def test_consent_lapses_and_cannot_be_changed(home: Path, bundle: Bundle) -> None:
     consent(home, bundle, typed(NUMBER, "5000"))
-    path = home / live.CONSENT
+    path = home / real_money.CONSENT
     body = json.loads(path.read_text())
     path.write_text(path.read_text().replace("5000.0", "9000.0"))
     with pytest.raises(DeployError, match="was changed"):
@@ -161,18 +162,18 @@ def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A deployment that meets every other condition: proven, with keys, with a consent."""
     shutil.copytree(bundle.folder, home / "bundle")
     consent(home, bundle, typed(NUMBER, "5000"))
-    for variable in live.VARIABLES:
+    for variable in real_money.VARIABLES:
         monkeypatch.setenv(variable, "key")
     return home
 
 
 def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
-    settings = live.LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
+    settings = real_money.LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
     before = sorted(ready.parent.rglob("*"))
     with pytest.raises(
         DeployError, match="closed until a market-life simulator has passed on this same code"
     ):
-        live.live(ready.name, settings, ask=never)
+        real_money.live(ready.name, settings, ask=never)
     assert sorted(ready.parent.rglob("*")) == before
 
 
@@ -221,12 +222,12 @@ def test_the_runner_refuses_real_money(tmp_path: Path) -> None:
 
 
 def test_the_real_account_is_a_deployment_like_any_other(tmp_path: Path, bundle: Bundle) -> None:
-    place = live.real_one(tmp_path / "mine", bundle)
+    place = real_money.real_one(tmp_path / "mine", bundle)
     assert place.name == "mine-live"
-    assert live.real_one(tmp_path / "mine", bundle) == place
+    assert real_money.real_one(tmp_path / "mine", bundle) == place
     control.ask(place, "halt")  # what steers a deployment reaches it by its name
     assert [kind for _, kind in control.waiting(place)] == ["halt"]
     assert status.names(tmp_path) == ["mine-live"]
     other, _ = frozen(tmp_path / "other", seed=1)
     with pytest.raises(DeployError, match="another bundle"):
-        live.real_one(tmp_path / "mine", other)
+        real_money.real_one(tmp_path / "mine", other)

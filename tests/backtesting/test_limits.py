@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader.deploy.limits import Limits, LimitSettings
+from fintrader.backtesting.limits import Limits, LimitSettings
 from tests.factories import examples
 
 N = 4

@@ -12,6 +12,7 @@ from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
 from fintrader.deploy.clock import Clock, ReplayClock, WallClock
 from fintrader.deploy.control import aliases
+from fintrader.deploy.drift_page import write_drift
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.recorder import Recorder, no_level
@@ -28,7 +29,6 @@ from fintrader.pipeline.data import make_market
 from fintrader.pipeline.provenance import backtest_settings
 from fintrader.pipeline.session import open_run
 from fintrader.progress import reporter
-from fintrader.report.drift import write_drift
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.run import Run
 from fintrader.runs import Manifest, versions

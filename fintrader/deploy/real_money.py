@@ -26,13 +26,13 @@ from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import refuse_real_money
 from fintrader.deploy.bundle import BUNDLE, Bundle
 from fintrader.deploy.clock import WallClock
+from fintrader.deploy.deployment import REPORT, find, tell_drift
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
 from fintrader.files import read_json, seal, unseal, write_bytes
-from fintrader.pipeline.deployment import REPORT, find, tell_drift
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import Objects
 

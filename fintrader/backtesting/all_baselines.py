@@ -1,5 +1,4 @@
-"""All that stands beside a result: the baselines, the ridge yardstick, and the portfolio that it is
-active against."""
+"""All baselines of one window: simple rules, a ridge regression, and the benchmark portfolio."""
 
 from __future__ import annotations
 
@@ -17,23 +16,22 @@ from fintrader.progress import Progress
 
 
 @dataclass(frozen=True)
-class Yardsticks:
-    """What a result over one window is held against."""
+class Baselines:
+    """Results over one window that a strategy is compared with."""
 
-    baselines: Mapping[str, BacktestResult]
-    """By name; the benchmark portfolio among them, but for cash, which nobody needs to see
-    drawn."""
+    results: Mapping[str, BacktestResult]
+    """By name; the benchmark portfolio among them, unless it is cash."""
     portfolio: BacktestResult
     """What `env.benchmark` names."""
     left_out: Mapping[str, str]
-    """Yardsticks that could not be made, and why."""
+    """Baselines that could not be simulated, and why."""
 
-    def beside(self, own: Mapping[str, BacktestResult]) -> dict[str, BacktestResult]:
-        """`own` and the baselines, all of them measured against the portfolio."""
-        return measured_against({**own, **self.baselines}, self.portfolio)
+    def join(self, own: Mapping[str, BacktestResult]) -> dict[str, BacktestResult]:
+        """Return `own` and the baselines, all of them measured against the portfolio."""
+        return measured_against({**own, **self.results}, self.portfolio)
 
 
-def yardsticks(
+def simulate_all_baselines(
     market: MarketTensors,
     settings: EnvSettings,
     *,
@@ -41,8 +39,8 @@ def yardsticks(
     validation: MarketTensors | None = None,
     every: bool = False,
     progress: Progress | None = None,
-) -> Yardsticks:
-    """Simulate them over the whole of `market`, at the policy's costs.
+) -> Baselines:
+    """Simulate every baseline over the whole of `market`, at the policy's costs.
 
     `train`: the window that ridge is fitted on and the usual volatility is taken from;
     `validation`: the one that ridge's horizon, penalty and rate are chosen on. Neither may overlap
@@ -51,18 +49,18 @@ def yardsticks(
     Raises BacktestError for a window of fewer than two bars, EnvError for a benchmark that this
     market cannot make.
     """
-    found = simulate_baselines(market, settings, train=train, progress=progress, every=every)
+    results = simulate_baselines(market, settings, train=train, progress=progress, every=every)
     kind = benchmark_kind(market, settings.benchmark)
-    portfolio = found.get(kind) or benchmark_portfolio(market, settings, progress=progress)
+    portfolio = results.get(kind) or benchmark_portfolio(market, settings, progress=progress)
     if kind != "cash":
-        found[kind] = portfolio
+        results[kind] = portfolio
     left_out: dict[str, str] = {}
     if train is None:
         left_out["ridge"] = "there is no training window beside this one to fit it on"
     else:
         try:
             fitted = fit_ridge(train, settings, validation=validation)
-            found = {"ridge": ridge(market, settings, fitted, progress=progress), **found}
+            results = {"ridge": ridge(market, settings, fitted, progress=progress), **results}
         except BacktestError as error:
             left_out["ridge"] = str(error)
-    return Yardsticks(found, portfolio, left_out)
+    return Baselines(results, portfolio, left_out)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fintrader.backtesting.limits import LimitSettings
+from fintrader.deploy.deployment import _same_terms
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.limits import LimitSettings
 from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
-from fintrader.pipeline.deployment import _same_terms
 
 
 def test_other_terms_need_another_name(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, Window, changed_results
 from fintrader.pipeline.evaluation import window_folder
 from fintrader.pipeline.recipe import config_from
-from fintrader.pipeline.run import backtest_run, run, run_tournament, walk_forward
+from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest
 from fintrader.runs import RunFolder

@@ -1,0 +1,104 @@
+"""Decisions under limits: a policy's orders as the limits let them through, and a backtest of them.
+
+A deployment and its shadow backtest decide by the same function, so they differ only by what the
+market did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fintrader.backtesting.account import BacktestAccount, Holdings
+from fintrader.backtesting.limits import Limits, LimitSettings
+from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.simulation import ask, trade
+from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.envs.settings import EnvSettings
+from fintrader.envs.trading import Policy
+from fintrader.errors import BacktestError
+from fintrader.market.tensors import MarketTensors
+from fintrader.progress import Progress
+
+Array = NDArray[np.float64]
+RECENT_MINUTES = 3
+"""Minutes in which members must have had a bar (`LimitSettings.symbols_with_bars`)."""
+_DAY_NS = 86_400_000_000_000
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What came of asking a policy at a bar."""
+
+    orders: Array | None
+    """`[N]` signed shares; None where nothing may be ordered, for `why`."""
+    weights: Array | None = None
+    """`[N]`: the shares of equity that were aimed at, limits included."""
+    why: str = ""
+    halted: bool = False
+    """Whether it is for good, until somebody resumes."""
+    clipped_by: tuple[str, ...] = ()
+    rounded: Array | None = None
+    """`[N]` shares that were asked for beyond the whole ones."""
+
+
+def decide(
+    account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits
+) -> Decision:
+    """The orders of an account that stands at a bar; `action` None where no decision is due but
+    losses are watched."""
+    market = account.market
+    bar = account.bar
+    held = account.held
+    price = account.prices
+    equity = account.equity
+    if why := limits.watch(int(market.minutes[bar]) // _DAY_NS, equity):
+        return Decision(None, why=why, halted=True)
+    if action is None:
+        return Decision(None)
+    session = market.session[: bar + 1]
+    opened = int((session != session[bar]).sum())
+    recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
+    member = market.member[bar].numpy()
+    if not limits.enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):
+        return Decision(
+            None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
+        )
+    kind = benchmark_kind(market, account.settings.benchmark)
+    benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
+    wanted = account.holdings(action)
+    clipped = limits.clip(wanted, held, price, equity, benchmark)
+    weights = clipped.shares * price / max(equity, 1e-9)
+    rounded = account.holdings(action, exact=True) - wanted
+    return Decision(clipped.shares - held, weights, clipped_by=clipped.by, rounded=rounded)
+
+
+def shadow_backtest(
+    policy: Policy,
+    market: MarketTensors,
+    env: EnvSettings,
+    settings: LimitSettings,
+    *,
+    name: str = "twin",
+    progress: Progress | None = None,
+) -> tuple[BacktestResult, Limits]:
+    """A backtest of the policy under the same limits, over bars that were recorded; and what the
+    limits noted.
+
+    Raises BacktestError for a window of fewer than two bars.
+    """
+    if market.num_bars < 2:
+        raise BacktestError(
+            f"{name}: {market.num_bars} bar(s) were recorded; a comparison needs at least two"
+        )
+    account = BacktestAccount(market, env)
+    limits = Limits(settings, whole=not env.fractional)
+    asked = ask(policy, account, name)
+
+    def step(account: BacktestAccount) -> Holdings | None:
+        decision = decide(account, np.asarray(asked(account), np.float32).reshape(-1), limits)
+        return None if decision.orders is None else Holdings(account.held + decision.orders)
+
+    return trade(step, account, name=name, progress=progress), limits
