@@ -17,6 +17,7 @@ from fintrader.cli.options import positional, with_options
 from fintrader.cli.tables import shown, table_of
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
+from fintrader.seams import OBSERVERS, load_part
 
 
 class ScaleOptions(Settings):
@@ -148,10 +149,8 @@ def rebuild(argv: list[str]) -> None:
 def export_tensorboard(argv: list[str]) -> None:
     """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for
     TensorBoard."""
-    from fintrader.tournament.tensorboard import export
-
     folder, options = with_options("export tensorboard", ExportOptions(), argv)
-    exported = export(folder_of(folder), options.out)
+    exported = load_part(OBSERVERS, "tensorboard")(folder_of(folder), options.out)
     print(
         f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir"
         f" {exported.out}"

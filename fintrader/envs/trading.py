@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -31,10 +31,9 @@ from fintrader.envs.dynamics import (
     observe_private,
     select,
 )
-from fintrader.envs.fast.buffers import Generation
+from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.gradient.step import GradientStep
 from fintrader.envs.fast.step import FusedStep, why_not_fused
-from fintrader.envs.fast.triton_step import TritonStep, why_not_triton
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout, observation_space
 from fintrader.envs.reward import make_reward
@@ -55,6 +54,7 @@ from fintrader.envs.state import (
 from fintrader.errors import EnvError
 from fintrader.market.tensors import BarSpan, MarketTensors
 from fintrader.memory import require_memory
+from fintrader.seams import KERNELS, load_part
 from fintrader.seeding import draw_seed
 
 __all__ = ["EnvSettings", "Policy", "TradingEnv"]
@@ -66,12 +66,25 @@ ENGINES = ("auto", "torch", "compiled", "fused", "triton")
 _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class StepKernel(Protocol):
+    """One decision of every account in one call: the CPU kernel, or the CUDA kernel."""
+
+    def pack(self, account: Account) -> Generation:
+        """Take accounts that come from elsewhere (a reset, a checkpoint)."""
+
+    def __call__(
+        self, old: Generation, endow: Endowment, key: Tensor, action: Tensor
+    ) -> StepResult:
+        """Step them."""
+
+
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
     """What `engine="auto"` takes: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch` and why
     none applies."""
     device = torch.device(device)
     on_cuda = device.type == "cuda"
-    reason = (why_not_triton if on_cuda else why_not_fused)(settings, device, record=False)
+    why_not = load_part(KERNELS, "triton").why_not if on_cuda else why_not_fused
+    reason = why_not(settings, device, record=False)
     return f"torch ({reason})" if reason else "triton" if on_cuda else "fused"
 
 
@@ -371,14 +384,15 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._state = after
         return obs, reward.to(torch.float32), terminated, truncated, info
 
-    def _fuse(self, engine: str, *, copy: bool) -> FusedStep | TritonStep | None:
+    def _fuse(self, engine: str, *, copy: bool) -> StepKernel | None:
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if engine in ("torch", "compiled"):
             self._why_not_fused: str | None = "it was asked for"
             return None
         on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
-        why_not = why_not_triton if on_cuda else why_not_fused
+        triton_step = load_part(KERNELS, "triton") if on_cuda else None
+        why_not = why_not_fused if triton_step is None else triton_step.why_not
         self._why_not_fused = why_not(self.settings, self.device, record=self.record)
         if self._why_not_fused is not None:
             if engine == "auto":
@@ -387,7 +401,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'"
             )
         common = (self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs)
-        return TritonStep(*common, reuse=not copy) if on_cuda else FusedStep(*common)
+        if triton_step is None:
+            return FusedStep(*common)
+        kernel: StepKernel = triton_step(*common, reuse=not copy)
+        return kernel
 
     @property
     def engine(self) -> str:
@@ -396,11 +413,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"
 
-    def _kernel_for(self, action: Tensor) -> FusedStep | TritonStep | GradientStep | None:
+    def _kernel_for(self, action: Tensor) -> StepKernel | None:
         """None: the core."""
         if not action.requires_grad or self._fused is None:
             return self._fused
-        if isinstance(self._fused, TritonStep):
+        if not isinstance(self._fused, FusedStep):
             return None
         if self._gradient is None:
             self._gradient = GradientStep(self._fused, self._view)
@@ -408,7 +425,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def _step_fused(
         self,
-        fused: FusedStep | TritonStep | GradientStep,
+        fused: StepKernel,
         state: Account | Generation,
         action: Tensor,
     ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:

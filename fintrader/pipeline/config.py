@@ -13,16 +13,24 @@ from fintrader import logs, runs
 from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.config import Settings, check_url, differences, overlay, refuse_url, validate
+from fintrader.config import (
+    Settings,
+    check_url,
+    differences,
+    load_object,
+    overlay,
+    refuse_url,
+    validate,
+)
 from fintrader.envs.classic import GymnasiumSettings
 from fintrader.envs.trading import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.market.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
 from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
+from fintrader.seams import LAUNCHERS, load_part
 from fintrader.tournament.launchers import LauncherFactory
-from fintrader.tournament.launchers.ray.launcher import on_ray
-from fintrader.tournament.launchers.ray.settings import RaySettings
+from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.settings import TournamentSettings
 
 Window = Literal["train", "validation", "test"]
@@ -104,8 +112,9 @@ class RunConfig(Settings):
     agents: tuple[AgentSettings, ...] = ()
     """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
-    launcher: Literal["local", "ray"] = "local"
-    """Where pods run: processes of this machine, or a Ray cluster (extra `ray`)."""
+    launcher: str = Field("local", json_schema_extra={"examples": ["local", *LAUNCHERS]})
+    """Where pods run: `local` (processes of this machine), `ray` (a Ray cluster; extra `ray`), or
+    `package.module:name` of a function of your own (a `tournament.launchers.LauncherFactory`)."""
     ray: RaySettings = RaySettings()
     """Only with `launcher: ray`."""
     backtest: BacktestSettings = BacktestSettings()
@@ -156,6 +165,13 @@ class RunConfig(Settings):
             raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
         return folder
 
+    @field_validator("launcher")
+    @classmethod
+    def _known_launcher(cls, launcher: str) -> str:
+        if launcher not in ("local", *LAUNCHERS) and ":" not in launcher:
+            raise ValueError(f"expected local, {', '.join(LAUNCHERS)} or 'package.module:name'")
+        return launcher
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
@@ -198,9 +214,18 @@ class RunConfig(Settings):
         return self.env
 
     def make_launcher(self) -> LauncherFactory | None:
-        """What makes the launcher of a tournament; None: local processes."""
+        """Return what makes the launcher of a tournament; None: local processes.
+
+        Raises ConfigError when the launcher, or a package it needs, is absent.
+        """
+        if self.launcher == "local":
+            return None
+        if self.launcher not in LAUNCHERS:
+            factory: LauncherFactory = load_object(self.launcher)
+            return factory
         device = "cpu" if self.reproducible == "across_machines" else self.device
-        return on_ray(self.ray, device=device) if self.launcher == "ray" else None
+        on_cluster: LauncherFactory = load_part(LAUNCHERS, self.launcher)(self.ray, device=device)
+        return on_cluster
 
     def resolved_device(self) -> str:
         """This machine's device. Raises ConfigError when it asks for a GPU that is not there (and
@@ -210,9 +235,7 @@ class RunConfig(Settings):
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            if (
-                self.launcher == "ray"
-            ):  # the cluster's nodes have it, not the one this command runs on
+            if self.launcher != "local":  # the nodes have it, not the one this command runs on
                 return "cpu"
             raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
         return self.device

@@ -19,6 +19,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run_stages import changed_claim
 from fintrader.results.looks import Ledger, LedgerError
+from fintrader.seams import LAUNCHERS, explain_absence
 
 _PACKAGES = {
     AlpacaSettings: ("alpaca", "alpaca"),
@@ -48,8 +49,9 @@ def _environment(config: RunConfig) -> Iterator[str]:
         config.resolved_device()
     except ConfigError as error:
         yield str(error)
-    if config.launcher == "ray" and find_spec("ray") is None:
-        yield f"launcher: ray is not installed here; `{install_command('ray')}`, or choose local"
+    absence = explain_absence(LAUNCHERS, config.launcher) if config.launcher in LAUNCHERS else None
+    if absence is not None:
+        yield f"launcher: {absence}, or choose local"
     if config.tournament.proposals == "tpe" and find_spec("optuna") is None:
         yield f"tournament.proposals: tpe needs optuna; `{install_command('search')}`"
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Protocol
 
 from fintrader import logs, reproducible
 from fintrader.config import check_url, is_url
@@ -16,21 +18,38 @@ from fintrader.files import remove, write_text
 from fintrader.pipeline.config import RunConfig
 from fintrader.progress import reporter
 from fintrader.runs import RunFolder
+from fintrader.seams import OBSERVERS, load_part
 from fintrader.storage.lease import hold, is_held
 from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
 from fintrader.storage.objects import Objects
 from fintrader.storage.outages import Waiting, outages
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.prometheus import Endpoint
+from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.status import make_index
 from fintrader.tournament.store import RunStore
 
-_endpoint: ContextVar[Endpoint | None] = ContextVar("fintrader_endpoint", default=None)
+
+class MetricsEndpoint(Protocol):
+    """A server of a tournament's metrics, such as `tournament.prometheus.Endpoint`."""
+
+    host: str
+    port: int
+
+    def watching(
+        self, run: str, settings: TournamentSettings
+    ) -> AbstractContextManager[Callable[[Orchestrator], None]]:
+        """Return what the reconcile loop calls after each turn, inside a block."""
+
+    def close(self) -> None:
+        """Stop listening."""
+
+
+_endpoint: ContextVar[MetricsEndpoint | None] = ContextVar("fintrader_endpoint", default=None)
 
 
 @contextlib.contextmanager
-def observing(config: RunConfig) -> Iterator[Endpoint | None]:
+def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
     """Inside the block logs have the configured form and name the run, and metrics are served where
     asked for.
 
@@ -40,7 +59,8 @@ def observing(config: RunConfig) -> Iterator[Endpoint | None]:
         if config.metrics_port is None or _endpoint.get() is not None:
             yield _endpoint.get()
             return
-        endpoint = Endpoint(config.metrics_host, config.metrics_port)
+        make_endpoint = load_part(OBSERVERS, "prometheus")
+        endpoint: MetricsEndpoint = make_endpoint(config.metrics_host, config.metrics_port)
         url = f"http://{endpoint.host}:{endpoint.port}/metrics"
         reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
         token = _endpoint.set(endpoint)

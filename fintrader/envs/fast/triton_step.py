@@ -58,6 +58,8 @@ class TritonStep:
     """The CUDA kernel, bound to one market and one set of settings. Raises ImportError without
     triton."""
 
+    why_not = staticmethod(why_not_triton)
+
     def __init__(
         self,
         view: MarketView,

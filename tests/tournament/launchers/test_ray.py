@@ -17,8 +17,8 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits, groups
 from fintrader.tournament.launchers.ray.launcher import on_ray
-from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.pod_training import train_and_evaluate
+from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore

@@ -20,7 +20,7 @@ from typing import Any
 
 from fintrader import reproducible
 from fintrader.errors import ConfigError, TournamentError, install_command
-from fintrader.tournament.launchers.ray.settings import RaySettings
+from fintrader.tournament.ray_settings import RaySettings
 
 HEAD_SECONDS = 30.0
 """A head that is silent for so long is gone. (Ray itself ends this process, silently, after a

@@ -36,7 +36,6 @@ from fintrader.tournament.launchers.ray.cluster import (
     groups,
     remote,
 )
-from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.launchers.ray.tasks import (
     Generated,
     Source,
@@ -47,6 +46,7 @@ from fintrader.tournament.launchers.ray.tasks import (
 )
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
 

@@ -1,0 +1,61 @@
+"""Optional parts that the core asks for by name and never imports: launchers, observers, kernels.
+
+Each needs a package that most runs do without. A part that cannot be used here is refused in one
+line, with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from fintrader.errors import ConfigError, install_command
+
+
+class Part(NamedTuple):
+    """Where a part lies, and what it needs."""
+
+    reference: str
+    """`package.module:name`."""
+    package: str
+    """The package it needs, by its import name."""
+    extra: str | None = None
+    """The extra of fintrader that has the package; None: it is installed by its own name."""
+
+    @property
+    def remedy(self) -> str:
+        """The command that installs the package."""
+        if self.extra is None:
+            return f"{sys.executable} -m pip install {self.package}"
+        return install_command(self.extra)
+
+
+LAUNCHERS = {"ray": Part("fintrader.tournament.launchers.ray.launcher:on_ray", "ray", "ray")}
+"""Name -> function of the launcher's settings that returns a `LauncherFactory`. Local processes
+need no part."""
+OBSERVERS = {
+    "prometheus": Part("fintrader.tournament.prometheus:Endpoint", "prometheus_client", "observe"),
+    "tensorboard": Part("fintrader.tournament.tensorboard:export", "tensorboard", "observe"),
+}
+KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton")}
+
+
+def load_part(parts: Mapping[str, Part], name: str) -> Any:
+    """Import the part called `name`. Raises ConfigError when it, or a package it needs, is absent."""
+    part = parts[name]
+    module, _, attribute = part.reference.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{name} cannot be used here: {error}; `{part.remedy}`") from None
+
+
+def explain_absence(parts: Mapping[str, Part], name: str) -> str | None:
+    """Say what is missing of the part called `name` and how to install it; None where it is there."""
+    part = parts[name]
+    if find_spec(part.package) is not None:
+        return None
+    return f"{name} is not installed here; `{part.remedy}`"
