@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.selection import TrialReturns, diagnose, null_model_did_as_well
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
@@ -30,6 +29,7 @@ from fintrader.results.formatting import (
     main_strategy,
     p_equals,
     percent,
+    probability,
     ratio,
     span,
 )
@@ -38,6 +38,7 @@ from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import intervals, paired_excess
+from fintrader.verdict.selection import TrialReturns, diagnose, has_equal_null_model
 
 Array = NDArray[np.float64]
 HELD_OUT = "test"
@@ -90,6 +91,7 @@ def assess(
         daily, seed=0, sessions_a_year=year
     )  # the one that the metrics have: equal wherever it is shown
     windows = [market] if isinstance(market, MarketTensors) else market
+    selection = diagnose(trials, trial_returns, trial_active, null_model, seed, year)
     report: dict[str, Any] = {
         "strategy": name,
         "window": result.cut_from[0] if result.cut_from else WHOLE,
@@ -102,7 +104,7 @@ def assess(
         "intervals": {key: asdict(band) for key, band in bands.items()},
         "block_sessions": block,
         "sharpe": _sharpe(daily, year),
-        "selection": diagnose(trials, trial_returns, trial_active, null_model, seed, year),
+        "selection": selection | {"sentence": describe_search(selection)},
         "evidence": _evidence(results, name, windows, look, seed),
         "excess": _excess(results, name, seed),
         "random_portfolios": _random(result, windows, settings, seed),
@@ -402,9 +404,32 @@ def _would_change(report: Mapping[str, Any]) -> list[str]:
             "What it held paid, not when: shifted in time it earned as much"
             f" ({p_equals(shift['p_value'])})."
         )
-    if null_model_did_as_well(report["selection"]["null_model"]):
+    if has_equal_null_model(report["selection"]["null_model"]):
         said.append("The same search without information was chosen with as good a score.")
     return said
+
+
+def describe_search(selection: Mapping[str, Any]) -> str:
+    """Say in one or two sentences what the search was; its number of trials is always in them."""
+    trials = selection["trials"]
+    if not trials:
+        return "Chosen from an unknown number of trials."
+    sentences = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
+    if (sharpe := selection["sharpe"]) is not None and trials > 1:
+        hurdle = (
+            "where the luckiest of as many without skill is expected to show"
+            f" {ratio(sharpe['expected_best'])}"
+        )
+        sentences[0] += f" with a Sharpe ratio of {ratio(sharpe['sharpe'])} there, {hurdle}"
+        sentences[0] += f" (deflated Sharpe {probability(sharpe['deflated'])})"
+    if (overfit := selection["overfitting"]) is not None:
+        sentences.append(f"Probability of overfitting {probability(overfit['probability'])}")
+    if (tested := selection["romano_wolf"]) is not None and trials > 1:
+        ahead = f"{count(tested['ahead'])} of {count(tested['trials'])}"
+        sentences.append(f"Ahead of the benchmark there, all tested together: {ahead}")
+    if has_equal_null_model(selection["null_model"]):
+        sentences.append("The same search found as much without information")
+    return ". ".join(sentences) + "."
 
 
 def _ordinal(number: int) -> str:

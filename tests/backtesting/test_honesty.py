@@ -12,9 +12,9 @@ from fintrader.backtesting.baselines import equal_weight
 from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.backtesting.result import measured_against
-from fintrader.backtesting.selection import diagnose
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.verdict.selection import diagnose
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market, pick_assets
 

@@ -1,8 +1,7 @@
-"""What the search says of itself, on the window it chose by: how good the best of so many looks
-when none is good.
+"""Statistics of trials on the window they were chosen by: how good the best looks when none is.
 
-A diagnosis of the search and no verdict on what it found: that comes from the window it did not see
-(`evidence`).
+They diagnose the search and are no verdict on its result: that comes from the window that the
+search did not see (`verdict.alpha`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.metrics import TRADING_DAYS
-from fintrader.results.formatting import count, probability, ratio
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import romano_wolf
 
@@ -34,25 +32,24 @@ def diagnose(
     seed: int,
     sessions_a_year: int = TRADING_DAYS,
 ) -> dict[str, Any]:
-    """Plain JSON; what is not known is None.
+    """Measure the search, as plain JSON; what is not known is None.
 
     `trials`: how many strategies were tried. `returns`, `active`: `[S, M]`, daily returns of those
     that were scored, and the same less the benchmark portfolio's, on the window they were chosen
     by; of a walk-forward one a fold. `null_model`: what the same search found without information.
     """
     windows = _windows(returns)
-    found: dict[str, Any] = {
+    return {
         "trials": trials,
         "sharpe": _deflated(trials, windows, sessions_a_year),
         "overfitting": _overfitting(windows),
         "romano_wolf": _romano_wolf(_windows(active), seed),
         "null_model": None if null_model is None else dict(null_model),
     }
-    return found | {"sentence": _sentence(found)}
 
 
 def _windows(given: TrialReturns | None) -> list[Array]:
-    """The return matrices of every selection window."""
+    """Return the matrices of every selection window that has enough rows."""
     matrices = [given] if isinstance(given, np.ndarray) else given or []
     return [
         matrix
@@ -64,8 +61,7 @@ def _windows(given: TrialReturns | None) -> list[Array]:
 def _deflated(
     trials: int | None, windows: Sequence[Array], sessions_a_year: int
 ) -> dict[str, Any] | None:
-    """The chosen trial's Sharpe ratio over its selection window, held against the best that luck
-    shows there.
+    """Compare the chosen trial's Sharpe ratio over its selection window with the best by luck.
 
     Over several windows the chosen trials' returns stand one after another, and so do the hurdles:
     their mean. Sharpe ratios are annualised here, probabilities are not.
@@ -117,7 +113,7 @@ def _deflated(
 
 
 def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
-    """PBO over the selection window, with as many blocks as it has room for (at most 16).
+    """Estimate the probability of backtest overfitting (PBO), with at most 16 blocks.
 
     Of several windows each has its own cross-validation; the numbers are their means, the logits
     stand together.
@@ -127,27 +123,28 @@ def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
         for values in windows
         if values.shape[1] > 1
     ]
-    found = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
-    if not found:
+    measured = [sig.backtest_overfitting(values, blocks) for values, blocks in cut if blocks >= 4]
+    if not measured:
         return None
-    slopes = [one.slope for one in found if one.slope is not None]
-    counts, edges = np.histogram(np.concatenate([one.logits for one in found]), bins=20)
+    slopes = [window.slope for window in measured if window.slope is not None]
+    counts, edges = np.histogram(np.concatenate([window.logits for window in measured]), bins=20)
     return {
-        "probability": float(np.mean([one.probability for one in found])),
-        "loss_probability": float(np.mean([one.loss_probability for one in found])),
+        "probability": float(np.mean([window.probability for window in measured])),
+        "loss_probability": float(np.mean([window.loss_probability for window in measured])),
         "slope": float(np.mean(slopes)) if slopes else None,
-        "blocks": min(one.blocks for one in found),
-        "splits": sum(len(one.logits) for one in found),
-        "trials": sum(one.trials for one in found),
-        "windows": [{"probability": one.probability, "trials": one.trials} for one in found],
+        "blocks": min(window.blocks for window in measured),
+        "splits": sum(len(window.logits) for window in measured),
+        "trials": sum(window.trials for window in measured),
+        "windows": [
+            {"probability": window.probability, "trials": window.trials} for window in measured
+        ],
         "logit_counts": counts.tolist(),
         "logit_edges": edges.tolist(),
     }
 
 
 def _romano_wolf(windows: Sequence[Array], seed: int) -> dict[str, Any] | None:
-    """How many trials are ahead of the benchmark where they were chosen, once all of them are
-    tested together."""
+    """Count the trials ahead of the benchmark where they were chosen, all tested together."""
     tested = [romano_wolf(matrix, seed=seed) for matrix in windows if len(matrix) >= FEW_SESSIONS]
     if not tested:
         return None
@@ -159,34 +156,10 @@ def _romano_wolf(windows: Sequence[Array], seed: int) -> dict[str, Any] | None:
     }
 
 
-def null_model_did_as_well(null_model: Mapping[str, Any] | None) -> bool:
-    """Whether the search without information selected something that looked as good as the true
-    search's best."""
+def has_equal_null_model(null_model: Mapping[str, Any] | None) -> bool:
+    """True where the search without information found a score as good as the true search's."""
     if null_model is None:
         return False
     free = null_model.get("best_selection_score")
     real = null_model.get("real_best_selection_score")
     return free is not None and real is not None and bool(free >= real)
-
-
-def _sentence(found: Mapping[str, Any]) -> str:
-    """The search in one or two sentences, its number of trials always in them."""
-    trials = found["trials"]
-    if not trials:
-        return "Chosen from an unknown number of trials."
-    said = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
-    if (sharpe := found["sharpe"]) is not None and trials > 1:
-        hurdle = (
-            "where the luckiest of as many without skill is expected to show"
-            f" {ratio(sharpe['expected_best'])}"
-        )
-        said[0] += f" with a Sharpe ratio of {ratio(sharpe['sharpe'])} there, {hurdle}"
-        said[0] += f" (deflated Sharpe {probability(sharpe['deflated'])})"
-    if (overfit := found["overfitting"]) is not None:
-        said.append(f"Probability of overfitting {probability(overfit['probability'])}")
-    if (tested := found["romano_wolf"]) is not None and trials > 1:
-        ahead = f"{count(tested['ahead'])} of {count(tested['trials'])}"
-        said.append(f"Ahead of the benchmark there, all tested together: {ahead}")
-    if null_model_did_as_well(found["null_model"]):
-        said.append("The same search found as much without information")
-    return ". ".join(said) + "."

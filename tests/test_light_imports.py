@@ -1,0 +1,36 @@
+"""Settings, verdicts and readers load no torch: help and refusals take no second."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def find_modules(package: str) -> list[str]:
+    """Every module below a package of fintrader."""
+    paths = sorted((ROOT / "fintrader" / package).rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (find_modules("verdict"), ("torch", "numba")),
+        (find_modules("bars"), ("torch",)),
+        (find_modules("results"), ("torch",)),
+    ],
+    ids=["verdict", "bars", "results"],
+)
+def test_importing_these_loads_none_of_those(modules: list[str], heavy: tuple[str, ...]) -> None:
+    program = (
+        f"import sys, {', '.join(modules)}\n"
+        f"loaded = [name for name in {heavy} if name in sys.modules]\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
