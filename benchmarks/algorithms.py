@@ -200,7 +200,8 @@ def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
     from pydantic import TypeAdapter
 
     from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
-    from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
+    from fintrader.envs.classic import WorkerEnv
+    from fintrader.envs.settings import GymnasiumSettings
 
     given = dict(OURS[env_id][algo])
     worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")

@@ -45,7 +45,8 @@ from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.normalisation import ObservationNormaliser
 from fintrader.agents.parallel import average
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.classic import GymnasiumSettings, WorkerEnv
+from fintrader.envs.classic import WorkerEnv
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.market.tensors import MarketTensors
 
 ASSETS = 20

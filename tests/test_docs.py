@@ -29,7 +29,7 @@ from fintrader import TradingEnv, load_market, pipeline
 from fintrader.agents import SAC, Budget, make_agent, train
 from fintrader.cli import _COMMANDS
 from fintrader.config import models_in, validate
-from fintrader.deploy.real_money import LiveSettings
+from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
 from fintrader.pipeline import CHOICES, RunConfig
 

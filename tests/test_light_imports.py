@@ -9,6 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = [
+    "fintrader.backtesting.limits",
+    "fintrader.backtesting.settings",
+    "fintrader.deploy.settings",
+    "fintrader.envs.settings",
+    "fintrader.market.data_config",
+    "fintrader.market.settings",
+    "fintrader.tournament.ray_settings",
+]
 
 
 def find_modules(package: str) -> list[str]:
@@ -24,8 +33,9 @@ def find_modules(package: str) -> list[str]:
         (find_modules("verdict"), ("torch", "numba")),
         (find_modules("bars"), ("torch",)),
         (find_modules("results"), ("torch",)),
+        (SETTINGS, ("torch", "numba")),
     ],
-    ids=["verdict", "bars", "results"],
+    ids=["verdict", "bars", "results", "settings"],
 )
 def test_importing_these_loads_none_of_those(modules: list[str], heavy: tuple[str, ...]) -> None:
     program = (

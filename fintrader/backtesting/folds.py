@@ -16,39 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import Field
 
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.trade_log import MINUTE_NS, Fills, trade_frame
-from fintrader.config import Settings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.backtest_files import TRADE_COLUMNS
 from fintrader.results.history import OrderCounts
 
 Array = NDArray[np.float64]
-
-
-class WalkForwardSettings(Settings):
-    """Lengths in sessions."""
-
-    train_sessions: int = Field(120, ge=1)
-    """Length of each training window; with `anchored` the least length."""
-    validation_sessions: int = Field(40, ge=1)
-    """Length of each validation window."""
-    test_sessions: int = Field(40, ge=1)
-    """Length of each test window, and of the step from fold to fold: every session is tested at
-    most once."""
-    embargo_sessions: int = Field(1, ge=0)
-    """Sessions left out before validation and before test."""
-    anchored: bool = False
-    """Train from the market's first session on, in every fold, instead of over a window that
-    moves."""
-    warm_start: bool = False
-    """Each fold's first pods start from the leaderboard of the fold before it, instead of from new
-    weights. Refused with `tournament.validation: kfold`, whose learners must not have seen the
-    blocks they are judged on."""
 
 
 class Fold(NamedTuple):

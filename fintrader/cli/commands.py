@@ -85,7 +85,7 @@ def lookahead(argv: list[str]) -> None:
     """CONFIG [--prefixes N] [--overrides]: change the future; exit status 1 when the past notices,
     3 for an alarm."""
     from fintrader import pipeline
-    from fintrader.backtesting.lookahead import LookaheadSettings
+    from fintrader.backtesting.settings import LookaheadSettings
 
     own = []
     rest = []

@@ -55,8 +55,9 @@ def paper(argv: list[str]) -> None:
 def live(argv: list[str]) -> None:
     """NAME: refused; real money is closed until a market-life simulator has passed on this code."""
     from fintrader.deploy import real_money
+    from fintrader.deploy.settings import LiveSettings
 
-    name, settings = with_options("live", real_money.LiveSettings(), argv, "NAME")
+    name, settings = with_options("live", LiveSettings(), argv, "NAME")
     real_money.live(name, settings)
 
 

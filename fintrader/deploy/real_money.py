@@ -30,7 +30,7 @@ from fintrader.deploy.deployment import REPORT, find, tell_drift
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
-from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.settings import LiveSettings
 from fintrader.errors import DeployError
 from fintrader.files import read_json, seal, unseal, write_bytes
 from fintrader.storage.lease import hold
@@ -42,13 +42,6 @@ CONSENT = "consent.json"
 DAYS = 30
 SESSIONS = 20
 Ask = Callable[[str], str]
-
-
-class LiveSettings(PaperSettings):
-    """How a deployment trades real money: as on paper, with a limit on the amount."""
-
-    cap_usd: float = 0.0
-    """Most that it may hold, USD; typed again when you consent."""
 
 
 def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:

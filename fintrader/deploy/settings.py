@@ -67,3 +67,10 @@ class PaperSettings(Settings):
         if self.feed == "replay":
             return ""
         return "-shadow" if self.broker == "simulated" or self.role == "challenger" else "-paper"
+
+
+class LiveSettings(PaperSettings):
+    """How a deployment trades real money: as on paper, with a limit on the amount."""
+
+    cap_usd: float = 0.0
+    """Most that it may hold, USD; typed again when you consent."""

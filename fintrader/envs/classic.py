@@ -8,37 +8,18 @@ configuration. Each worker is a process of gymnasium's `AsyncVectorEnv`; its acc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from pydantic import Field
 from torch import Tensor
 
-from fintrader.config import Settings
 from fintrader.envs.observation import FlatLayout
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive, draw_seed
-
-
-class GymnasiumSettings(Settings):
-    """A classic environment."""
-
-    kind: Literal["gymnasium"] = "gymnasium"
-    """`gymnasium`; `trading` is the default."""
-    id: str = "Pendulum-v1"
-    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra
-    `classic`. `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
-    num_envs: int = Field(default=8, ge=1)
-    """Copies stepping at once."""
-    workers: Literal["async", "sync"] = "async"
-    """`async`: a process each; `sync`: one after the other in this process, faster for cheap
-    environments."""
-    evaluation_episodes: int = Field(default=20, ge=1)
-    """Episodes that the trained policy plays without noise; their mean return is what a training is
-    judged by."""
 
 
 class WorkerEnv:

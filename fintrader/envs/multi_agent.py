@@ -11,36 +11,20 @@ crowd pays for it, whoever stands on the other side is paid.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fintrader.config import Settings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.dynamics import account_keys, advance, begin, market_view, observe, select
 from fintrader.envs.ledger import Account
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.reward import make_reward
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import EnvSettings, TraderSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import draw_seed
-
-
-class TraderSettings(Settings):
-    """Who shares a market, and how they are rewarded."""
-
-    num_traders: Annotated[int, Field(ge=1)] = 2
-    """K: traders in one market."""
-    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0)] = 10.0
-    """kappa: basis points the price moves per million USD of everybody's net orders."""
-    impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Most the price moves, as a share of it."""
-    cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
-    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the
-    others."""
 
 
 class MultiTraderEnv:

@@ -273,3 +273,35 @@ CONVENTIONS = (
 )
 """Settings of `env` that say how orders are carried out: a trained policy can be traded under
 others. The rest says what it sees, what its outputs mean, or how it was trained."""
+
+
+class TraderSettings(Settings):
+    """Who shares a market, and how they are rewarded."""
+
+    num_traders: Annotated[int, Field(ge=1)] = 2
+    """K: traders in one market."""
+    impact_bps_per_million_usd: Annotated[float, Field(ge=0.0)] = 10.0
+    """kappa: basis points the price moves per million USD of everybody's net orders."""
+    impact_limit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Most the price moves, as a share of it."""
+    cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
+    """1: everybody gets the mean reward; 0: each his own; -1: each his own less the mean of the
+    others."""
+
+
+class GymnasiumSettings(Settings):
+    """A classic environment."""
+
+    kind: Literal["gymnasium"] = "gymnasium"
+    """`gymnasium`; `trading` is the default."""
+    id: str = "Pendulum-v1"
+    """Name under which gymnasium knows it; MuJoCo's (`HalfCheetah-v5`, ...) need the extra
+    `classic`. `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
+    num_envs: int = Field(default=8, ge=1)
+    """Copies stepping at once."""
+    workers: Literal["async", "sync"] = "async"
+    """`async`: a process each; `sync`: one after the other in this process, faster for cheap
+    environments."""
+    evaluation_episodes: int = Field(default=20, ge=1)
+    """Episodes that the trained policy plays without noise; their mean return is what a training is
+    judged by."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
 from fintrader.agents.settings import PPO, AgentSettings
-from fintrader.backtesting.folds import WalkForwardSettings
 from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.config import (
     Settings,
     check_url,
@@ -22,8 +22,7 @@ from fintrader.config import (
     refuse_url,
     validate,
 )
-from fintrader.envs.classic import GymnasiumSettings
-from fintrader.envs.trading import EnvSettings
+from fintrader.envs.settings import EnvSettings, GymnasiumSettings
 from fintrader.errors import ConfigError, DataError, RunError
 from fintrader.market.data_config import DATA_CHOICES, Choices, choose, read_values, union_choices
 from fintrader.market.settings import DataSettings
@@ -34,6 +33,7 @@ from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.settings import TournamentSettings
 
 Window = Literal["train", "validation", "test"]
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 class BacktestSettings(Settings):
@@ -175,11 +175,8 @@ class RunConfig(Settings):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
-        if device != "auto":
-            try:
-                torch.device(device)
-            except RuntimeError:
-                raise ValueError("expected auto, cpu, cuda or cuda:N") from None
+        if not _DEVICE.fullmatch(device):
+            raise ValueError("expected auto, cpu, cuda or cuda:N")
         return device
 
     @model_validator(mode="after")
@@ -232,6 +229,8 @@ class RunConfig(Settings):
         that none has)."""
         if self.reproducible == "across_machines":
             return "cpu"
+        import torch  # a configuration is checked without it
+
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fintrader.backtesting.lookahead import MODES, LookaheadReport, LookaheadSettings, lookahead
+from fintrader.backtesting.lookahead import MODES, LookaheadReport, lookahead
+from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.market.commands import built_market

@@ -25,7 +25,8 @@ from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.shadow import shadow_backtest
-from fintrader.envs.trading import EnvSettings, TradingEnv
+from fintrader.envs.settings import EnvSettings
+from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import read_json, remove, write_bytes
 from fintrader.market.planted import oracle_policy

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from fintrader.backtesting.folds import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
-from fintrader.envs.settings import CONVENTIONS
-from fintrader.envs.trading import EnvSettings, engine_for
+from fintrader.envs.settings import CONVENTIONS, EnvSettings
+from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import remove, write_text
 from fintrader.market.tensors import MarketTensors

@@ -13,7 +13,8 @@ from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_all_baselines
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
+from fintrader.envs.classic import WorkerEnv, episode_returns
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors

@@ -25,11 +25,11 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead import (
     Alarm,
     LookaheadReport,
-    LookaheadSettings,
     find_leaks,
     implausible,
     lookahead,
 )
+from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.calendar import session_grid
 from fintrader.bars.clean import SymbolBars
 from fintrader.config import validate

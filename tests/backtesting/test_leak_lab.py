@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fintrader import cli
-from fintrader.backtesting.lookahead import LookaheadSettings, implausible, lookahead
+from fintrader.backtesting.lookahead import implausible, lookahead
+from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError, ConfigError, DataError
 from fintrader.market.settings import DataSettings

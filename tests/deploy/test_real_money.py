@@ -20,7 +20,7 @@ from fintrader.deploy.deployment import REPORT
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL, Runner
-from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.settings import LiveSettings, PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError
 from fintrader.files import seal, write_json
@@ -102,7 +102,7 @@ def typed(*answers: str) -> Callable[[str], str]:
 def consent(
     home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0
 ) -> dict[str, Any]:
-    settings = real_money.LiveSettings(cap_usd=cap)
+    settings = LiveSettings(cap_usd=cap)
     return dict(
         real_money.consented(home, bundle, NUMBER, settings, real_money.proven(home, bundle), ask)
     )
@@ -168,7 +168,7 @@ def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
-    settings = real_money.LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
+    settings = LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
     before = sorted(ready.parent.rglob("*"))
     with pytest.raises(
         DeployError, match="closed until a market-life simulator has passed on this same code"

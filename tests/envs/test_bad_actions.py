@@ -16,7 +16,8 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
-from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
+from fintrader.envs.multi_agent import MultiTraderEnv
+from fintrader.envs.settings import TraderSettings
 from fintrader.errors import CheckpointError, EnvError, FintraderError
 from tests.factories import make_market
 

@@ -12,7 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
-from fintrader.envs.classic import GymnasiumSettings, WorkerEnv, episode_returns
+from fintrader.envs.classic import WorkerEnv, episode_returns
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError
 
 

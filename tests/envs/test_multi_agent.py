@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
+from fintrader.envs.multi_agent import MultiTraderEnv
+from fintrader.envs.settings import TraderSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 from tests.engines.strategies import random_actions

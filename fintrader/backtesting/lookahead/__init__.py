@@ -10,7 +10,7 @@ alarm.
 
 from fintrader.backtesting.lookahead.alarms import Alarm, implausible
 from fintrader.backtesting.lookahead.compare import Leak, compare_markets, compare_trading
-from fintrader.backtesting.lookahead.prover import LookaheadSettings, find_leaks, lookahead
+from fintrader.backtesting.lookahead.prover import find_leaks, lookahead
 from fintrader.backtesting.lookahead.report import LookaheadReport
 from fintrader.backtesting.lookahead.views import MODES, Mode
 
@@ -19,7 +19,6 @@ __all__ = [
     "Alarm",
     "Leak",
     "LookaheadReport",
-    "LookaheadSettings",
     "Mode",
     "compare_markets",
     "compare_trading",

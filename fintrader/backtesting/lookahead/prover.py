@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import Field
 
 from fintrader.backtesting.lookahead.alarms import implausible
 from fintrader.backtesting.lookahead.compare import (
@@ -27,9 +26,9 @@ from fintrader.backtesting.lookahead.report import (
     trusted,
 )
 from fintrader.backtesting.lookahead.views import MODES, Cut, Mode, View
+from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import exchange_days, session_date
-from fintrader.config import Settings
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError, DataError
 from fintrader.market.index_level import EQUAL_WEIGHT
@@ -42,22 +41,6 @@ Rebuild: TypeAlias = Callable[[int, Mode], MarketTensors]
 """Builds the market again from bars that were changed from a bar number on, and how."""
 _LONGEST_WARM_UP = 10_000
 """Bars. Columns that need more before they say something are tried on the whole market only."""
-
-
-class LookaheadSettings(Settings):
-    """How many views of the market the look-ahead check compares."""
-
-    cuts: int = Field(3, ge=1)
-    """Random bars after the training window at which the whole market's future is cut off, and
-    scrambled."""
-    prefixes: int = Field(200, ge=0)
-    """Random bars, spread over all sessions, at which all symbols are cut off or scrambled, in a
-    piece around it."""
-    run: int = Field(100, ge=0)
-    """So many bars in a row are cut at, too: a peek that comes back after no more bars than that
-    cannot hide."""
-    exhaustive: bool = False
-    """Cut off and scramble at every bar from the second session on. Takes hours."""
 
 
 def lookahead(

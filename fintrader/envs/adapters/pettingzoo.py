@@ -18,8 +18,8 @@ import torch
 from pettingzoo import ParallelEnv
 
 from fintrader.envs.adapters.gymnasium import to_batch
-from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.multi_agent import MultiTraderEnv
+from fintrader.envs.settings import EnvSettings, TraderSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fintrader.envs import EnvSettings
-from fintrader.envs.multi_agent import MultiTraderEnv, TraderSettings
+from fintrader.envs.multi_agent import MultiTraderEnv
+from fintrader.envs.settings import TraderSettings
 from fintrader.errors import EnvError
 from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
