@@ -28,7 +28,7 @@ from fintrader.pipeline.config import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.seeding import derive
 from fintrader.tournament.evaluator import evaluate
-from fintrader.tournament.run import run_tournament
+from fintrader.tournament.run_tournament import run_tournament
 from fintrader.tournament.settings import TournamentSettings
 
 BARS = "daily_n100_20151001_20180215.parquet"

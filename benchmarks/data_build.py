@@ -48,8 +48,8 @@ import pyarrow.parquet as pq
 from benchmarks.common import ROOT, finish
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
-from fintrader.bars.sources.base import FilesFeed
-from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.bar_files import read_files
+from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.market.features import PAPER_FEATURES, symbol_features
 from fintrader.market.tensors import MarketTensors

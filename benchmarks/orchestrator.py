@@ -123,7 +123,7 @@ def farm(root: str, seconds: float) -> None:
 
 def race(run: RunFolder, launcher: Any, pods: int, watch: Any = None) -> Any:
     """An asynchronous tournament of stub pods."""
-    from fintrader.tournament.run import run_tournament
+    from fintrader.tournament.run_tournament import run_tournament
     from fintrader.tournament.settings import Range, TournamentSettings
     from tests.engines import stubs
 
@@ -298,7 +298,7 @@ def train_pods(
     on the CPU."""
     from fintrader.agents import PPO, Budget
     from fintrader.envs import EnvSettings
-    from fintrader.tournament.run import run_tournament
+    from fintrader.tournament.run_tournament import run_tournament
     from fintrader.tournament.settings import TournamentSettings
     from fintrader.tournament.store import RunStore
 

@@ -33,7 +33,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.run import market_hash, run_tournament
+from fintrader.tournament.run_tournament import market_hash, run_tournament
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
@@ -126,7 +126,7 @@ def _put(store: RunStore, data: bytes) -> str:
 
 
 def _changeable() -> frozenset[str]:
-    from fintrader.tournament.run import CHANGEABLE
+    from fintrader.tournament.run_tournament import CHANGEABLE
 
     return CHANGEABLE
 

@@ -20,7 +20,7 @@ from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evalu
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import TradingEnv
-from fintrader.results.leaderboard import canonical
+from fintrader.results.leaderboard_reader import canonical
 from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
 

@@ -20,7 +20,7 @@ from fintrader.results.folders import (
     RunsFolder,
     Signature,
 )
-from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.results.run import Summary
 from fintrader.stages import Stage
 from fintrader.yaml_text import parse_yaml

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.run import Clock, Orchestrator
+from fintrader.tournament.run_tournament import Clock, Orchestrator
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fintrader.backtesting.all_baselines import simulate_all_baselines
+    from fintrader.backtesting.assessment import assess
     from fintrader.backtesting.baselines import simulate_baselines
-    from fintrader.backtesting.honesty import assess
     from fintrader.backtesting.null_models import information_free
     from fintrader.backtesting.result import BacktestResult
     from fintrader.backtesting.simulation import simulate

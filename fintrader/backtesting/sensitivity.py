@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import Predictor, callable_policy, simulate
+from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError

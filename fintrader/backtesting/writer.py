@@ -38,7 +38,7 @@ import pandas as pd
 
 from fintrader import metrics as m
 from fintrader.backtesting.analysis import analyse
-from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, file_sha256, remove, write_bytes, write_json

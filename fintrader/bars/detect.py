@@ -31,7 +31,7 @@ from fintrader.bars.evidence import (
     merge_opening_prints,
 )
 from fintrader.bars.sniff import name_pattern, sniff
-from fintrader.bars.sources.files import iterate
+from fintrader.bars.sources.bar_files import iterate
 from fintrader.bars.sources.layout import ColumnNames, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset

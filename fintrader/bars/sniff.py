@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fintrader.bars.bars import COLUMNS, PRICES
-from fintrader.bars.sources.files import csv_head
+from fintrader.bars.sources.bar_files import csv_head
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import CLOCK_SPELLINGS, DATE_SPELLINGS, SPELLINGS, plain
 from fintrader.errors import BarError

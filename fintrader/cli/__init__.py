@@ -20,7 +20,15 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from fintrader import logs, reproducible
-from fintrader.cli import commands, deployments, help, own_bars, runs, start, tournaments
+from fintrader.cli import (
+    commands,
+    deployments,
+    detect_bars,
+    help,
+    run_folders,
+    start,
+    tournaments,
+)
 from fintrader.cli.options import HELP, positional
 from fintrader.errors import ConfigError, FintraderError
 
@@ -168,7 +176,7 @@ _DATA_VERBS: tuple[tuple[str, str, str], ...] = (
 def _compare_data(argv: list[str]) -> None:
     """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page
     with a heat map."""
-    from fintrader.cli.bars import compare_data
+    from fintrader.cli.data_compare import compare_data
 
     compare_data(argv)
 
@@ -181,11 +189,11 @@ def _complete(argv: list[str]) -> None:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "init": own_bars.init,
+    "init": detect_bars.init,
     **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:1]},
     **{name: commands.verb(name, verb, about, bars_only=True) for name, verb, about in _DATA_VERBS},
     "data compare": _compare_data,
-    "data detect": own_bars.detect,
+    "data detect": detect_bars.detect,
     "data gc": commands.collect_garbage,
     **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[1:]},
     "lookahead": commands.lookahead,
@@ -208,8 +216,8 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "scale": tournaments.scale,
     "replay": tournaments.replay,
     "tournament rebuild": tournaments.rebuild,
-    "runs note": runs.note,
-    "runs delete": runs.delete,
+    "runs note": run_folders.note,
+    "runs delete": run_folders.delete,
     "export onnx": deployments.export_onnx,
     "export tensorboard": tournaments.export_tensorboard,
     "app": start.app,

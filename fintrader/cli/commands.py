@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fintrader.cli.folders import run_folder, run_path
 from fintrader.cli.options import parse, parse_config, parse_data_config, positional, with_options
-from fintrader.cli.tables import table_of
+from fintrader.cli.run_arguments import run_folder, run_path
+from fintrader.cli.terminal_tables import table_of
 from fintrader.config import PathText, Settings
 from fintrader.errors import ConfigError
 from fintrader.runs import Manifest
@@ -36,7 +36,9 @@ def verb(
     where that answers False."""
 
     def command(argv: list[str]) -> None:
-        home = import_module("fintrader.market.commands" if bars_only else "fintrader.pipeline")
+        home = import_module(
+            "fintrader.market.data_commands" if bars_only else "fintrader.pipeline"
+        )
         config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
         done = getattr(home, function)(config)
         if done is False:
@@ -72,7 +74,7 @@ def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
 def collect_garbage(argv: list[str]) -> None:
     """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes,
     remove them."""
-    from fintrader.market.commands import collect_garbage
+    from fintrader.market.data_commands import collect_garbage
     from fintrader.market.data_config import load_data_config
 
     words = [word for word in argv if word != "--yes"]
@@ -126,7 +128,7 @@ def backtest(argv: list[str]) -> None:
 def compare(argv: list[str]) -> None:
     """RUN RUN ... [--out FILE]: several backtests in one page; RUN/backtest/WINDOW is one of
     another window."""
-    from fintrader.report.compare import labels, write_comparison
+    from fintrader.report.run_comparison import labels, write_comparison
 
     words = list(argv)
     out = Path("comparison.html")

@@ -12,9 +12,9 @@ from pydantic import Field
 from rich.console import Console
 
 from fintrader.cli.deployments import show_deployment
-from fintrader.cli.folders import folder_of, run_folder
 from fintrader.cli.options import positional, with_options
-from fintrader.cli.tables import shown, table_of
+from fintrader.cli.run_arguments import folder_of, run_folder
+from fintrader.cli.terminal_tables import shown, table_of
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
 from fintrader.seams import OBSERVERS, load_part
@@ -98,8 +98,8 @@ def status(argv: list[str]) -> None:
 
 def lineage(argv: list[str]) -> None:
     """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
-    from fintrader.results.leaderboard import lineage as ask
-    from fintrader.results.leaderboard import read_pods
+    from fintrader.results.leaderboard_reader import lineage as ask
+    from fintrader.results.leaderboard_reader import read_pods
 
     if len(argv) != 2:
         raise ConfigError(

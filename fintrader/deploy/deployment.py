@@ -24,9 +24,9 @@ from fintrader.files import write_json
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
+from fintrader.pipeline.backtest_context import backtest_settings
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.provenance import backtest_settings
 from fintrader.pipeline.session import open_run
 from fintrader.progress import reporter
 from fintrader.results.backtest_files import read_backtest

@@ -12,13 +12,13 @@ import pandas as pd
 from fintrader.deploy.drift import ALARM, PSI_NOTABLE, one_line
 from fintrader.files import write_text
 from fintrader.report.page import Page, note, number, table
-from fintrader.results.figures.drift import (
+from fintrader.results.figures.shortfall import (
     SHORTFALL,
     difference_figure,
     drift_figure,
     shortfall_figure,
 )
-from fintrader.results.figures.luck import betting_figure
+from fintrader.results.figures.skill import betting_figure
 
 _SHOWN = 20
 

@@ -29,7 +29,7 @@ from fintrader.bars.calendar import (
 )
 from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
-from fintrader.bars.sources.base import Feed
+from fintrader.bars.sources.feeds import Feed
 from fintrader.config import refuse_url
 from fintrader.errors import StorageError
 from fintrader.files import seal

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fintrader.bars.chunks import unnamed
-from fintrader.bars.sources.base import Feed
+from fintrader.bars.sources.feeds import Feed
 from fintrader.errors import DataError
 from fintrader.files import unseal
 from fintrader.market.build import RECORD, market_path, portable

@@ -30,7 +30,7 @@ from fintrader.bars.corporate_actions import (
     load_actions,
     with_announced,
 )
-from fintrader.bars.sources.files import read_columns, read_files
+from fintrader.bars.sources.bar_files import read_columns, read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.bars.sources.vendor import VendorFeed

@@ -14,10 +14,10 @@ from fintrader.bars.calendar import Hours, WindowSettings, day_starts
 from fintrader.bars.checks.gates import read_waiver
 from fintrader.bars.corporate_actions import AdjustSettings
 from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.bars.sources.base import Feed, FilesFeed, MemoryFeed, file_inputs
+from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.by_company import by_company
 from fintrader.bars.sources.crypto import Ccxt, CcxtSettings
-from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.feeds import Feed, FilesFeed, MemoryFeed, file_inputs
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor import Vendor, VendorFeed, VendorSettings

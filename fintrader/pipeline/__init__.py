@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fintrader.market.commands import (
+    from fintrader.market.data_commands import (
         build_data,
         collect_garbage,
         rehearse_data,

@@ -8,7 +8,7 @@ from fintrader.backtesting.lookahead import MODES, LookaheadReport, lookahead
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
-from fintrader.market.commands import built_market
+from fintrader.market.data_commands import built_market
 from fintrader.market.data_config import markets_of
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig

@@ -18,13 +18,13 @@ from fintrader.agents.policy import PolicyModule, load_policy
 from fintrader.backtesting import BacktestResult, simulate, simulate_all_baselines, write_backtest
 from fintrader.backtesting.all_baselines import Baselines
 from fintrader.backtesting.explain import Explainer, explanation
-from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.backtesting.looks import look_at
+from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.null_models import information_free
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.shadow import shadow_backtest
+from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
@@ -32,8 +32,7 @@ from fintrader.files import read_json, remove, write_bytes
 from fintrader.market.planted import oracle_policy
 from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors, Split
-from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.provenance import (
+from fintrader.pipeline.backtest_context import (
     Repeat,
     backtest_settings,
     caveats,
@@ -42,13 +41,14 @@ from fintrader.pipeline.provenance import (
     settings_hash,
     shrinkage_of,
 )
+from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
 from fintrader.results.folders import Folder
-from fintrader.results.leaderboard import best_score
+from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
 

@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 from fintrader.config import overlay
 from fintrader.errors import DataError, ReportError
-from fintrader.market.commands import build_data
+from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, Window, changed_results
 from fintrader.pipeline.evaluation import window_folder
-from fintrader.pipeline.recipe import config_from
+from fintrader.pipeline.run_recipe import config_from
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fintrader.backtesting.folds import Fold, fold_market, make_folds
+from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.envs.trading import engine_for
@@ -25,9 +25,9 @@ from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import remove, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import evaluation
+from fintrader.pipeline.backtest_context import Repeat
 from fintrader.pipeline.config import RunConfig, changed_results, load_config
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.provenance import Repeat
 from fintrader.pipeline.session import observing, open_run, watching, workplace
 from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
@@ -46,8 +46,8 @@ from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror, mirror_of
 from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
-from fintrader.tournament.run import CHANGEABLE, TournamentResult
-from fintrader.tournament.run import run_tournament as run_race
+from fintrader.tournament.run_tournament import CHANGEABLE, TournamentResult
+from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
 
 
@@ -417,7 +417,7 @@ def search(
     """The configured tournament on a market, in a folder; resumes, or returns at once when it is
     over.
 
-    `race` is called as `tournament.run.run_tournament` is; `title` is what the search is called in
+    `race` is called as `tournament.run_tournament.run_tournament` is; `title` is what the search is called in
     its progress.
     """
     trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}

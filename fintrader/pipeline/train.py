@@ -27,7 +27,7 @@ from fintrader.results.formatting import active_table, metrics_table, standing
 from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.inheritance import check_unused
-from fintrader.tournament.run import replay
+from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.status import compare
 
 

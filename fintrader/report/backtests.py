@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
-from fintrader.backtesting.honesty import assess
-from fintrader.backtesting.looks import look_at
+from fintrader.backtesting.assessment import assess
+from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import Bindable, Predictor, is_predictor, simulate
 from fintrader.backtesting.writer import tabulate
@@ -223,7 +223,7 @@ class Backtests(Mapping[str, BacktestResult]):
 
 
 class Honesty(dict[str, Any]):
-    """What `backtesting.honesty.assess` says, plain JSON; printed, the verdict and the numbers
+    """What `backtesting.assessment.assess` says, plain JSON; printed, the verdict and the numbers
     behind it."""
 
     @property

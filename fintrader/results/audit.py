@@ -23,7 +23,7 @@ from fintrader.results.backtest_files import (
     read_seal,
 )
 from fintrader.results.folders import COPY, Folder
-from fintrader.results.leaderboard import dropped_pods
+from fintrader.results.leaderboard_reader import dropped_pods
 from fintrader.results.looks import Ledger, Line, look_number, missing, stored_result
 from fintrader.results.run import WINDOWS
 from fintrader.runs import Manifest, RunFolder

@@ -35,7 +35,7 @@ from fintrader.results.formatting import (
     when,
     window_words,
 )
-from fintrader.results.leaderboard import dropped_pods, lineage, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import dropped_pods, lineage, read_leaderboard, read_pods
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder

@@ -29,7 +29,7 @@ from fintrader import metrics as m
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
-from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl

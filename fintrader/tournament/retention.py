@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fintrader.errors import StorageError
-from fintrader.results.leaderboard import dropped_pods
+from fintrader.results.leaderboard_reader import dropped_pods
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import Entry, Leaderboard
 from fintrader.tournament.settings import TournamentSettings

@@ -12,7 +12,7 @@ from typing import Any
 from fintrader.config import validate
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, read_jsonl, write_json
-from fintrader.results.leaderboard import canonical, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fintrader.results.leaderboard import BENCHMARK
+from fintrader.results.leaderboard_reader import BENCHMARK
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.leaderboard import Leaderboard
 

@@ -25,7 +25,7 @@ from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import read_bytes, read_json, refuse_unsafe_database
 from fintrader.results.audit import Check
-from fintrader.results.leaderboard import dropped_pods, read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard, read_pods
 from fintrader.runs import POD_NAME, RunFolder
 from fintrader.seeding import derive
 from fintrader.storage.mirror import mirror_of

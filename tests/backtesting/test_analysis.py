@@ -12,8 +12,8 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.attribution import attribute, symbol_returns
 from fintrader.backtesting.execution import NO_VOLUME, execution
 from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_betas, factor_returns
-from fintrader.backtesting.folds import stitch
 from fintrader.backtesting.result import measured_against, of_market
+from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades

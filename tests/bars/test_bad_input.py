@@ -16,7 +16,7 @@ import pytest
 from fintrader import cli
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.detect import detect
-from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.listing import list_files
 from fintrader.config import read_yaml, validate
 from fintrader.errors import BarError, ConfigError, DataError

@@ -17,7 +17,7 @@ import pytest
 
 from fintrader.bars import chunks
 from fintrader.bars.chunks import verify_store
-from fintrader.bars.sources import base as feed_module
+from fintrader.bars.sources import feeds as feed_module
 from fintrader.config import dump_yaml
 from fintrader.errors import DataError, StorageFullError
 from fintrader.market import columns, reading
@@ -47,7 +47,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
     elif order == "shuffled":
         table = table.sample(frac=1, random_state=0)
     monkeypatch.setattr("fintrader.bars.sources.ingest._BUFFER_ROWS", 5_000)
-    monkeypatch.setattr("fintrader.bars.sources.files.BATCH_ROWS", 2_000)
+    monkeypatch.setattr("fintrader.bars.sources.bar_files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(
         build_market(settings(tmp_path / "bars.parquet"), cache=tmp_path / "cache")

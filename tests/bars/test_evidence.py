@@ -14,7 +14,7 @@ import pytest
 from fintrader.bars.bars import MINUTE_NS, Bars, concat
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
 from fintrader.bars.evidence import SessionEvidence, days_of, has_opening_prints
-from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import validate
 from fintrader.errors import BarError, DataError

@@ -10,7 +10,7 @@ import pytest
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.clean import clean
-from fintrader.bars.sources.files import read_files
+from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import validate
 from fintrader.errors import BarError, DataError

@@ -207,7 +207,7 @@ def events_of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
 
 def everything(run: RunFolder) -> Any:
     """All that must not depend on what happened on the way."""
-    from fintrader.results.leaderboard import canonical
+    from fintrader.results.leaderboard_reader import canonical
     from fintrader.tournament.mirrored_store import open_store
 
     store = open_store(run, mirror_of(run.root))

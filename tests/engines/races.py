@@ -12,7 +12,7 @@ from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.run import TournamentResult, run_tournament
+from fintrader.tournament.run_tournament import TournamentResult, run_tournament
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs

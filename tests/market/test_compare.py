@@ -13,8 +13,8 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import DataError
-from fintrader.market.compare import CompareSettings, Side, compare_bars, open_side
-from fintrader.report.bars import describe, merged_suspicions, render_comparison
+from fintrader.market.compare_bars import CompareSettings, Side, compare_bars, open_side
+from fintrader.report.bar_comparison import describe, merged_suspicions, render_comparison
 from tests.bars.tables import REAL_2016, REAL_FOLDER, as_bars, minute_table, write_csv
 
 PRICES = ["open", "high", "low", "close"]

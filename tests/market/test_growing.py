@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.chunks import verify_store
-from fintrader.bars.sources import files
+from fintrader.bars.sources import bar_files
 from fintrader.config import dump_yaml
 from fintrader.errors import BarError
 from fintrader.market.build import build_market
@@ -74,13 +74,13 @@ def test_what_was_read_of_a_csv_is_not_read_again(
 ) -> None:
     table = LAYOUTS["by time"](TABLE)
     rows = []
-    real = files.table_bars
+    real = bar_files.table_bars
 
     def counted(part: object, *rest: object, **named: object) -> object:
         rows.append(part.num_rows)  # type: ignore[attr-defined]
         return real(part, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(files, "table_bars", counted)
+    monkeypatch.setattr(bar_files, "table_bars", counted)
     path = write_csv(tmp_path, table[table.ts < LAST])
     build_market(file_settings(path), cache=tmp_path / "cache")
     rows.clear()

@@ -158,7 +158,7 @@ from fintrader.market.build import build_market
 from fintrader.market import build
 from fintrader.bars.calendar import session_grid
 from fintrader.market.settings import read_settings
-from fintrader.bars.sources.base import Feed
+from fintrader.bars.sources.feeds import Feed
 import datetime as dt
 from pathlib import Path
 def peak():  # not ru_maxrss: that of whoever started this process counts in it

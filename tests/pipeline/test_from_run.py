@@ -24,7 +24,7 @@ from fintrader.pipeline import (
     train_one,
     walk_forward,
 )
-from fintrader.results.leaderboard import lineage, read_pods
+from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.inheritance import Inheritance
 from fintrader.tournament.store import RunStore

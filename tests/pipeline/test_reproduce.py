@@ -10,8 +10,8 @@ import pytest
 from fintrader.cli import main
 from fintrader.errors import ConfigError, ReportError
 from fintrader.pipeline import load_config, run
-from fintrader.pipeline.recipe import config_from, portable
 from fintrader.pipeline.reproduction import compare, differing, reproduce
+from fintrader.pipeline.run_recipe import config_from, portable
 from fintrader.report.recipe import element, made_by, read_record
 from fintrader.results.backtest_files import read_backtest
 from tests.engines.runs import TINY, fintrader, write_config

@@ -13,10 +13,10 @@ from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors
-from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
+from fintrader.report.run_comparison import render_comparison
 from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
 from tests.engines.policies import idle_policy, noisy_policy

@@ -23,16 +23,16 @@ from fintrader.backtesting import (
     write_backtest,
 )
 from fintrader.backtesting.all_baselines import simulate_all_baselines
-from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.report.compare import labels, render_comparison, write_comparison
 from fintrader.report.html import render_report
+from fintrader.report.run_comparison import labels, render_comparison, write_comparison
 from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
-from fintrader.results.figures import trading
+from fintrader.results.figures import holdings
 from fintrader.results.formatting import interval, percent, standing
 from fintrader.verdict import sharpe as significance
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
@@ -141,7 +141,7 @@ def test_names_from_outside_cannot_become_markup() -> None:
 def test_trades_figure_draws_at_most_what_a_screen_can_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trading, "MOST_MARKS", 30)
+    monkeypatch.setattr(holdings, "MOST_MARKS", 30)
     market = make_market(900, 2, gaps=False)
     result = simulate(noisy_policy(2), market, EnvSettings())
     stored = tabulate({"ensemble": result})

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fintrader.backtesting import simulate, simulate_baselines
-from fintrader.backtesting.folds import stitch
+from fintrader.backtesting.walk_forward import stitch
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.results import periods

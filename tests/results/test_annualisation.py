@@ -9,9 +9,9 @@ import empyrical
 import numpy as np
 import pytest
 
+from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.baselines import usual_volatility
 from fintrader.backtesting.factors import factor_betas
-from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import simulate

@@ -27,8 +27,8 @@ from fintrader.backtesting import (
 )
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
-from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
+from fintrader.report.run_comparison import render_comparison
 from fintrader.results import figures
 from fintrader.runs import RunFolder
 from tests.app.conftest import Open, open_page  # noqa: F401

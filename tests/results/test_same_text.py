@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("streamlit")
 
 from fintrader import cli
-from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
+from fintrader.report.run_comparison import render_comparison
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.figures import title_of

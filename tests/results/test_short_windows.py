@@ -14,8 +14,8 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
-from fintrader.report.compare import render_comparison
 from fintrader.report.html import render_report
+from fintrader.report.run_comparison import render_comparison
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.figures import excess_figure

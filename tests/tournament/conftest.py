@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fintrader.runs import RunFolder
-from fintrader.tournament.run import TournamentResult
+from fintrader.tournament.run_tournament import TournamentResult
 from tests.engines import stubs
 from tests.engines.chaos import DONE, forked
 from tests.engines.races import settings, stub_race

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import RunError, TournamentError
-from fintrader.results.leaderboard import read_leaderboard
+from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
@@ -151,7 +151,7 @@ def test_a_foreign_database_that_never_ends_is_damaged(
         connection.executescript(
             f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n"
         )
-    monkeypatch.setattr("fintrader.results.leaderboard.READ_SECONDS", 0.2)
+    monkeypatch.setattr("fintrader.results.leaderboard_reader.READ_SECONDS", 0.2)
     with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader tournament rebuild"):
         read_leaderboard(run.leaderboard)
     assert forked(run, PODS).status == DONE
@@ -164,7 +164,7 @@ def test_a_foreign_database_takes_no_memory(
     """Its view is as long as a line, and asks for gigabytes."""
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
-    monkeypatch.setattr("fintrader.results.leaderboard.CELL_BYTES", 100_000)
+    monkeypatch.setattr("fintrader.results.leaderboard_reader.CELL_BYTES", 100_000)
     assert len(read_leaderboard(run.leaderboard)) > 0
     with closing(sqlite3.connect(run.leaderboard)) as connection:
         (columns,) = connection.execute(

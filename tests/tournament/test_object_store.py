@@ -13,7 +13,7 @@ import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError
 from fintrader.files import read_jsonl, seal
-from fintrader.results.leaderboard import lineage, read_pods
+from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import TournamentError
-from fintrader.results.leaderboard import read_leaderboard, read_pods
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.launchers.local import cuda_devices

@@ -21,14 +21,14 @@ from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.cli import main
 from fintrader.envs import TradingEnv
 from fintrader.files import read_json, read_jsonl
-from fintrader.results.leaderboard import read_leaderboard
+from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run as open_run
 from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.leaderboard import Entry, Leaderboard
-from fintrader.tournament.run import TournamentResult
+from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.status import status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import leaderboard_table

@@ -11,14 +11,14 @@ import pytest
 
 from fintrader.errors import RunError
 from fintrader.results.audit import _pods
-from fintrader.results.leaderboard import dropped_pods, read_leaderboard
+from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard
 from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, working_copy
 from fintrader.tournament import retention
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.run import TournamentResult
+from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore

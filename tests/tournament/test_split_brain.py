@@ -19,7 +19,7 @@ from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.run import replay
+from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore

@@ -20,13 +20,13 @@ from fintrader.errors import RunError, TournamentError
 from fintrader.files import append_jsonl
 from fintrader.progress import LineProgress, TerminalProgress
 from fintrader.results.folders import DamagedFileError, NotThereError
-from fintrader.results.leaderboard import canonical, lineage, read_pods
+from fintrader.results.leaderboard_reader import canonical, lineage, read_pods
 from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.run import replay
+from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.status import compare, effect, rebuild, requested_pods, scale, status
 from fintrader.tournament.store import RunStore

@@ -15,7 +15,7 @@ from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
 from fintrader_app import artifacts, charts, markets, tables
-from fintrader_app.clock import pick_clock
+from fintrader_app.local_time import pick_clock
 from fintrader_app.profit import profit
 from fintrader_app.shell import (
     choose,

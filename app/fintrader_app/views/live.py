@@ -12,7 +12,7 @@ import streamlit as st
 
 from fintrader.deploy import status as deployments
 from fintrader.deploy.status import Status, moment
-from fintrader.results.figures.drift import (
+from fintrader.results.figures.shortfall import (
     account_figure,
     difference_figure,
     drift_figure,
@@ -21,8 +21,8 @@ from fintrader.results.figures.drift import (
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import percent, usd
 from fintrader_app import charts
-from fintrader_app.clock import pick_clock
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
+from fintrader_app.local_time import pick_clock
 from fintrader_app.shell import choose, code, guarded, page, plain
 from fintrader_app.tables import numbers, table
 

@@ -14,7 +14,7 @@ from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, percent
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import part
-from fintrader_app.clock import pick_clock
+from fintrader_app.local_time import pick_clock
 from fintrader_app.markets import Market
 from fintrader_app.shell import (
     choose,

@@ -9,7 +9,7 @@ alarm.
 """
 
 from fintrader.backtesting.lookahead.alarms import Alarm, implausible
-from fintrader.backtesting.lookahead.compare import Leak, compare_markets, compare_trading
+from fintrader.backtesting.lookahead.differences import Leak, compare_markets, compare_trading
 from fintrader.backtesting.lookahead.prover import find_leaks, lookahead
 from fintrader.backtesting.lookahead.report import LookaheadReport
 from fintrader.backtesting.lookahead.views import MODES, Mode

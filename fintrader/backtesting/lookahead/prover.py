@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fintrader.backtesting.lookahead.alarms import implausible
-from fintrader.backtesting.lookahead.compare import (
+from fintrader.backtesting.lookahead.differences import (
     Leak,
     compare_markets,
     compare_trading,

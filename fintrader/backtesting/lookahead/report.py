@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fintrader.backtesting.lookahead.compare import Leak
+from fintrader.backtesting.lookahead.differences import Leak
 from fintrader.backtesting.lookahead.views import MODES
 from fintrader.config import base_name
 from fintrader.market.planted_in import PlantedInSettings

@@ -13,12 +13,12 @@ import numpy as np
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.calendar import SessionGrid
+from fintrader.bars.checks.bad_rows import days_of, placement_faults, row_faults, valid_rows
 from fintrader.bars.checks.coverage import coverage_faults
 from fintrader.bars.checks.days import Days, Sessions, look_at
 from fintrader.bars.checks.kinds import Fault
 from fintrader.bars.checks.nights import Declared, look_across
 from fintrader.bars.checks.prices import price_faults
-from fintrader.bars.checks.rows import days_of, placement_faults, row_faults, valid_rows
 
 
 def find_faults(

@@ -20,7 +20,7 @@ import numpy as np
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
 from fintrader.bars.chunks import Collection, encode
 from fintrader.bars.clean import refuse_bad_rows
-from fintrader.bars.sources.files import BATCH_ROWS, iterate
+from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.progress import SILENT, Progress

@@ -34,7 +34,7 @@ from fintrader.bars.sources.announced import (
     outdated,
     scale,
 )
-from fintrader.bars.sources.base import Feed
+from fintrader.bars.sources.feeds import Feed
 from fintrader.config import Settings, Ticker
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress

@@ -16,35 +16,8 @@ from fintrader.results.figures.curves import (
     rolling_figure,
     rolling_sessions,
 )
-from fintrader.results.figures.explanation import decision_figure, importance_figure
-from fintrader.results.figures.luck import (
-    BINS,
-    MOST_BARS,
-    alpha_figure,
-    betting_figure,
-    excess_figure,
-    overfitting_figure,
-    random_portfolios_figure,
-    sharpe_figure,
-    trials_figure,
-)
-from fintrader.results.figures.returns import (
-    SCALE,
-    distribution_figure,
-    intraday_figure,
-    intraday_returns,
-    monthly_figure,
-    monthly_returns,
-)
-from fintrader.results.figures.style import (
-    COLOURS,
-    DASHES,
-    PALETTE,
-    colour_of,
-    timezone_of,
-    title_of,
-)
-from fintrader.results.figures.trading import (
+from fintrader.results.figures.feature_attribution import decision_figure, importance_figure
+from fintrader.results.figures.holdings import (
     APART,
     MOST_MARKS,
     candles_figure,
@@ -57,6 +30,33 @@ from fintrader.results.figures.trading import (
     turnover_figure,
     weights_figure,
     without_figure,
+)
+from fintrader.results.figures.returns import (
+    SCALE,
+    distribution_figure,
+    intraday_figure,
+    intraday_returns,
+    monthly_figure,
+    monthly_returns,
+)
+from fintrader.results.figures.skill import (
+    BINS,
+    MOST_BARS,
+    alpha_figure,
+    betting_figure,
+    excess_figure,
+    overfitting_figure,
+    random_portfolios_figure,
+    sharpe_figure,
+    trials_figure,
+)
+from fintrader.results.figures.style import (
+    COLOURS,
+    DASHES,
+    PALETTE,
+    colour_of,
+    timezone_of,
+    title_of,
 )
 
 __all__ = [

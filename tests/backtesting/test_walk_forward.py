@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
-from fintrader.backtesting.folds import fold_market, make_folds, stitch
 from fintrader.backtesting.sensitivity import delayed, sensitivity, without_each
 from fintrader.backtesting.settings import WalkForwardSettings
+from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.report.html import write_report

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
+from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.baselines import equal_weight
-from fintrader.backtesting.honesty import assess
 from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings

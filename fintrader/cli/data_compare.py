@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fintrader.cli.options import parse
 from fintrader.errors import ConfigError
-from fintrader.market.compare import CompareSettings, compare_bars, open_side
+from fintrader.market.compare_bars import CompareSettings, compare_bars, open_side
 
 
 class CompareOptions(CompareSettings):
@@ -23,7 +23,7 @@ class CompareOptions(CompareSettings):
 def compare_data(argv: list[str]) -> None:
     """A B [--json] [--out DIR]: two sources of bars, cell by cell; minutes against days too. A page
     with a heat map."""
-    from fintrader.report.bars import describe, write_comparison
+    from fintrader.report.bar_comparison import describe, write_comparison
 
     as_json = "--json" in argv
     words = [word for word in argv if word != "--json"]

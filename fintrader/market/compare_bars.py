@@ -23,7 +23,7 @@ import numpy as np
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid, timezone_of
 from fintrader.bars.clean import to_grid
-from fintrader.bars.sources.files import present_columns
+from fintrader.bars.sources.bar_files import present_columns
 from fintrader.bars.sources.layout import ColumnNames, FilesSettings
 from fintrader.bars.sources.listing import kind_of, list_files
 from fintrader.bars.sources.presets import SPELLINGS, plain

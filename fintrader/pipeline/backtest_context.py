@@ -16,7 +16,7 @@ from fintrader.market.planted_in import KIND as IN_REAL
 from fintrader.market.tensors import MarketTensors
 from fintrader.market.universe import describe
 from fintrader.pipeline.config import RunConfig, load_config
-from fintrader.pipeline.recipe import run_recipe
+from fintrader.pipeline.run_recipe import run_recipe
 from fintrader.report.recipe import data_recipe
 from fintrader.runs import Manifest, RunFolder
 

@@ -28,7 +28,7 @@ from fintrader.errors import ConfigError, MarketError, TournamentError
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
-from fintrader.results.leaderboard import read_leaderboard
+from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.outages import Waiting, outages
