@@ -199,7 +199,7 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     """Results taken in per second, durable (log synced, index committed) before the next burst,
     `burst` at a time."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
+    from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "submissions")
@@ -230,7 +230,9 @@ def submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
     index.rebuild(64, specs, [])
     begun = time.perf_counter()
     for start in range(0, count, burst):
-        entries = [Entry(specs[k], results[k]) for k in range(start, min(start + burst, count))]
+        entries = [
+            FinishedPod(specs[k], results[k]) for k in range(start, min(start + burst, count))
+        ]
         log.append(*[applied_event(e, start + k, submit(board, e)) for k, e in enumerate(entries)])
         index.write_turn((), entries, start, ())
     seconds = time.perf_counter() - begun

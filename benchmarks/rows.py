@@ -32,7 +32,7 @@ from benchmarks.orchestrator import FarmLauncher
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.run_tournament import market_hash, run_tournament
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult
@@ -105,7 +105,7 @@ def fill(run: RunFolder, settings: TournamentSettings, market: Path) -> dict[str
             device="cpu",
         )
         store.result_path(spec.pod).write_text(result.to_json())
-        entry = Entry(spec, result)
+        entry = FinishedPod(spec, result)
         events.append(
             {"event": "proposed", "pod": spec.pod, "origin": spec.origin, "seen": spec.seen}
         )

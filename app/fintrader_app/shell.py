@@ -28,7 +28,7 @@ log = logging.getLogger("fintrader.app")
 
 
 @dataclass(frozen=True)
-class View:
+class PageEntry:
     """A page: its script in `views/`, its title, and its place in the URL."""
 
     file: str
@@ -38,15 +38,15 @@ class View:
 
 
 PAGES = (
-    View("runs.py", "Runs", ":material/list:", "runs"),
-    View("tournament.py", "Tournament", ":material/trophy:", "tournament"),
-    View("pod.py", "Pod", ":material/model_training:", "pod"),
-    View("backtest.py", "Backtest", ":material/show_chart:", "backtest"),
-    View("honesty.py", "Honesty", ":material/balance:", "honesty"),
-    View("compare.py", "Compare", ":material/compare_arrows:", "compare"),
-    View("live.py", "Live", ":material/monitor_heart:", "live"),
-    View("market.py", "Market", ":material/candlestick_chart:", "market"),
-    View("new_run.py", "New run", ":material/play_circle:", "new"),
+    PageEntry("runs.py", "Runs", ":material/list:", "runs"),
+    PageEntry("tournament.py", "Tournament", ":material/trophy:", "tournament"),
+    PageEntry("pod.py", "Pod", ":material/model_training:", "pod"),
+    PageEntry("backtest.py", "Backtest", ":material/show_chart:", "backtest"),
+    PageEntry("honesty.py", "Honesty", ":material/balance:", "honesty"),
+    PageEntry("compare.py", "Compare", ":material/compare_arrows:", "compare"),
+    PageEntry("live.py", "Live", ":material/monitor_heart:", "live"),
+    PageEntry("market.py", "Market", ":material/candlestick_chart:", "market"),
+    PageEntry("new_run.py", "New run", ":material/play_circle:", "new"),
 )
 
 ICON = (  # drawn here: a named icon would be fetched from somebody's server

@@ -227,7 +227,7 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
     """What makes one result durable: the pod's result file, the synced event, the index's
     transaction."""
     from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import Entry, Leaderboard, LeaderboardIndex
+    from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
     from fintrader.tournament.updater import applied_event, submit
 
     run = RunFolder(home / "database")
@@ -253,7 +253,7 @@ def database(home: Path, result: PodResult, count: int) -> dict[str, Samples]:
 
     def submission() -> None:
         place = next(places)
-        entry = Entry(specs[place], results[place])
+        entry = FinishedPod(specs[place], results[place])
         log.append(applied_event(entry, place, submit(board, entry)))
         index.write_turn((), [entry], place, ())
 

@@ -26,7 +26,7 @@ import numpy as np
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure, PodProgress
-from fintrader.tournament.run_tournament import Clock, Orchestrator
+from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
@@ -62,7 +62,7 @@ class World:
     seed: int = 0
 
 
-class SimulatedClock(Clock):
+class SimulatedClock(MonotonicClock):
     """Jumps from event to event. `charge`: the real CPU seconds of a turn pass on the simulated
     clock, times this."""
 

@@ -16,7 +16,7 @@ from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
-from fintrader.results.history import History, rounding_apart, weights
+from fintrader.results.history import AccountHistory, rounding_apart, weights
 from fintrader.verdict.bootstrap import intervals
 
 Array = NDArray[np.float64]
@@ -25,7 +25,7 @@ HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class BacktestResult(History):
+class BacktestResult(AccountHistory):
     """One strategy over one window of T bars and N assets. Raises BacktestError when the curve is
     unusable."""
 

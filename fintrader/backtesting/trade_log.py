@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 MINUTE_NS = 60_000_000_000
 
 
-class Fills(NamedTuple):
+class TradeRows(NamedTuple):
     """Columns of some rows of the trade list."""
 
     kind: NDArray[np.object_]
@@ -53,7 +53,7 @@ class TradeLog:
         self.income = np.zeros(bars)
         self.orders = OrderCounts()
         self.ruined = False
-        self._fills: list[Fills] = []
+        self._fills: list[TradeRows] = []
 
     def trade(
         self,
@@ -77,9 +77,9 @@ class TradeLog:
         self.costs[shown] += part[2].sum()
 
     def trades(self, *columns: NDArray[Any]) -> None:
-        """Note rows of the trade list (`Fills`) whose costs and turnover stand in the log
+        """Note rows of the trade list (`TradeRows`) whose costs and turnover stand in the log
         already."""
-        self._fills.append(Fills(*columns))
+        self._fills.append(TradeRows(*columns))
 
     def ruin(self, bar: int) -> None:
         """Close a ruined account at its last mark, with costs; its equity then stays what is
@@ -126,7 +126,7 @@ class TradeLog:
     def _trades(self) -> pd.DataFrame:
         if not self._fills:
             return empty_trades()
-        whole = Fills(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
+        whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self._fills, strict=True)))
         start = self.market.minutes.cpu().numpy()
         length = self.market.bar_minutes * MINUTE_NS
         at_open = (whole.kind == "split") | (
@@ -137,7 +137,7 @@ class TradeLog:
 
 
 def trade_frame(
-    fills: Fills, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
+    fills: TradeRows, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
 ) -> pd.DataFrame:
     """Rows of the trade list, decided and filled at these times (ns, UTC)."""
     frame = {

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.trade_log import MINUTE_NS, Fills, trade_frame
+from fintrader.backtesting.trade_log import MINUTE_NS, TradeRows, trade_frame
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.backtest_files import TRADE_COLUMNS
@@ -167,7 +167,7 @@ def _sold(result: BacktestResult) -> BacktestResult:
     assert cost is not None  # it has positions
     kind = np.full(which.size, "forced", dtype=object)
     bar = np.full(which.size, len(result.minutes) - 1)
-    fills = Fills(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
+    fills = TradeRows(kind, bar, bar, which, -held[which], result.mark[-1][which], cost[which])
     time = np.full(which.size, int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
     sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold

@@ -23,7 +23,7 @@ from fintrader.bars.checks.gates import Gate, named, waivers_of
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean, refuse_bad_values
 from fintrader.bars.evidence import (
-    Days,
+    BarsByDay,
     Votes,
     days_of,
     has_opening_prints,
@@ -56,7 +56,7 @@ _SPLITS = (2, 3, 4, 5, 7, 8, 10, 15, 20)
 
 
 @dataclass(frozen=True)
-class Finding:
+class InferredSetting:
     """One thing that was found out."""
 
     setting: str
@@ -73,7 +73,7 @@ class Detection:
     calendar: str
     source: dict[str, Any] = field(default_factory=dict)
     """Settings of the `files` source that read them, defaults left out."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[InferredSetting] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     first: dt.date = dt.date.max
     last: dt.date = dt.date.min
@@ -90,7 +90,7 @@ class Detection:
 
     def note(self, setting: str, value: object, sure: Sure, why: str) -> None:
         """Add a finding."""
-        self.findings.append(Finding(setting, str(value), sure, why))
+        self.findings.append(InferredSetting(setting, str(value), sure, why))
 
     def settings(self) -> FilesSettings:
         """The source as settings."""
@@ -372,7 +372,7 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
     votes = Votes()
     lengths = Counter[int]()
     wide = 0.0
-    looked: list[Days] = []
+    looked: list[BarsByDay] = []
     for one in _each(bars):
         days = days_of(one, grid)
         looked.append(days)
@@ -406,7 +406,7 @@ def _sessions_and_label(found: Detection, bars: Bars) -> None:
     _adjustment(found, bars, grid)
 
 
-def _length(found: Detection, looked: list[Days], lengths: Counter[int]) -> None:
+def _length(found: Detection, looked: list[BarsByDay], lengths: Counter[int]) -> None:
     usual = (
         lengths.most_common(1)[0][0]
         if lengths
@@ -421,7 +421,7 @@ def _length(found: Detection, looked: list[Days], lengths: Counter[int]) -> None
     found.note("bar_minutes", usual, sure, "rows stand so far apart")
 
 
-def _label(found: Detection, votes: Votes, looked: list[Days]) -> None:
+def _label(found: Detection, votes: Votes, looked: list[BarsByDay]) -> None:
     displaced = votes.displaced()
     if displaced == "end":
         found.source["label"] = "end"

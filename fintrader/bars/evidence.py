@@ -37,7 +37,7 @@ before."""
 
 
 @dataclass(frozen=True, eq=False)
-class Days:
+class BarsByDay:
     """One symbol's sorted bars day by day, for the `D` sessions on which it has two bars or
     more."""
 
@@ -96,7 +96,7 @@ class Days:
         return np.where(there, self.bars.volume[row], 0.0)
 
 
-def days_of(bars: Bars, grid: SessionGrid) -> Days:
+def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
     """The days of one symbol's sorted bars. A day reaches from the middle of one night to that of
     the next."""
     ts = bars.ts - bars.ts % MINUTE_NS
@@ -112,7 +112,7 @@ def days_of(bars: Bars, grid: SessionGrid) -> Days:
     apart[start[start < len(ts)]] = False
     steps = (np.diff(ts) // MINUTE_NS)[apart[1:]]
     single = np.flatnonzero(stop - start == 1)
-    return Days(
+    return BarsByDay(
         bars=bars,
         ts=ts,
         session=day,
@@ -156,7 +156,7 @@ class Votes:
         return None
 
 
-def label_votes(days: Days) -> Votes:
+def label_votes(days: BarsByDay) -> Votes:
     """How the days look at their open and close."""
     step = days.step
     if not 0 < step <= _LONGEST or not len(days.session):
@@ -164,7 +164,7 @@ def label_votes(days: Days) -> Votes:
     return _votes_at_the_edges(days, step) + _votes_of_volume(days, step)
 
 
-def _votes_at_the_edges(days: Days, step: int) -> Votes:
+def _votes_at_the_edges(days: BarsByDay, step: int) -> Votes:
     """Of days that hold the session alone: is the bar that is one too many a print, and the other a
     bar?
 
@@ -192,7 +192,7 @@ def _votes_at_the_edges(days: Days, step: int) -> Votes:
     return Votes(*counts)
 
 
-def _votes_of_volume(days: Days, step: int) -> Votes:
+def _votes_of_volume(days: BarsByDay, step: int) -> Votes:
     """Of days with trading around the session: which bar is the first with the volume of the
     open?"""
     wide = days.wide
@@ -210,7 +210,7 @@ def _votes_of_volume(days: Days, step: int) -> Votes:
     )
 
 
-def displacements(days: Days) -> Array:
+def displacements(days: BarsByDay) -> Array:
     """`[D]` int64: nanoseconds by which each day stands away from its session, 0 where nothing says
     so.
 
@@ -263,7 +263,7 @@ class SessionEvidence:
         self._moved: dict[int, Counter[int]] = {}
         self._whole_days = self._others = 0
 
-    def look(self, bars: Bars) -> Days:
+    def look(self, bars: Bars) -> BarsByDay:
         """One symbol's sorted bars. Raises BarError when they alone are evidence enough."""
         days = days_of(bars, self.grid)
         self._whole_days += days.alone
@@ -296,7 +296,7 @@ class SessionEvidence:
                 f" {self._whole}"
             )
 
-    def _refuse_length(self, days: Days, of: str) -> None:
+    def _refuse_length(self, days: BarsByDay, of: str) -> None:
         found = days.minutes
         grid = self.grid.bar_minutes
         if found is None:
@@ -375,7 +375,7 @@ class SessionEvidence:
         )
 
 
-def merge_opening_prints(bars: Bars, days: Days) -> tuple[Bars, int]:
+def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
     """The bars with each print that is stamped one bar before the open made part of the bar at the
     open; how many.
 
@@ -401,7 +401,7 @@ def merge_opening_prints(bars: Bars, days: Days) -> tuple[Bars, int]:
     return replace(bars, **columns).take(keep), len(prints)
 
 
-def has_opening_prints(days: Days) -> bool:
+def has_opening_prints(days: BarsByDay) -> bool:
     """Whether most days hold one bar before the open, a print of a single price at the opening's
     own time."""
     votes = (

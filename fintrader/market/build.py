@@ -34,7 +34,7 @@ from fintrader.config import refuse_url
 from fintrader.errors import StorageError
 from fintrader.files import seal
 from fintrader.market import features as ft
-from fintrader.market.columns import Columns, Sheet
+from fintrader.market.columns import ColumnStore, Sheet
 from fintrader.market.draft import Draft, Scaling
 from fintrader.market.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
 from fintrader.market.market_file import stored_hash
@@ -218,7 +218,7 @@ def _drafted(
     aliases = {**settings.universe.aliases, **feed.companies}
     candidates, left_out = candidates_of(settings, feed, membership, grid)
     left_out |= dict.fromkeys(feed.missing, f"no bars from {feed.inputs['kind']}")
-    with Columns(scratch, grid.num_bars, len(names)) as columns:
+    with ColumnStore(scratch, grid.num_bars, len(names)) as columns:
         symbols, dropped = read_all(
             settings, reader, candidates, windows.train, names, columns, progress
         )
@@ -344,7 +344,9 @@ def _drafted(
         )
 
 
-def _market_features(columns: Columns, names: Sequence[str], close: Sheet, member: Sheet) -> None:
+def _market_features(
+    columns: ColumnStore, names: Sequence[str], close: Sheet, member: Sheet
+) -> None:
     """Write the features that need all symbols."""
     wanted = ft.market_wide(names)
     if not wanted:

@@ -54,7 +54,7 @@ class Sheet:
         return self._rows[start - self._first : stop - self._first]
 
 
-class Columns:
+class ColumnStore:
     """Room for columns of `bars` bars, numbered from 0; a column may be written again."""
 
     def __init__(self, folder: Path | None, bars: int, features: int) -> None:
@@ -87,7 +87,7 @@ class Columns:
     def __len__(self) -> int:
         return self.bars
 
-    def __enter__(self) -> Columns:
+    def __enter__(self) -> ColumnStore:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.market.columns import Columns, Sheet
+from fintrader.market.columns import ColumnStore, Sheet
 from fintrader.market.market_file import (
     ARRAYS,
     EVENT,
     EVENTS,
-    Entry,
+    StoredArray,
     header_text,
     refuse_bad_cells,
     write_market,
@@ -80,7 +80,7 @@ class Draft:
     """The arrays common to all symbols (context, session, minutes, benchmark)."""
     events: list[tuple[int, int, float, float]]
     """Bar, asset, split and dividend, in order."""
-    columns: Columns
+    columns: ColumnStore
     days: Array
     """`[S, N]` bool: members of each day."""
     shares: Array | None
@@ -105,7 +105,7 @@ class Draft:
         shapes |= {name: one.shape for name, one in (*self.whole.items(), *events.items())}
         kinds = {**ARRAYS, **{EVENT + name: kind for name, kind in EVENTS.items()}}
         entries = [
-            Entry(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes
+            StoredArray(name, kind, shapes[name]) for name, kind in kinds.items() if name in shapes
         ]
         return write_market(
             path, header_text(self.header), entries, {**self.whole, **events}, self.blocks()

@@ -60,7 +60,7 @@ _LONGEST_HEADER = 100_000_000
 """As safetensors has it."""
 
 
-class Entry(NamedTuple):
+class StoredArray(NamedTuple):
     """One array of a safetensors file."""
 
     name: str
@@ -79,12 +79,12 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * self.size
 
 
-def stored_order(entries: Iterable[Entry]) -> list[Entry]:
+def stored_order(entries: Iterable[StoredArray]) -> list[StoredArray]:
     """The order in which a safetensors file holds its arrays."""
     return sorted(entries, key=lambda entry: (-entry.size, entry.name))
 
 
-def preamble(order: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
+def preamble(order: Sequence[StoredArray], metadata: Mapping[str, str]) -> bytes:
     """All bytes of a safetensors file before its arrays, which follow in `order`."""
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
@@ -111,7 +111,7 @@ def header_text(fields: Mapping[str, Any]) -> str:
 def write_market(
     path: Path | str,
     header: str,
-    entries: Sequence[Entry],
+    entries: Sequence[StoredArray],
     whole: Mapping[str, Any],
     blocks: Iterable[tuple[int, Mapping[str, Array]]] = (),
 ) -> str:

@@ -35,7 +35,7 @@ _CASH = 1
 _SWITCH = 2
 
 
-class Layout(Protocol):
+class SplittingLayout(Protocol):
     """What is needed of an `ObservationLayout`."""
 
     def split(self, obs: Tensor) -> Mapping[str, Tensor]:
@@ -164,7 +164,7 @@ def planted_optimum(planted: Mapping[str, Any], cost_bps: float, num_bars: int) 
 
 
 def oracle_policy(
-    market: MarketTensors, layout: Layout, cost_bps: float, *, horizon: int = 2000
+    market: MarketTensors, layout: SplittingLayout, cost_bps: float, *, horizon: int = 2000
 ) -> Callable[[Tensor], Tensor]:
     """The optimal policy as a callable, obs `[B, D]` -> target weights `[B, N]` (action mode
     "target").

@@ -24,7 +24,7 @@ from fintrader.bars.sources.feeds import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.market import features as ft
-from fintrader.market.columns import Columns
+from fintrader.market.columns import ColumnStore
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticSettings
@@ -68,7 +68,7 @@ def read_all(
     candidates: Sequence[str],
     train: tuple[int, int],
     names: Sequence[str],
-    columns: Columns,
+    columns: ColumnStore,
     progress: Progress | None,
 ) -> tuple[list[str], dict[str, str]]:
     """Fill the columns; the chosen symbols, and why other candidates were left out.

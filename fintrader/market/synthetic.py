@@ -46,7 +46,7 @@ class EventSettings(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class Events:
+class RandomEvents:
     """What happens, drawn from the seed."""
 
     jumps: Array
@@ -78,7 +78,7 @@ class Events:
         return announced
 
 
-def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int) -> Events:
+def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int) -> RandomEvents:
     """Events of a market. Raises DataError when there are fewer stocks or sessions than events
     need."""
     happens = settings.splits + settings.dividends + settings.delistings + settings.late_listings
@@ -124,7 +124,7 @@ def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int
         jumps[grid.first_bar[:-1]] = np.where(
             hit, size, 0.0
         )  # mean one: nothing to be gained by holding over nights
-    return Events(jumps, listed, halted, tuple(actions))
+    return RandomEvents(jumps, listed, halted, tuple(actions))
 
 
 class PlantedSettings(Settings):

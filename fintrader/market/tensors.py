@@ -22,7 +22,7 @@ from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError
 from fintrader.market import market_file
-from fintrader.market.market_file import EVENT, FORMAT, Entry, header_text, write_market
+from fintrader.market.market_file import EVENT, FORMAT, StoredArray, header_text, write_market
 from fintrader.metrics import TRADING_DAYS
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
@@ -45,9 +45,9 @@ def preamble(order: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]) -
     return market_file.preamble(_entries(order), metadata)
 
 
-def _entries(tensors: Iterable[tuple[str, Tensor]]) -> list[Entry]:
+def _entries(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
     return [
-        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        StoredArray(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors
     ]
 

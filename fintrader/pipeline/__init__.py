@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
     from fintrader.pipeline.data import check_lookahead
-    from fintrader.pipeline.estimates import Record, estimate, record_of
+    from fintrader.pipeline.estimates import EarlierRun, estimate, record_of
     from fintrader.pipeline.inputs import missing_inputs
     from fintrader.pipeline.reproduction import reproduce
     from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHOICES",
     "BacktestSettings",
-    "Record",
+    "EarlierRun",
     "RunConfig",
     "backtest_run",
     "build_data",
@@ -52,7 +52,7 @@ __all__ = [
 _HOMES = {
     "BacktestSettings": "pipeline.config",
     "CHOICES": "pipeline.config",
-    "Record": "pipeline.estimates",
+    "EarlierRun": "pipeline.estimates",
     "RunConfig": "pipeline.config",
     "backtest_run": "pipeline.run_stages",
     "build_data": "market.commands",

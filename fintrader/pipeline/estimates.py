@@ -38,7 +38,7 @@ _ONLY_LENGTH_GROUPS = ("backtest.", "walkforward.", "tournament.search.")
 
 
 @dataclass(frozen=True)
-class Record:
+class EarlierRun:
     """What an earlier run on this machine took."""
 
     name: str
@@ -80,7 +80,7 @@ class Estimate:
 
 def record_of(
     name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None
-) -> Record | None:
+) -> EarlierRun | None:
     """An earlier run as a record; None of one whose tournament has not finished, or of another
     version."""
     took = {
@@ -100,10 +100,10 @@ def record_of(
     other = sum(
         seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model")
     )
-    return Record(name, settings, min(races), other, market)
+    return EarlierRun(name, settings, min(races), other, market)
 
 
-def estimate(config: RunConfig, records: Sequence[Record]) -> Estimate:
+def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     """What a run of these settings will probably take, from the earlier run that is most like
     it."""
     likely = next((one for one in records if _differs_in_length_only(one.config, config)), None)

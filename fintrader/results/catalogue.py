@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.results.history import History, Sample
+from fintrader.results.history import AccountHistory, MetricInputs
 
 Array = NDArray[np.float64]
 EMPYRICAL = "empyrical"
@@ -28,7 +28,7 @@ _SHARE = "share"
 _YEAR = "share a year"
 _RATIO = "ratio"
 _USD = "USD"
-Compute = Callable[[Sample], float | None]
+Compute = Callable[[MetricInputs], float | None]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Metric:
     compute: Compute
 
 
-def measure(history: History) -> dict[str, float | None]:
+def measure(history: AccountHistory) -> dict[str, float | None]:
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
     NaN."""
-    sample = Sample(history)
+    sample = MetricInputs(history)
     with np.errstate(over="ignore", invalid="ignore"):
         return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
 
@@ -68,11 +68,11 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _fills(s: Sample) -> float:
+def _fills(s: MetricInputs) -> float:
     return float((s.of.trades["kind"] != "split").sum())
 
 
-def _break_even_bps(s: Sample) -> float | None:
+def _break_even_bps(s: MetricInputs) -> float | None:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     return m.ratio(s.profit_before_costs * 1e4, s.traded_usd)
 
@@ -81,7 +81,7 @@ def _mean(values: Array | pd.Series) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def _herfindahl(s: Sample) -> float | None:
+def _herfindahl(s: MetricInputs) -> float | None:
     """Mean over sessions with positions of Σ (w / Σ|w|)²."""
     weights = np.abs(s.closing_weights)
     gross = weights.sum(axis=1)
@@ -89,7 +89,7 @@ def _herfindahl(s: Sample) -> float | None:
     return _mean(np.square(shares).sum(axis=1))
 
 
-def _largest_weight(s: Sample) -> float | None:
+def _largest_weight(s: MetricInputs) -> float | None:
     return float(np.abs(s.closing_weights).max())
 
 
@@ -101,7 +101,7 @@ _trip_share = _trips("profit_usd", m.hit_rate)
 _median_minutes = _trips("minutes", pd.Series.median)
 
 
-def _total_turnover(s: Sample) -> float | None:
+def _total_turnover(s: MetricInputs) -> float | None:
     return m.ratio(s.traded_usd * s.of.sessions_a_year / s.sessions, float(s.of.equity.mean()))
 
 
@@ -681,7 +681,7 @@ def _defined(key: str, compute: Compute) -> Compute:
     """None for curves that were not traded here (the index has no positions), and for windows that
     are too short."""
 
-    def defined(s: Sample) -> float | None:
+    def defined(s: MetricInputs) -> float | None:
         untraded = key in _OF_POSITIONS and not s.of.has_positions
         return (
             None if untraded or m.too_short(key, s.sessions, s.of.sessions_a_year) else compute(s)

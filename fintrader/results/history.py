@@ -30,7 +30,7 @@ class OrderCounts(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class History:
+class AccountHistory:
     """What the numbers are computed from: one strategy over T bars and N assets."""
 
     minutes: NDArray[np.int64]
@@ -81,10 +81,10 @@ class History:
         return None, None
 
 
-class Sample:
+class MetricInputs:
     """What the metrics read, computed once for a history."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: AccountHistory) -> None:
         self.of = history
         self.daily = m.daily_returns(history.equity, history.session)
         self.index = rounding_apart(self.daily, m.daily_returns(history.benchmark, history.session))

@@ -33,16 +33,16 @@ from fintrader.agents.settings import MAX_TILT_SCALE
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import write_json
 from fintrader.runs import RunFolder
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 
 
 def choose(
-    rows: Sequence[Entry],
+    rows: Sequence[FinishedPod],
     size: int,
     diversity: float,
-    founder: Callable[[Entry], str] = lambda entry: entry.spec.pod,
-) -> list[Entry]:
+    founder: Callable[[FinishedPod], str] = lambda entry: entry.spec.pod,
+) -> list[FinishedPod]:
     """Up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean correlation
     with the chosen`.
 
@@ -59,11 +59,11 @@ def choose(
 
 
 def _greedy(
-    rows: Sequence[Entry], size: int, diversity: float, founder: Callable[[Entry], str]
-) -> list[Entry]:
+    rows: Sequence[FinishedPod], size: int, diversity: float, founder: Callable[[FinishedPod], str]
+) -> list[FinishedPod]:
     """`size` rows, or as many as there are when nobody founds more than half of `size` (or one)."""
     left = list(rows)
-    chosen: list[Entry] = []
+    chosen: list[FinishedPod] = []
     founded: Counter[str] = Counter()
     scores = np.array([row.score for row in left])
     spread = float(scores.std()) if len(left) else 0.0
@@ -81,7 +81,7 @@ def _greedy(
     return chosen
 
 
-def weights_of(members: Sequence[Entry], how: str) -> list[float]:
+def weights_of(members: Sequence[FinishedPod], how: str) -> list[float]:
     """Weights summing to 1: equal, or softmax of the scores standardised over the members."""
     if how == "equal" or len(members) == 1:
         return [1.0 / len(members)] * len(members)
@@ -162,7 +162,7 @@ def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
 
 
 def evidence_of(
-    members: Sequence[Entry], weights: Sequence[float], settings: TournamentSettings
+    members: Sequence[FinishedPod], weights: Sequence[float], settings: TournamentSettings
 ) -> dict[str, Any] | None:
     """What the members' pooled evidence says, plain JSON; None without shrinkage.
 
@@ -218,18 +218,18 @@ def _mode(settings: TournamentSettings) -> Literal["mean", "weighted", "vote"]:
     return "weighted" if settings.ensemble_weights == "score" else "mean"
 
 
-def correlations(members: Sequence[Entry]) -> list[list[float | None]]:
+def correlations(members: Sequence[FinishedPod]) -> list[list[float | None]]:
     """`[K, K]` correlation of the members' daily validation returns in excess of the benchmark's;
     None where one of them is constant."""
     return [[_correlation(a, b) for b in members] for a in members]
 
 
-def _mean_correlation(row: Entry, chosen: Sequence[Entry]) -> float:
+def _mean_correlation(row: FinishedPod, chosen: Sequence[FinishedPod]) -> float:
     known = [value for other in chosen if (value := _correlation(row, other)) is not None]
     return sum(known) / len(known) if known else 0.0
 
 
-def _correlation(a: Entry, b: Entry) -> float | None:
+def _correlation(a: FinishedPod, b: FinishedPod) -> float | None:
     x, y = (np.asarray(one.result.active_returns or one.result.returns) for one in (a, b))
     if x.size != y.size or x.size < 2 or x.std() == 0 or y.std() == 0:
         return None

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from fintrader.config import Settings, first_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import derive, numpy_generator
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import library, proposed
 from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodSpec, StopRule
@@ -43,7 +43,7 @@ class Generator:
     env: dict[str, Any]
     seed: int
     data_hash: str
-    inherited: tuple[Entry, ...] = ()
+    inherited: tuple[FinishedPod, ...] = ()
     """Pods of an earlier run, best first, from which the first ones here start."""
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class Generator:
         self,
         index: int,
         leaderboard: Leaderboard,
-        parent: Entry,
+        parent: FinishedPod,
         *,
         generation: int,
         explore: bool = True,
@@ -160,7 +160,7 @@ class Generator:
         *,
         origin: Any,
         generation: int,
-        parent: Entry | None = None,
+        parent: FinishedPod | None = None,
     ) -> PodSpec:
         try:
             agent = type(base).model_validate(values).model_dump(mode="json")
@@ -198,7 +198,7 @@ class Generator:
         )
 
 
-def _fresh_of(base: Settings, leaderboard: Leaderboard) -> list[Entry]:
+def _fresh_of(base: Settings, leaderboard: Leaderboard) -> list[FinishedPod]:
     """The fresh pods of that algorithm, as they were applied."""
     algo = base.model_dump(mode="json").get("algo")
     return [

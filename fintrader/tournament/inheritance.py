@@ -41,7 +41,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament.folds import WHOLE
 from fintrader.tournament.generator import get, has, put
-from fintrader.tournament.leaderboard import Entry
+from fintrader.tournament.leaderboard import FinishedPod
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -68,7 +68,7 @@ class Inheritance:
     """Pods that were scored there, and in the runs that it began with."""
     seen_until: int
     """Start of the last bar that anything here was trained on or chosen by, ns since 1970 UTC."""
-    entries: tuple[Entry, ...]
+    entries: tuple[FinishedPod, ...]
     """The parents, best first: called `run:pod`, with settings of this run, and snapshots in its
     store."""
 
@@ -82,7 +82,7 @@ class Inheritance:
             values = read_json(path)
             pairs = values.pop("entries")
             entries = (
-                Entry(PodSpec.model_validate(one), PodResult.model_validate(two))
+                FinishedPod(PodSpec.model_validate(one), PodResult.model_validate(two))
                 for one, two in pairs
             )
             return cls(**values, entries=tuple(entries))
@@ -155,11 +155,11 @@ def has_pods(folder: RunFolder) -> bool:
     return bool(_ranked(open_store(folder, mirror_of(folder.root))))
 
 
-def _ranked(source: RunStore) -> list[Entry]:
+def _ranked(source: RunStore) -> list[FinishedPod]:
     """Its pods that others can start from, best first."""
     specs = source.specs()
     results = source.results()
-    entries = [Entry(specs[pod], result) for pod, result in results.items() if pod in specs]
+    entries = [FinishedPod(specs[pod], result) for pod, result in results.items() if pod in specs]
     return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
 
 
@@ -209,7 +209,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
             update={"pod": f"{folder.label}:{pod}", "agent": agent, "folds": 0}
         )
         result = entry.result.model_copy(update={"snapshot": snapshot})
-        entries.append(Entry(spec, result))
+        entries.append(FinishedPod(spec, result))
     if not entries:
         raise TournamentError(f"{address}: none of its pods can start one here; {problems[0]}")
     first = int(split.test.minutes[0])
@@ -226,7 +226,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
 
 def _moved(
     header: Mapping[str, Any],
-    entry: Entry,
+    entry: FinishedPod,
     source: RunStore,
     heirs: Heirs,
     layout: Any,

@@ -23,7 +23,7 @@ from fintrader.tournament.store import aside
 
 
 @dataclass(frozen=True)
-class Entry:
+class FinishedPod:
     """A pod's spec and result, together."""
 
     spec: PodSpec
@@ -57,14 +57,14 @@ class Leaderboard:
 
     size: int
     niche: Niche = "none"
-    rows: list[Entry] = field(default_factory=list)
+    rows: list[FinishedPod] = field(default_factory=list)
     """Best first, at most `size`."""
-    parents: list[Entry] = field(default_factory=list)
+    parents: list[FinishedPod] = field(default_factory=list)
     """Rows that others can start from, best first."""
-    elites: list[Entry] = field(default_factory=list)
+    elites: list[FinishedPod] = field(default_factory=list)
     """The best that others can start from of each niche, best first, at most `size`; also such as
     have no row."""
-    applied: list[Entry] = field(default_factory=list)
+    applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
     failed: int = 0
@@ -88,11 +88,11 @@ class Leaderboard:
         scores = (entry.result.benchmark_score for entry in self.applied)
         return next((score for score in scores if score is not None), None)
 
-    def founder(self, entry: Entry) -> str:
+    def founder(self, entry: FinishedPod) -> str:
         """The pod without a parent that an entry descends from."""
         return self.founders[entry.spec.pod]
 
-    def niche_of(self, entry: Entry) -> str | int:
+    def niche_of(self, entry: FinishedPod) -> str | int:
         """Whom an entry is compared with before it may be a parent: its family, or those about as
         deep."""
         return (
@@ -157,7 +157,7 @@ class LeaderboardIndex:
     def close(self) -> None:
         self.connection.close()
 
-    def rebuild(self, size: int, specs: Iterable[PodSpec], entries: Sequence[Entry]) -> None:
+    def rebuild(self, size: int, specs: Iterable[PodSpec], entries: Sequence[FinishedPod]) -> None:
         """Make every row again from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -183,7 +183,7 @@ class LeaderboardIndex:
     def write_turn(
         self,
         specs: Sequence[PodSpec],
-        entries: Sequence[Entry],
+        entries: Sequence[FinishedPod],
         first: int,
         states: Collection[PodState],
     ) -> None:
@@ -212,7 +212,7 @@ class LeaderboardIndex:
                 {**{name: getattr(spec, name) for name in _POD_NAMES if name not in own}, **own},
             )
 
-    def _insert_entries(self, entries: Sequence[Entry], first: int) -> None:
+    def _insert_entries(self, entries: Sequence[FinishedPod], first: int) -> None:
         for applied, entry in enumerate(entries, first):
             spec = entry.spec
             result = entry.result

@@ -2,7 +2,7 @@
 starts and stops pods.
 
 Everything it knows can be derived from the store (`recover`), so it may be killed anywhere. Time is
-real, unless a simulation of a cluster brings its own `Clock`.
+real, unless a simulation of a cluster brings its own `MonotonicClock`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fintrader.tournament import terminal
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, Launcher, PodFailure
-from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.retention import Retention, needed_again
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import TournamentSettings
@@ -36,7 +36,7 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import applied_event, submit
 
 
-class Clock:
+class MonotonicClock:
     """The machine's monotonic clock and real waiting."""
 
     def now(self) -> float:
@@ -90,7 +90,7 @@ class Orchestrator:
         scheduler: Scheduler,
         generator: Generator,
         launcher: Launcher,
-        clock: Clock | None = None,
+        clock: MonotonicClock | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -98,7 +98,7 @@ class Orchestrator:
         self.scheduler = scheduler
         self.generator = generator
         self.launcher = launcher
-        self.clock = clock or Clock()
+        self.clock = clock or MonotonicClock()
         self.log = EventLog(store.run.events, store.keep_events)
         self.retention = Retention(settings, store, self.log)
         self.index, replaced = open_or_replace(store.run.leaderboard)
@@ -354,7 +354,7 @@ class Orchestrator:
         it should."""
         self._make_due(stored)
         while (result := self.pending.take(len(self.leaderboard.applied))) is not None:
-            entry = Entry(self.specs[int(result.pod[1:])], result)
+            entry = FinishedPod(self.specs[int(result.pod[1:])], result)
             number = len(self.leaderboard.applied)
             placement = submit(self.leaderboard, entry)
             if (

@@ -29,7 +29,7 @@ from fintrader.tournament.settings import TournamentSettings
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricFamily:
     """A family of series: its kind, what it counts, and its labels."""
 
     kind: str
@@ -38,45 +38,47 @@ class Metric:
     labels: tuple[str, ...] = ("run",)
 
 
-CATALOGUE: dict[str, Metric] = {
-    "fintrader_pods": Metric(
+CATALOGUE: dict[str, MetricFamily] = {
+    "fintrader_pods": MetricFamily(
         "gauge",
         "Pods by state: planned, waiting, running, arrived, done, stopped, failed",
         ("run", "state"),
     ),
-    "fintrader_pods_wanted": Metric("gauge", "Pods the tournament is to train in all"),
-    "fintrader_capacity_pods": Metric("gauge", "Pods that can work at once, at this moment"),
-    "fintrader_launches": Metric("counter", "Pods started, restarts included"),
-    "fintrader_submissions": Metric(
+    "fintrader_pods_wanted": MetricFamily("gauge", "Pods the tournament is to train in all"),
+    "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can work at once, at this moment"),
+    "fintrader_launches": MetricFamily("counter", "Pods started, restarts included"),
+    "fintrader_submissions": MetricFamily(
         "counter", "Results applied to the leaderboard", ("run", "status")
     ),
-    "fintrader_pod_losses": Metric(
+    "fintrader_pod_losses": MetricFamily(
         "counter", "Attempts that came to nothing, by reason", ("run", "reason")
     ),
-    "fintrader_drained": Metric(
+    "fintrader_drained": MetricFamily(
         "counter", "Pods stopped to make room or because their node went away"
     ),
-    "fintrader_env_steps": Metric(
+    "fintrader_env_steps": MetricFamily(
         "counter", "Environment steps trained, repeated ones counted once"
     ),
-    "fintrader_env_steps_per_second": Metric(
+    "fintrader_env_steps_per_second": MetricFamily(
         "gauge", "Environment steps a second over the last half minute"
     ),
-    "fintrader_best_score": Metric(
+    "fintrader_best_score": MetricFamily(
         "gauge", "Best validation score on the leaderboard", ("run", "metric")
     ),
-    "fintrader_leaderboard_rows": Metric("gauge", "Rows of the leaderboard"),
-    "fintrader_reconcile_seconds": Metric("histogram", "Time a turn of the reconcile loop takes"),
-    "fintrader_last_reconcile_timestamp_seconds": Metric(
+    "fintrader_leaderboard_rows": MetricFamily("gauge", "Rows of the leaderboard"),
+    "fintrader_reconcile_seconds": MetricFamily(
+        "histogram", "Time a turn of the reconcile loop takes"
+    ),
+    "fintrader_last_reconcile_timestamp_seconds": MetricFamily(
         "gauge", "When the last turn ended, Unix time"
     ),
-    "fintrader_gpu_memory_used_bytes": Metric(
+    "fintrader_gpu_memory_used_bytes": MetricFamily(
         "gauge", "Memory in use on a GPU of this machine", ("gpu",)
     ),
-    "fintrader_gpu_memory_total_bytes": Metric(
+    "fintrader_gpu_memory_total_bytes": MetricFamily(
         "gauge", "Memory of a GPU of this machine", ("gpu",)
     ),
-    "fintrader_build": Metric(
+    "fintrader_build": MetricFamily(
         "info", "Versions of what is running", ("version", "commit", "python", "torch")
     ),
 }

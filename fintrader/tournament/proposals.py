@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fintrader.errors import ConfigError, install_command
-from fintrader.tournament.leaderboard import Entry
+from fintrader.tournament.leaderboard import FinishedPod
 from fintrader.tournament.settings import Range
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ REMEMBERED = 500
 
 
 def proposed(
-    search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[Entry], seed: int
+    search: Mapping[str, Range], likes: Mapping[str, Any], tried: Sequence[FinishedPod], seed: int
 ) -> dict[str, Any]:
     """Setting -> value, as the estimator proposes it; nothing while fewer than `STARTUP` have a
     score.
@@ -81,7 +81,7 @@ def _distribution(space: Range, like: Any) -> BaseDistribution:
 
 
 def _trial(
-    entry: Entry, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
+    entry: FinishedPod, search: Mapping[str, Range], spaces: Mapping[str, BaseDistribution]
 ) -> optuna.trial.FrozenTrial:
     """A pod as Optuna knows it. What an algorithm has by its own settings outside of the ranges is
     left out."""

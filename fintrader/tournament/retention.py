@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fintrader.errors import StorageError
 from fintrader.results.leaderboard_reader import dropped_pods
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
@@ -61,7 +61,7 @@ class Retention:
             self._delete(still, over.keys() - gone, over)
 
     def _delete(
-        self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, Entry]
+        self, pods: Iterable[str], kept: Collection[str], over: Mapping[str, FinishedPod]
     ) -> None:
         """Delete all but spec and result of these, and nothing that is of a pod that is kept, too:
         content is stored once however many pods have it."""
@@ -73,7 +73,7 @@ class Retention:
                 return
 
     def _kept(
-        self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, Entry]
+        self, board: Leaderboard, specs: Sequence[PodSpec], over: dict[str, FinishedPod]
     ) -> set[str]:
         """Rows, the best of each niche, pods that are not over and their parents, the newest two
         generations where there are generations, where `keep` asks for `lineage` all that these

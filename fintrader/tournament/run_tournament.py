@@ -41,7 +41,7 @@ from fintrader.tournament.launchers import Launcher, LauncherFactory
 from fintrader.tournament.launchers.local import LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.orchestrator import Clock, Orchestrator
+from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
@@ -91,7 +91,7 @@ def run_tournament(
     ensemble: EnsembleBuilder = build_ensemble,
     data_hash: str | None = None,
     watch: Callable[[Orchestrator], None] | None = None,
-    clock: Clock | None = None,
+    clock: MonotonicClock | None = None,
     inherit: Callable[[RunStore], Inheritance | None] | None = None,
     title: str = "tournament",
 ) -> TournamentResult:

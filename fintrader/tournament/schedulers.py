@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 
@@ -61,7 +61,7 @@ class Generational:
     def __init__(self, population: int, survivors: int) -> None:
         self.population = population
         self.survivors = survivors
-        self._chosen: tuple[Leaderboard, int, list[Entry]] | None = None
+        self._chosen: tuple[Leaderboard, int, list[FinishedPod]] | None = None
 
     def needs(self, index: int) -> int | None:
         return index // self.population * self.population
@@ -82,7 +82,7 @@ class Generational:
             )
         return generator.child(index, leaderboard, best[number % len(best)], generation=generation)
 
-    def _best(self, leaderboard: Leaderboard, generation: int) -> list[Entry]:
+    def _best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
         """The survivors of a generation that is whole; sorted once, not for every child."""
         if (
             self._chosen is None

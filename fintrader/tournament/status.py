@@ -17,7 +17,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import mirror_of
 from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, Leaderboard, PodState, open_or_replace
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
@@ -189,7 +189,7 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     size = int(store.identity()["settings"]["leaderboard_size"])
     leaderboard = Leaderboard(size)
     for pod in log.order(results):
-        submit(leaderboard, Entry(specs[pod], results[pod]))
+        submit(leaderboard, FinishedPod(specs[pod], results[pod]))
     index, _ = open_or_replace(run.leaderboard if path is None else path)
     try:
         index.rebuild(size, specs.values(), leaderboard.applied)

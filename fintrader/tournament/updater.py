@@ -11,7 +11,7 @@ import bisect
 from dataclasses import dataclass
 from typing import Any
 
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Placement:
     """The pod that lost its row."""
 
 
-def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
+def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no
     row."""
     if entry.key in leaderboard.keys:
@@ -59,7 +59,7 @@ def submit(leaderboard: Leaderboard, entry: Entry) -> Placement:
     return Placement(True, position, evicted.spec.pod if evicted else None)
 
 
-def _compete(leaderboard: Leaderboard, entry: Entry) -> None:
+def _compete(leaderboard: Leaderboard, entry: FinishedPod) -> None:
     """Let an entry be its niche's, if it is better than the one there. What is crowded out never
     comes back: its niche would have to come with something worse."""
     niche = leaderboard.niche_of(entry)
@@ -73,11 +73,11 @@ def _compete(leaderboard: Leaderboard, entry: Entry) -> None:
     del elites[leaderboard.size :]
 
 
-def _order(entry: Entry) -> tuple[float, int, int]:
+def _order(entry: FinishedPod) -> tuple[float, int, int]:
     return entry.order
 
 
-def applied_event(entry: Entry, number: int, placement: Placement) -> dict[str, Any]:
+def applied_event(entry: FinishedPod, number: int, placement: Placement) -> dict[str, Any]:
     """The event that says that a result was applied, as number `number` in all, and where it
     stands."""
     return {

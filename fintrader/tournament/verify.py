@@ -35,7 +35,7 @@ from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.events import applied_order, owner_of, read_log
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.inheritance import Inheritance
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.schedulers import scheduler_of
 from fintrader.tournament.settings import TournamentSettings
@@ -220,7 +220,7 @@ class Found:
                 spec = self.specs.get(before) or specs.get(before)
                 if spec is None or before not in self.results:
                     return specs
-                submit(board, Entry(spec, self.results[before]))
+                submit(board, FinishedPod(spec, self.results[before]))
             specs[pod] = scheduler.make(index, board, generator)
         return specs
 
@@ -446,7 +446,7 @@ def _rows(path: Path, query: str) -> list[Any]:
 def board_of(found: Found, size: int) -> Leaderboard:
     board = Leaderboard(size)
     for pod in found.order:
-        submit(board, Entry(found.specs[pod], found.results[pod]))
+        submit(board, FinishedPod(found.specs[pod], found.results[pod]))
     return board
 
 

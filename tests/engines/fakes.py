@@ -21,7 +21,7 @@ from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
-from fintrader.tournament.leaderboard import Entry, LeaderboardIndex
+from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
@@ -190,7 +190,7 @@ def make_tournament(
     log = EventLog(folder.events)
     board = LeaderboardIndex(folder.leaderboard)
     log.append({"event": "started", "token": 1, "seed": seed})
-    entries: list[Entry] = []
+    entries: list[FinishedPod] = []
     specs: list[PodSpec] = []
     for index in range(pods):
         parents = [entry for entry in entries if entry.result.score is not None]
@@ -257,7 +257,7 @@ def make_tournament(
         result = store.write_result(_result(spec, score, begin, **outcome))
         applied = {"epoch": 0, "applied": len(entries), "position": 1, "evicted": None}
         judged = {"status": result.status, "reason": result.reason, "score": score}
-        entries.append(Entry(spec, result))
+        entries.append(FinishedPod(spec, result))
         log.append({"event": "applied", **pod, **applied, **judged})
     board.rebuild(16, specs, entries)
     if racing:
@@ -343,7 +343,7 @@ def long_race(folder: RunFolder, *, pods: int) -> None:
         spec = _spec(index, float(10 ** rng.uniform(-4, -3)), parent, seen=index, data_hash="")
         score = None if index % 17 == 3 else float(rng.normal())
         specs.append(spec)
-        entries.append(Entry(spec, _result(spec, score, START + 12.0 * (index // 4))))
+        entries.append(FinishedPod(spec, _result(spec, score, START + 12.0 * (index // 4))))
     board = LeaderboardIndex(folder.leaderboard)
     board.rebuild(16, specs, entries)
     board.close()

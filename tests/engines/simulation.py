@@ -35,7 +35,7 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.lease import Lease
 from fintrader.tournament.mirrored_store import MirroredStore
-from fintrader.tournament.orchestrator import Clock, Orchestrator
+from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.schedulers import Asynchronous
 from fintrader.tournament.settings import TournamentSettings
@@ -262,7 +262,7 @@ class SimulatedObjects(Objects):
         ]
 
 
-class _Time(Clock):
+class _Time(MonotonicClock):
     def __init__(self, world: World) -> None:
         self.world = world
 

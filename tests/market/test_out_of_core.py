@@ -13,7 +13,7 @@ import pytest
 from fintrader.bars.clean import SymbolBars
 from fintrader.market import scaling
 from fintrader.market.build import build_market, make_market
-from fintrader.market.columns import Columns, Sheet
+from fintrader.market.columns import ColumnStore, Sheet
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_csv
 
@@ -131,7 +131,7 @@ def test_a_column_may_be_written_again(tmp_path: Path) -> None:
             "A", first, True, prices, prices, prices, prices, prices, flags, flags, {}
         )
 
-    with Columns(tmp_path, 10, 2) as columns:
+    with ColumnStore(tmp_path, 10, 2) as columns:
         columns.fill(0, one(0, 9, 5.0), np.ones((9, 2)))
         columns.fill(0, one(2, 6, 7.0), np.full((4, 2), 3.0), [(4, 2.0, 0.0)])
         columns.fill(1, one(0, 10, 1.0), np.zeros((10, 2)))

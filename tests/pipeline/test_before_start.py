@@ -9,7 +9,7 @@ import pytest
 
 from fintrader.config import models_in, validate, without_secret
 from fintrader.market.settings import DataSettings
-from fintrader.pipeline import Record, RunConfig, estimate, missing_inputs, record_of
+from fintrader.pipeline import EarlierRun, RunConfig, estimate, missing_inputs, record_of
 from fintrader.pipeline.inputs import named_files
 from fintrader.runs import Manifest
 from tests.engines.runs import TINY, fintrader, write_config
@@ -81,7 +81,7 @@ def test_every_file_that_data_settings_name_is_looked_for() -> None:
 STAGES = {"tournament": 40.0, "null_model": 16.0, "data": 1.0, "backtest": 8.0}
 
 
-def record(config: RunConfig) -> Record:
+def record(config: RunConfig) -> EarlierRun:
     found = record_of(
         "earlier",
         config.model_dump(mode="json"),

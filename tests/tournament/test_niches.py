@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fintrader.errors import ConfigError
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.updater import submit
@@ -20,7 +20,7 @@ from tests.engines.races import settings
 from tests.tournament.test_roles import breeder
 
 
-def child(index: int, score: float | None, parent: Entry | None = None) -> Entry:
+def child(index: int, score: float | None, parent: FinishedPod | None = None) -> FinishedPod:
     generation = parent.spec.generation + 1 if parent else 0
     spec = stubs.spec(
         index, generation=generation, **({"parent": parent.spec.pod} if parent else {})
@@ -28,12 +28,12 @@ def child(index: int, score: float | None, parent: Entry | None = None) -> Entry
     outcome = (
         {"status": "failed"} if score is None else {"status": "done", "snapshot": f"sha-{index}"}
     )
-    return Entry(spec, PodResult(pod=spec.pod, score=score, **outcome))
+    return FinishedPod(spec, PodResult(pod=spec.pod, score=score, **outcome))
 
 
-def family(draws: list[tuple[int, float | None]]) -> list[Entry]:
+def family(draws: list[tuple[int, float | None]]) -> list[FinishedPod]:
     """Pods whose parents are earlier ones that can be inherited (-1: nobody)."""
-    entries: list[Entry] = []
+    entries: list[FinishedPod] = []
     for index, (parent, score) in enumerate(draws):
         able = [one for one in entries if one.inheritable]
         entries.append(
@@ -42,13 +42,13 @@ def family(draws: list[tuple[int, float | None]]) -> list[Entry]:
     return entries
 
 
-def root(entry: Entry, entries: list[Entry]) -> str:
+def root(entry: FinishedPod, entries: list[FinishedPod]) -> str:
     while entry.spec.parent is not None:
         entry = next(one for one in entries if one.spec.pod == entry.spec.parent)
     return entry.spec.pod
 
 
-def depth(entry: Entry) -> int:
+def depth(entry: FinishedPod) -> int:
     layers = [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
     return next(k for k, (low, high) in enumerate(layers) if low <= entry.spec.generation <= high)
 
@@ -70,7 +70,7 @@ def test_elites_are_the_best_of_each_niche(
     for one in entries:
         submit(board, one)
         assert board.founder(one) == root(one, entries)
-    best: dict[Any, Entry] = {}
+    best: dict[Any, FinishedPod] = {}
     for one in sorted((one for one in entries if one.inheritable), key=lambda one: one.order):
         best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)
     assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]

@@ -10,7 +10,7 @@ import pytest
 
 from fintrader.errors import ConfigError
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import proposed
 from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodResult
@@ -42,7 +42,8 @@ def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]
         if stopped and index % 2:
             more = {"status": "stopped", "rung_scores": {"0.25": score}}
         submit(
-            board, Entry(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more))
+            board,
+            FinishedPod(spec, PodResult(pod=spec.pod, score=float(score), snapshot="s", **more)),
         )
         specs.append((score, spec))
     return specs
@@ -86,7 +87,9 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
         spec = breeder(search=SEARCH).fresh(index, board)
         submit(
             board,
-            Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")),
+            FinishedPod(
+                spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
+            ),
         )
     found = proposed(
         {"steps": Range(low=0.4, high=8, log=True)}, {"steps": 3}, board.applied, seed=1
@@ -102,7 +105,9 @@ def test_children_do_not_count() -> None:
         spec = generator.fresh(index, Leaderboard(16)).model_copy(update={"origin": "exploit"})
         submit(
             board,
-            Entry(spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")),
+            FinishedPod(
+                spec, PodResult(pod=spec.pod, score=float(index), snapshot="s", status="done")
+            ),
         )
     assert generator.fresh(20, board).agent == generator.fresh(20, Leaderboard(16)).agent
 

@@ -27,7 +27,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.status import status
 from fintrader.tournament.store import RunStore
@@ -122,7 +122,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None
     board = Leaderboard(4)
     specs = RunStore(finished.folder).specs()
     for result in results:
-        submit(board, Entry(specs[result.pod], result))
+        submit(board, FinishedPod(specs[result.pod], result))
     shown = Console(width=160, record=True, file=io.StringIO())
     shown.print(leaderboard_table(board, "sharpe"))
     lines = [line.split() for line in shown.export_text().splitlines()[2:]]
@@ -223,7 +223,7 @@ def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
     again, _ = train_pod(tmp_path / "killed", spec)
     assert again.model_dump(exclude={"seconds"}) == whole.model_dump(exclude={"seconds"})
     board = Leaderboard(4)
-    submit(board, Entry(spec, again))
+    submit(board, FinishedPod(spec, again))
     assert board.trials == 10
 
 

@@ -20,7 +20,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import choose, correlations, evidence_of, james_stein, weights_of
 from fintrader.tournament.evaluator import LEAST_TRACKING_ERROR, check_windows, score
 from fintrader.tournament.generator import Generator, rank_softmax, stop_rules
-from fintrader.tournament.leaderboard import Entry, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.process import location_of
 from fintrader.tournament.schedulers import Generational
@@ -34,14 +34,14 @@ from tests.engines.stubs import OtherAgent, StubAgent
 
 def entry(
     index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any
-) -> Entry:
+) -> FinishedPod:
     spec = stubs.spec(
         index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {})
     )
     outcome = (
         {"status": "failed"} if value is None else {"status": "done", "snapshot": f"sha-{index}"}
     )
-    return Entry(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
+    return FinishedPod(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
 
 
 def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
@@ -61,7 +61,7 @@ def bred(
     generator: Generator,
     board: Leaderboard,
     name: str,
-    parent: Entry | None = None,
+    parent: FinishedPod | None = None,
     count: int = 30,
 ) -> list[Any]:
     """That setting of so many children of the board's best, or of another parent."""
@@ -319,10 +319,10 @@ def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
     ):
         one = entry(index, float(value))
         spec = one.spec.model_copy(update={"parent": None if parent is None else f"p{parent:04d}"})
-        submit(board, Entry(spec, one.result))
+        submit(board, FinishedPod(spec, one.result))
     assert [board.founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + ["p0005"]
 
-    def chosen(size: int, rows: list[Entry]) -> list[int]:
+    def chosen(size: int, rows: list[FinishedPod]) -> list[int]:
         return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
 
     assert chosen(4, board.rows) == [0, 1, 3, 4]

@@ -21,7 +21,7 @@ from fintrader.progress import Progress
 log = logging.getLogger("fintrader.bars")
 
 
-class _Piece(NamedTuple):
+class _TickerSpan(NamedTuple):
     """Bars of one ticker that are a company's: those of the days from `start` until before
     `stop`."""
 
@@ -72,8 +72,10 @@ class CompanyFeed(Feed):
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
         pieces = {company.key: self._pieces(company, first, last) for company in self._companies}
         used = {piece.ticker for found in pieces.values() for piece in found}
-        own = {name: [_Piece(name, EVER, NEVER)] for name in self.feed.symbols if name not in used}
-        self._by_symbol: dict[str, list[_Piece]] = dict(own)
+        own = {
+            name: [_TickerSpan(name, EVER, NEVER)] for name in self.feed.symbols if name not in used
+        }
+        self._by_symbol: dict[str, list[_TickerSpan]] = dict(own)
         self.companies = dict.fromkeys(
             own, ""
         )  # though its letters may once have been, or come to be, a member's
@@ -124,7 +126,7 @@ class CompanyFeed(Feed):
         filled = [part for part in parts if len(part)] or parts[:1]
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
-    def _pieces(self, company: Company, first: dt.date, last: dt.date) -> list[_Piece]:
+    def _pieces(self, company: Company, first: dt.date, last: dt.date) -> list[_TickerSpan]:
         """Which bars of the source are a company's, in order of preference; `first` and `last` are
         its first and last days."""
         there = set(self.feed.symbols) - set(self._aliases)
@@ -133,13 +135,13 @@ class CompanyFeed(Feed):
             for name, theirs in self._aliases.items()
             if self._means(theirs, company, first, last)
         ]
-        pieces = [_Piece(name, EVER, NEVER) for name in declared if name in self.feed.symbols]
+        pieces = [_TickerSpan(name, EVER, NEVER) for name in declared if name in self.feed.symbols]
         if self._as_of is not None:
             ticker = company.ticker(self._as_of)
             if ticker in there and self._holder(ticker, self._as_of) == company.key:
-                pieces.append(_Piece(ticker, EVER, NEVER))
+                pieces.append(_TickerSpan(ticker, EVER, NEVER))
         named = [
-            _Piece(*name)
+            _TickerSpan(*name)
             for name in company.names
             if name.ticker in there
             and name.start <= last
@@ -171,7 +173,7 @@ class CompanyFeed(Feed):
         ]
         return (then or ever)[-1:] == [company]
 
-    def _since(self, symbol: str, piece: _Piece, days: Array) -> dt.date:
+    def _since(self, symbol: str, piece: _TickerSpan, days: Array) -> dt.date:
         """From when on a ticker's bars are the company's: from the day on which it took the
         letters; from their first day where bars on both sides of that day show a file with later
         tickers. `days` are the bars', `[R]`."""
@@ -208,7 +210,7 @@ class CompanyFeed(Feed):
     def _wonder(
         self,
         own: Iterable[str],
-        pieces: Mapping[str, Sequence[_Piece]],
+        pieces: Mapping[str, Sequence[_TickerSpan]],
         first: dt.date,
         last: dt.date,
     ) -> None:
@@ -234,7 +236,7 @@ class CompanyFeed(Feed):
         return action if symbol is None else action.model_copy(update={"symbol": symbol})
 
 
-def _names_in(pieces: Iterable[_Piece]) -> set[str]:
+def _names_in(pieces: Iterable[_TickerSpan]) -> set[str]:
     return {piece.ticker for piece in pieces}
 
 

@@ -44,7 +44,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class View:
+class ClusterView:
     """The cluster at one moment."""
 
     nodes: Mapping[str, Node]
@@ -315,7 +315,7 @@ class Cluster:
         since = self._asked_since
         return since is not None and time.monotonic() - since > REFRESH_SECONDS * 5
 
-    def view(self) -> View:
+    def view(self) -> ClusterView:
         """What was read last; it is at most about a second old while the head answers."""
         return self._view
 
@@ -376,7 +376,7 @@ class Cluster:
         leaving.join(1.0 if silent else CLOSE_SECONDS)
 
 
-def read_nodes() -> View:
+def read_nodes() -> ClusterView:
     """All living nodes and their resources."""
     from ray._private.state import state
 
@@ -389,7 +389,7 @@ def read_nodes() -> View:
         )
         for name, total in totals.items()
     }
-    return View(nodes, _growth(state))
+    return ClusterView(nodes, _growth(state))
 
 
 def _growth(state: Any) -> tuple[Resources, ...] | None:
