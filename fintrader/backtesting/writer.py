@@ -8,9 +8,9 @@
                        session's close, positions held only
     prices.parquet     long: minute, session, symbol, close_usd at each session's close, where
                        there is a price
-    trades.parquet     long: strategy, then the columns of `result.TRADE_COLUMNS`
+    trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
-    honesty.json       how far the result can be believed (`honesty.assess`)
+    honesty.json       how far the result can be believed (`assessment.assess`)
     analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
     explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody
                        looked
@@ -182,7 +182,7 @@ def write_backtest(
 
     `context` is plain JSON about the run, which a report shows; `trials` in it is the number of
     strategies tried and `looks` the number of this look at the window, left out where nothing
-    counted them. `evidence` makes the assessment sharper: what else `honesty.assess` takes. Raises
+    counted them. `evidence` makes the assessment sharper: what else `assessment.assess` takes. Raises
     BacktestError when results cover different bars.
     """
     context = dict(context or {})

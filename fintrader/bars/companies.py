@@ -4,7 +4,7 @@ change letters.
 FB became META on 2022-06-09, and until January 2022 an index fund traded as META. Weight Watchers
 was WTW before Willis Towers Watson was. So members of an index are companies (one share class each)
 with tickers by date, and the bars of a source are put together by company before anything else is
-made of them (`sources.by_company`).
+made of them (`bars.sources.by_company`).
 
 Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since
 2007-02-01, and `tables/tickers.csv`, who traded under which letters when, where that is not one

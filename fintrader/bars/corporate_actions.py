@@ -3,7 +3,7 @@ that holds it.
 
 On the morning of a 4-for-1 split everybody holds four times the shares at a quarter of the price;
 on the ex-date of a cash dividend D everybody who held at the close before has D more, and the price
-opens lower by as much. A market holds both as events (`data.tensors.Events`), which the ledger
+opens lower by as much. A market holds both as events (`market.tensors.Events`), which the ledger
 applies to shares and cash.
 
 Features read a series adjusted forward: prices from an ex-date on are multiplied by split / (1 - D

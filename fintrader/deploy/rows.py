@@ -2,7 +2,7 @@
 received so far.
 
 A policy must see live what it saw in training. So the rows of a decision come out of
-`data.build.assemble`, over the sessions that the features reach back on and with the stored
+`market.build.assemble`, over the sessions that the features reach back on and with the stored
 statistics; nothing is computed a second way. What it gives at a bar is, but for rounding, what a
 build of all bars gives there.
 """

@@ -101,7 +101,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     `_final_info`) is true; the other rows mean nothing. The keys are always there, because to find
     out whether any account finished would wait for the device.
 
-    With `record`, info also holds the fields of `core.Record` (decision and fill bar, shares
+    With `record`, info also holds the fields of `dynamics.Record` (decision and fill bar, shares
     traded, prices, costs, equity at each bar of the decision interval), which describe the step
     that was taken, also where SAME_STEP has reset the account since.
 

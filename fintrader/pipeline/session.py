@@ -99,7 +99,7 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     this run has been begun here; where it has not, its URL may be wrong, and it is given up soon.
 
     Raises RunError when another process holds it, here or on another machine; StorageError;
-    ConfigError when this process does not compute as `config.reproducible` promises.
+    ConfigError when this process does not compute as `reproducible` promises.
     """
     reproducible.require(config.reproducible)
     folder = config.folder

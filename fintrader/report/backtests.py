@@ -51,7 +51,7 @@ def backtest(
 
     The keys are `name`, `buy_and_hold`, `equal_weight` and `benchmark`, and the portfolio that
     `settings.benchmark` names if it is another. `settings` say how orders are carried out and what
-    they cost; give those that the policy was trained in (`env.settings`). With
+    they cost; give those that the policy was trained in (`TradingEnv.settings`). With
     `train=market.split().train` there is `ridge`, too: what a linear regression makes of the same
     features, fitted on that window; `validation` is where its few choices are made.
 

@@ -1,5 +1,5 @@
-"""A comparison of two sets of bars (`data.compare`) as lines for a terminal, and as a page with a
-heat map."""
+"""A comparison of two sets of bars (`market.compare_bars`) as lines for a terminal, and as a page
+with a heat map."""
 
 from __future__ import annotations
 

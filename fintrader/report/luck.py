@@ -30,7 +30,7 @@ Row = tuple[str, str, str]
 
 
 def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
-    """Everything `honesty.assess` found, the window's own evidence first."""
+    """Everything `assessment.assess` found, the window's own evidence first."""
     found = stored.honesty
     if not found:
         return
@@ -104,7 +104,7 @@ def luck_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
 
 
 def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
-    """What the held-out window says, from `honesty.assess`."""
+    """What the held-out window says, from `assessment.assess`."""
     rows: list[Row] = []
 
     def add(question: str, answer: str, meaning: str) -> None:
@@ -174,7 +174,7 @@ def evidence_rows(found: Mapping[str, Any], rolling: bool = False) -> list[Row]:
 
 
 def selection_rows(found: Mapping[str, Any]) -> list[Row]:
-    """What the search says of itself, from `honesty.assess`'s `selection`."""
+    """What the search says of itself, from `assessment.assess`'s `selection`."""
     trials = found["trials"]
     sharpe = found["sharpe"]
     rows = [

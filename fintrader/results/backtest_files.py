@@ -106,7 +106,7 @@ class StoredBacktest:
     context: dict[str, Any]
     """What is known of the run: window, trials, seed, hashes, command."""
     honesty: dict[str, Any]
-    """How far the result can be believed (`honesty.assess`); empty where that was not assessed."""
+    """How far the result can be believed (`assessment.assess`); empty where it was not assessed."""
     sensitivity: list[dict[str, Any]]
     """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not
     run."""

@@ -5,7 +5,7 @@ counts.
       lease/<token>.json                    who drives the run (see `lease`)
       objects/<sha256>                      files by content: snapshots, policies, artifacts
       pods/<id>/spec.json, result.json      written once; a result also names its pod's files
-      pods/<id>/state.json, state/<sha256>  a pod in the middle (`tournament.checkpoint`)
+      pods/<id>/state.json, state/<sha256>  a pod in the middle (`tournament.state_sync`)
       events/<token>-<number>.json          the event log, piece by piece
       index/<token>-<number>.json           every other file of the run: name -> hash
       null_model/…, folds/<nn>/…               the pods and events of tournaments inside the run

@@ -52,7 +52,7 @@ class Feed(Protocol):
     """The day of which the source's tickers are, for bars of all years; None: each bar has the
     ticker of its day."""
     companies: Mapping[str, str] = MappingProxyType({})
-    """Symbol -> key of the company whose share it is (`data.companies`), "" for one of none that is
+    """Symbol -> key of the company whose share it is (`bars.companies`), "" for one of none that is
     known, where bars are put together by company."""
 
     def holder(self, ticker: str, day: dt.date) -> str | None:

@@ -2,7 +2,7 @@
 reset, the observation.
 
 It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, by the
-functions of `kernels.ledger`; their sums are exact, so that only the order of additions is free.
+functions of `envs.fast.ledger`; their sums are exact, so that only the order of additions is free.
 """
 
 from __future__ import annotations

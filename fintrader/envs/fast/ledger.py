@@ -3,7 +3,7 @@
 The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every
 setting: amounts of money are whole units (`USD_GRID`) here too, so that their sums are exact and
 may be taken in the fastest order. The environment steps thousands of accounts with these functions
-(`kernels.batch`), the backtest one (`kernels.account`).
+(`envs.fast.batch`), the backtest one (`envs.fast.account`).
 
 Accounts are rows `b` of `shares [B, N]`; `kept`, `added` and `wish` are scratch, rows `i`. Prices
 come in units of money, so that a product with shares needs no scaling.

@@ -1,4 +1,4 @@
-"""How far a result can be told from luck. All take parts of what `honesty.assess` returns."""
+"""How far a result can be told from luck. All take parts of what `assessment.assess` returns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
     """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows
     without skill.
 
-    `found`: `selection.sharpe`.
+    `found`: `sharpe` of its `selection`.
     """
     figure = go.Figure()
     _point(
@@ -140,8 +140,10 @@ def betting_figure(
 
 
 def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero. `found`:
-    `selection.overfitting`."""
+    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero.
+
+    `found`: `overfitting` of its `selection`.
+    """
     edges = np.array(found["logit_edges"])
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
     bars = histogram(

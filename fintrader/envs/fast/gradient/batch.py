@@ -1,6 +1,6 @@
 """The differentiable step of many accounts, and the way back: one pass over the accounts each.
 
-Rows of `floats`, `ints` and `flags` are those of `kernels.buffers`; `g_x` is the loss's slope in x.
+Rows of `floats`, `ints` and `flags` are those of `envs.fast.buffers`; `g_x`: the loss's slope in x.
 """
 
 from __future__ import annotations

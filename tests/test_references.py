@@ -1,0 +1,121 @@
+"""Modules that docstrings name are there: `package/module.py`, and `package.module.name`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import flat
+from fintrader.pipeline.config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+HOMES = (ROOT / "fintrader", ROOT / "app" / "fintrader_app")
+SOURCES = sorted(path for home in HOMES for path in home.rglob("*.py"))
+FILE = re.compile(r"(?<![\w/.-])(?:[a-z_]\w*/)*[a-z_]\w*\.py\b")
+"""`train.py`, `envs/settings.py`, `fintrader/envs/settings.py`."""
+NAME = re.compile(r"`((?:[a-z_]\w*\.)+\w+)`")
+"""`envs.settings`, `fintrader.envs.settings.EnvSettings`."""
+PACKAGES = {path.stem for path in HOMES[0].iterdir() if not path.name.startswith("_")}
+FOREIGN = {"gymnasium", "marker", "plotly", "torch"}
+"""Packages and fields of other projects that share a name with a module, or with nothing."""
+MODULES: dict[str, list[Path]] = {}
+for source in SOURCES:
+    MODULES.setdefault(source.stem, []).append(source)
+FILES = {"csv", "html", "json", "jsonl", "parquet", "py", "safetensors", "sqlite", "yaml"}
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Every docstring of a file, those below fields and constants included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str):
+                yield text
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Classes, functions, methods, fields and constants of a module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name() | ast.Attribute() if isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+            case ast.ImportFrom():
+                names |= {alias.asname or alias.name for alias in node.names}
+    return frozenset(names)
+
+
+def has_file(reference: str, source: Path) -> bool:
+    """True where `reference` names a file, seen from the repository or from the module's folders."""
+    homes = [ROOT, *HOMES, *(home for home in source.parents if home.is_relative_to(ROOT))]
+    return any((home / reference).is_file() for home in homes)
+
+
+def has_name(reference: str, source: Path) -> bool:
+    """True where a dotted name leads to a module, to something in one, or to a variable.
+
+    It may begin at fintrader, or with the name of any module. What begins with no module's name must
+    begin with a name of the source itself: a variable, a field, an imported package.
+    """
+    first, *rest = reference.split(".")
+    modules = MODULES.get(first, [])
+    if first != "fintrader" and first not in PACKAGES:
+        inside = any(all(name in names_in(module) for name in rest) for module in modules)
+        return inside or (not modules and first in words_in(source))
+    parts = reference.removeprefix("fintrader.").split(".")
+    for length in range(len(parts), -1, -1):
+        stem = HOMES[0].joinpath(*parts[:length])
+        module = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+        if module.is_file():
+            return all(name in names_in(module) for name in parts[length:])
+    return False
+
+
+@cache
+def words_in(path: Path) -> frozenset[str]:
+    """Every name that the code of a file uses."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Name():
+                names.add(node.id)
+            case ast.Attribute():
+                names.add(node.attr)
+            case ast.arg():
+                names.add(node.arg)
+            case ast.Import() | ast.ImportFrom():
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+                names.add(str(getattr(node, "module", "")).partition(".")[0])
+    return frozenset(names)
+
+
+def is_setting(reference: str) -> bool:
+    """True for a dotted setting of a run, such as `tournament.pods`, or for the end of one."""
+    return any(f".{reference}." in f".{name}." for name in settings())
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Dotted settings of a run, whose bars are synthetic or files."""
+    files = {"data": {"source": FilesSettings(path="bars").model_dump()}}
+    return frozenset({*flat(RunConfig().model_dump()), *flat(files)})
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_that_docstrings_name_are_there(path: Path) -> None:
+    text = "\n".join(docstrings(path))
+    missing = [name for name in FILE.findall(text) if not has_file(name, path)]
+    for name in NAME.findall(text):
+        is_elsewhere = name.rpartition(".")[2] in FILES or name.partition(".")[0] in FOREIGN
+        if not is_elsewhere and not is_setting(name) and not has_name(name, path):
+            missing.append(name)
+    assert not missing, f"no such module: {', '.join(sorted(set(missing)))}"
