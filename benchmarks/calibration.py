@@ -122,7 +122,7 @@ class Told(NamedTuple):
 
 
 def judge(drawn: Drawn, seed: int) -> Told:
-    """By the functions that `honesty.assess` calls."""
+    """By the functions that `assessment.assess` calls."""
     tested = ev.alpha_test(drawn.ours, drawn.theirs, seed=seed, repeats=DRAWS)
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
     assert tested is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -119,3 +120,13 @@ def test_modules_that_docstrings_name_are_there(path: Path) -> None:
         if not is_elsewhere and not is_setting(name) and not has_name(name, path):
             missing.append(name)
     assert not missing, f"no such module: {', '.join(sorted(set(missing)))}"
+
+
+def test_the_page_on_architecture_names_the_floors_that_are_enforced() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    floors = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    assert " → ".join(f"`{floor}`" for floor in floors) in page
+    named = {word for floor in floors for word in floor.split(" | ")}
+    assert named == PACKAGES - {"py"}

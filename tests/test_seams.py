@@ -50,7 +50,9 @@ def test_a_launcher_of_ones_own_is_named_by_its_module() -> None:
     assert mine is make_my_launcher
     assert RunConfig().make_launcher() is None
     assert callable(RunConfig(launcher="ray").make_launcher())
-    with pytest.raises(ConfigError, match=r"launcher: expected local, ray or 'package\.module:name'"):
+    with pytest.raises(
+        ConfigError, match=r"launcher: expected local, ray or 'package\.module:name'"
+    ):
         RunConfig(launcher="slurm")
     with pytest.raises(ConfigError, match="'nowhere:launcher' cannot be imported"):
         RunConfig(launcher="nowhere:launcher").make_launcher()
