@@ -1,15 +1,15 @@
-"""What a series of returns says, alone and beside a benchmark's: return, risk and ratios, in
-empyrical's conventions.
+"""Return, risk and ratios of a series of returns, alone and against a benchmark's.
 
 Every function takes simple returns `[S]` (0.01 is one per cent), one a session unless `periods`
 says otherwise, and gives a float, or None where the number does not exist (too few values, nothing
-to divide by). A NaN is a missing day: it is left out, but its day still counts as time; beside a
+to divide by). A NaN is a missing day: it is left out, but its day still counts as time; against a
 benchmark, days on which either is NaN are left out of both. The risk-free rate is 0. The sources
 are named in `results.catalogue`.
 
-Two differences from empyrical, both deliberate: an infinite ratio (no dispersion, no loss) is None,
-because it is no number that could be compared or stored; and a series of nothing but NaN has no
-return and no drawdown.
+empyrical computes every measure that it has (`_measure`). The rules around it are our own: an
+infinite ratio (no dispersion, no loss) is None, because it cannot be compared or stored; a series
+of nothing but NaN has no return and no drawdown; wealth below zero does not grow. Our own, too, is
+what empyrical lacks, and what takes or gives more than one series (equity `[T, B]`, drawdowns).
 """
 
 from __future__ import annotations
@@ -130,24 +130,30 @@ def deviation(values: Array) -> float:
     return 0.0 if values.max() == values.min() else float(values.std(ddof=1))
 
 
+def _measure(name: str, *series: Array, **options: float) -> float | None:
+    """Compute empyrical's measure of that name; None where it is NaN or infinite.
+
+    The import is late because it takes a second and loads pandas, scipy and yfinance, which no
+    command needs to print its help or to refuse its input.
+    """
+    import empyrical
+
+    with np.errstate(all="ignore"):
+        return finite(getattr(empyrical, name)(*series, **options))
+
+
 def cumulative_return(returns: ArrayLike) -> float | None:
     """`Π (1 + r) − 1`."""
-    values = known(returns)
-    return finite(float(np.prod(1 + values)) - 1) if values.size else None
+    return _measure("cum_returns_final", known(returns))
 
 
 def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """Compound annual growth rate, `(Π (1 + r))^(periods / S) − 1`, with S counting missing days
     too."""
-    values = known(returns)
-    if not values.size:
+    growth = cumulative_return(returns)
+    if growth is None or growth < -1:
         return None
-    growth = float(np.prod(1 + values))
-    years = np.size(returns) / periods
-    try:
-        return finite(growth ** (1 / years) - 1) if growth >= 0 else None
-    except OverflowError:
-        return None
+    return _measure("annual_return", np.asarray(returns, dtype=np.float64), annualization=periods)
 
 
 def mean_return(returns: ArrayLike) -> float | None:
@@ -191,18 +197,15 @@ def payoff_ratio(returns: ArrayLike) -> float | None:
 def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`std(r) · √periods`, sample standard deviation."""
     values = known(returns)
-    return finite(values.std(ddof=1) * math.sqrt(periods)) if values.size > 1 else None
+    if deviation(values) == 0:
+        return 0.0
+    return _measure("annual_volatility", values, annualization=periods)
 
 
 def downside_risk(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`√(mean(min(r, 0)²)) · √periods`: the mean runs over all periods, the gains counting as
     zero."""
-    values = known(returns)
-    return (
-        finite(math.sqrt(np.square(np.minimum(values, 0)).mean()) * math.sqrt(periods))
-        if values.size
-        else None
-    )
+    return _measure("downside_risk", known(returns), annualization=periods)
 
 
 def skew(returns: ArrayLike) -> float | None:
@@ -230,52 +233,43 @@ def _standard_moment(returns: ArrayLike, order: int) -> float | None:
 def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
     """The `cutoff` quantile of the returns (a return, so usually negative), linearly
     interpolated."""
-    values = known(returns)
-    return finite(np.percentile(values, 100 * cutoff)) if values.size else None
+    return _measure("value_at_risk", known(returns), cutoff=cutoff)
 
 
 def conditional_value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
     """Mean of the worst `⌊(n − 1) · cutoff⌋ + 1` returns (expected shortfall)."""
-    values = np.sort(known(returns))
-    return finite(values[: int((values.size - 1) * cutoff) + 1].mean()) if values.size else None
+    values = known(returns)
+    return _measure("conditional_value_at_risk", values, cutoff=cutoff) if values.size else None
 
 
 def tail_ratio(returns: ArrayLike) -> float | None:
     """`|95th percentile| / |5th percentile|`."""
-    values = known(returns)
-    if not values.size:
-        return None
-    return ratio(abs(float(np.percentile(values, 95))), abs(float(np.percentile(values, 5))))
+    return _measure("tail_ratio", known(returns))
 
 
 def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
-    """`mean(r) / std(r) · √periods`, risk-free rate 0."""
+    """`mean(r) / std(r) · √periods`, risk-free rate 0; None when all returns are equal."""
     values = known(returns)
-    return (
-        ratio(float(values.mean()) * math.sqrt(periods), deviation(values))
-        if values.size > 1
-        else None
-    )
+    if deviation(values) == 0:
+        return None
+    return _measure("sharpe_ratio", values, annualization=periods)
 
 
 def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
-    """`mean(r) · periods / downside_risk`."""
-    risk = downside_risk(returns, periods)
-    if np.size(returns) < 2 or risk is None:
-        return None
-    return ratio(float(known(returns).mean()) * periods, risk)
+    """`mean(r) · periods / downside_risk`; None without a loss."""
+    return _measure("sortino_ratio", known(returns), annualization=periods)
 
 
 def calmar(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """`annual_return / |max_drawdown|`; None without a drawdown."""
-    growth = annual_return(returns, periods)
-    depth = max_drawdown(returns)
-    return None if growth is None or depth is None else ratio(growth, -depth)
+    if annual_return(returns, periods) is None:
+        return None
+    return _measure("calmar_ratio", np.asarray(returns, dtype=np.float64), annualization=periods)
 
 
 def omega(returns: ArrayLike) -> float | None:
-    """`Σ r⁺ / Σ r⁻` about a threshold of 0."""
-    return profit_factor(returns) if np.size(returns) > 1 else None
+    """`Σ r⁺ / Σ r⁻` about a threshold of 0; None without a loss."""
+    return _measure("omega_ratio", known(returns))
 
 
 def stability(returns: ArrayLike) -> float | None:
@@ -284,10 +278,7 @@ def stability(returns: ArrayLike) -> float | None:
     if values.size < 2 or (values <= -1).any():
         return None
     curve = np.log1p(values).cumsum()
-    if curve.max() == curve.min():
-        return None
-    correlation = float(np.corrcoef(np.arange(curve.size), curve)[0, 1])
-    return finite(correlation**2)
+    return None if curve.max() == curve.min() else _measure("stability_of_timeseries", values)
 
 
 def drawdowns(returns: ArrayLike) -> Array:
@@ -301,7 +292,7 @@ def drawdowns(returns: ArrayLike) -> Array:
 
 def max_drawdown(returns: ArrayLike) -> float | None:
     """The deepest drawdown, <= 0."""
-    return finite(drawdowns(returns).min()) if known(returns).size else None
+    return _measure("max_drawdown", known(returns))
 
 
 def average_drawdown(returns: ArrayLike) -> float | None:
@@ -374,23 +365,14 @@ def paired(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
 def beta(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     """`cov(r, b) / var(b)`; None when the benchmark hardly moves (variance below 1e-30)."""
     ours, theirs = paired(returns, benchmark)
-    if ours.size < 2:
-        return None
-    residual = theirs - theirs.mean()
-    variance = float(np.square(residual).mean())
-    return None if variance < 1e-30 else ratio(float((residual * ours).mean()), variance)
+    if deviation(ours) == 0 and deviation(theirs) > 0:
+        return 0.0
+    return _measure("beta", ours, theirs)
 
 
 def alpha(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     """Jensen's alpha a year: `(1 + mean(r − β b))^periods − 1`."""
-    slope = beta(returns, benchmark)
-    if slope is None:
-        return None
-    ours, theirs = paired(returns, benchmark)
-    try:
-        return finite((1 + float((ours - slope * theirs).mean())) ** periods - 1)
-    except OverflowError:
-        return None
+    return _measure("alpha", *paired(returns, benchmark), annualization=periods)
 
 
 def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
@@ -422,9 +404,10 @@ def information_ratio(
 ) -> float | None:
     """`mean(r − b) / std(r − b) · √periods` (empyrical's `excess_sharpe`, a year)."""
     ours, theirs = paired(returns, benchmark)
-    if ours.size < 2:
+    if deviation(ours - theirs) == 0:
         return None
-    return ratio(float((ours - theirs).mean()) * math.sqrt(periods), deviation(ours - theirs))
+    a_session = _measure("excess_sharpe", ours, theirs)
+    return None if a_session is None else finite(a_session * math.sqrt(periods))
 
 
 def up_capture(
@@ -444,6 +427,7 @@ def down_capture(
 
 
 def _capture(ours: Array, theirs: Array, days: NDArray[np.bool_], periods: float) -> float | None:
+    # empyrical's captures know years of 252 sessions only; this is their formula for any year.
     growth = annual_return(ours[days], periods)
     reference = annual_return(theirs[days], periods)
     return None if growth is None or reference is None else ratio(growth, reference)
@@ -452,6 +436,7 @@ def _capture(ours: Array, theirs: Array, days: NDArray[np.bool_], periods: float
 def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     """Share of days on which the strategy beat the benchmark."""
     ours, theirs = paired(returns, benchmark)
+    # empyrical makes a pandas table of this and two more shares, at a hundred times the cost.
     return finite((ours > theirs).mean()) if ours.size else None
 
 
