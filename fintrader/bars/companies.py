@@ -8,7 +8,8 @@ made of them (`bars.sources.by_company`).
 
 Two tables lie beside this code: `tables/nasdaq100.csv`, the members of the NASDAQ-100 by date since
 2007-02-01, and `tables/tickers.csv`, who traded under which letters when, where that is not one
-ticker for good (docs: Data). Other indices come from the package index-constitution, as they are.
+ticker for good (docs: Data). Other indices come from the package index-constitution (extra
+`indices`), as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
+
+from fintrader.errors import DataError, install_command
 
 Interval = tuple[dt.date, dt.date | None]
 """First day of membership, and the first day after it (None while it lasts)."""
@@ -61,7 +64,10 @@ class Company:
 
 @functools.cache
 def index_companies(index: str) -> tuple[Company, ...]:
-    """The companies that ever belonged to an index (nasdaq100, sp500, dow30), by key."""
+    """The companies that ever belonged to an index (nasdaq100, sp500, dow30), by key.
+
+    Raises DataError where the index needs a package that is not installed.
+    """
     names = _names()
     member = _nasdaq100() if index == "nasdaq100" else _constitution(index, names)
     return tuple(
@@ -116,7 +122,12 @@ def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[In
 
     It calls a company by its last ticker throughout.
     """
-    import index_constitution
+    try:
+        import index_constitution
+    except ImportError:
+        raise DataError(
+            f"data.universe.index: {index} needs index-constitution: {install_command('indices')}"
+        ) from None
 
     events = index_constitution.events(index)
     changed = events[events["event_type"] == "ticker_change"]

@@ -36,7 +36,8 @@ class UniverseSettings(Settings):
     """Keep so many symbols at most: those with the highest turnover in the training window."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
     """Members of this index by date; all symbols are members when nothing is set. NASDAQ-100 since
-    2007-02-01 by a table of our own, the others by the package index-constitution."""
+    2007-02-01 by a table of our own, the others by the package index-constitution (extra
+    `indices`)."""
     tickers_as_of: dt.date | None = None
     """The day of which the bars' tickers are, where a file calls a company of all years by one
     ticker (META in 2016). None: each bar has the ticker of its day, or a vendor's bars those of

@@ -25,6 +25,7 @@ _PACKAGES = {
     AlpacaSettings: ("alpaca", "alpaca"),
     CcxtSettings: ("ccxt", "crypto"),
 }
+_PACKAGED_INDICES = ("sp500", "dow30")
 _KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
 
 
@@ -67,6 +68,11 @@ def _data(data: DataSettings) -> Iterator[str]:
     for kind, (package, extra) in _PACKAGES.items():
         if isinstance(source, kind) and find_spec(package) is None:
             yield f"data.source: {source.kind} needs {package}; `{install_command(extra)}`"
+    if data.universe.index in _PACKAGED_INDICES and find_spec("index_constitution") is None:
+        yield (
+            f"data.universe.index: {data.universe.index} needs index-constitution;"
+            f" `{install_command('indices')}`"
+        )
     if isinstance(source, AlpacaSettings) and not all(map(os.environ.get, _KEYS)):
         yield (
             f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of"

@@ -8,12 +8,14 @@ import datetime as dt
 import functools
 import importlib.metadata
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fintrader.bars.companies import NEVER, Company, index_companies, index_digest
+from fintrader.errors import DataError
 from fintrader.market.universe import index_membership, index_tickers
 from tests.bars.tables import REAL_FOLDER
 
@@ -246,6 +248,17 @@ def test_by_the_tickers_of_one_day_the_same_members_have_other_names() -> None:
         "TCOM",
     } <= set(asked)
     assert not {"BRCM", "KFT", "HANS"} & set(asked)
+
+
+@pytest.mark.parametrize("index", ["sp500", "dow30"])
+def test_an_index_without_its_package_says_what_to_install(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "index_constitution", None)
+    index_companies.cache_clear()
+    with pytest.raises(DataError, match=rf"{index} needs index-constitution: .*pip install"):
+        index_companies(index)
+    assert index_companies("nasdaq100")
 
 
 def test_other_indices_come_with_what_is_known_of_their_tickers() -> None:

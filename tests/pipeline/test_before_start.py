@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def test_what_is_missing_is_named(
     for key in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"):
         monkeypatch.delenv(key, raising=False)
     assert any(named in sentence for sentence in missing_inputs(config(tmp_path, **changes)))
+
+
+def test_the_package_of_an_index_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "index_constitution", None)
+    ours, theirs = (
+        missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"index": index}}))
+        for index in ("nasdaq100", "dow30")
+    )
+    assert ours == []
+    assert [sentence.partition(";")[0] for sentence in theirs] == [
+        "data.universe.index: dow30 needs index-constitution"
+    ]
+    assert "pip install" in theirs[0]
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
