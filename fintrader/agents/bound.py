@@ -28,7 +28,7 @@ Bound = Callable[[int, Numbers], Numbers]
 the next call."""
 
 BARS_AT_ONCE = 1024
-"""Largest number of bars that are embedded together: more hold memory and save no time."""
+"""Largest number of bars that are embedded together: a bound on memory."""
 
 
 class Members(Protocol):

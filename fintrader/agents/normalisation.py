@@ -21,7 +21,7 @@ CLIP = 10.0
 EPSILON = 1e-8
 """Added to variances, so that a column that does not vary is not divided by zero."""
 _ROWS_AT_ONCE = 4096
-"""Rows of a table whose statistics are taken together: they fit the processor's caches."""
+"""Rows of a table whose statistics are taken together: a bound on the memory of their copies."""
 
 
 class Batch(NamedTuple):

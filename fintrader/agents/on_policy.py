@@ -20,8 +20,8 @@ from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.observation import Layout
 
 ROWS_AT_ONCE = 4096
-"""Rows of a minibatch that go through the networks together: all numbers between inputs and loss
-then stay in the processor's caches. Found on the default network and 100 stocks."""
+"""Rows of a minibatch that go through the networks together, so that all numbers between inputs and
+loss stay in the processor's caches."""
 
 
 class Rollout(NamedTuple):

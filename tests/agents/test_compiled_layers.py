@@ -4,15 +4,17 @@ still runs."""
 from __future__ import annotations
 
 import copy
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents import NetworkSettings, make_agent
+from fintrader.agents import NetworkSettings, make_agent, networks, on_policy, ppo
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fast import dense
+from fintrader.agents.fast import dense, surrogate, trunk, value
+from fintrader.agents.fast import training as fast_training
 from fintrader.agents.network_kinds import make_actor, make_critic
 from fintrader.agents.networks import AssetTrunk, linear, tanh
 from fintrader.agents.normalisation import Batch
@@ -122,6 +124,38 @@ def test_a_product_by_onednn_is_the_product(fused: Any, monkeypatch: pytest.Monk
     assert "_LinearBackward" in graph(linear(x, weight.requires_grad_(), bias, fused))
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as in a run across machines
     assert "_LinearBackward" not in graph(linear(x, weight, bias, fused))
+
+
+TWINS = [
+    (networks.linear, dense.linear),
+    (networks.tanh, dense.tanh),
+    (networks.shared_layer, trunk.shared_layer),
+    (networks.quadratic_value, value.quadratic_value),
+    (ppo.clipped_surrogate, surrogate.clipped_surrogate),
+    (on_policy.predict_acting_mean, fast_training.predict_acting_mean),
+]
+
+
+@pytest.mark.parametrize(("readable", "fast"), TWINS, ids=lambda function: function.__name__)
+def test_a_fast_pass_has_the_name_and_the_parameters_of_the_readable_one(
+    readable: Any, fast: Any
+) -> None:
+    assert readable.__name__ == fast.__name__
+    assert list(signature(readable.__wrapped__).parameters) == list(signature(fast).parameters)
+
+
+def test_a_fast_pass_takes_its_place_on_the_cpu_in_float32_alone() -> None:
+    x = torch.linspace(-3, 3, 7)
+    exact = torch.tanh(x.double())
+    assert torch.equal(tanh(x.double()), exact)
+    assert graph(tanh(x.clone().requires_grad_())) >= {"_TanhBackward"}
+    assert "_TanhBackward" not in graph(tanh(x.double().requires_grad_()))
+    inside = torch.func.vmap(tanh)(x.unsqueeze(1))
+    assert torch.equal(inside.squeeze(1), torch.tanh(x))
+    # A case that the fast one does not cover.
+    weight = randn(4, 4)
+    assert dense.linear(x[:4].unsqueeze(0), weight) is NotImplemented
+    torch.testing.assert_close(linear(x[:4].unsqueeze(0), weight), x[:4].unsqueeze(0) @ weight)
 
 
 def test_tanh_is_right_to_two_roundings() -> None:

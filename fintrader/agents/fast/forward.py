@@ -398,8 +398,7 @@ def _decode(
             action[n] = _ZERO if a < _ZERO else (_ONE if a > _ONE else a)
 
 
-# The only function that Python calls: all K networks in one call, since the call itself costs as much
-# as a small network.
+# The only function that Python calls: all K networks in one call, since every call has its price.
 @njit(nogil=True, error_model="numpy", cache=True)
 def run_networks(
     private: Any, row: Any, sizes: Any, networks: Any, buffers: Any, actions: Any

@@ -51,8 +51,8 @@ class _Rows(NamedTuple):
     """`[L]`"""
 
 
-# The C library's exp cannot be vectorised. A polynomial on a 32nd of the argument, squared five
-# times, can, and its error is far below what a ratio of probabilities is known to.
+# The C library's exp cannot be vectorised; a polynomial of a 32nd of the argument, squared five
+# times, can.
 @njit(inline="always")
 def _exp(x: Any) -> Any:
     """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10."""
