@@ -4,7 +4,7 @@ account.
 A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
 tensor operations on a few thousand numbers. The coefficients of `market_once` at a bar do not depend
 on the account: `bind` embeds some hundred bars at once, and an action is then a few numbers per
-asset. Other networks are run by `fast.forward`, their weights laid out side by side. Actions agree
+asset. Other networks are run by `agents.fast.forward`, their weights laid out side by side. Actions agree
 with the networks' own to float32 rounding.
 """
 

@@ -15,8 +15,9 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
 from fintrader.backtesting import information_free, simulate, write_backtest
-from fintrader.backtesting.folds import WalkForwardSettings, fold_market, make_folds, stitch
-from fintrader.backtesting.honesty import assess
+from fintrader.backtesting.assessment import assess
+from fintrader.backtesting.settings import WalkForwardSettings
+from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.report.backtests import Backtests

@@ -169,12 +169,12 @@ def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
     settings = LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
-    before = sorted(ready.parent.rglob("*"))
+    before = sorted(ready.rglob("*"))
     with pytest.raises(
         DeployError, match="closed until a market-life simulator has passed on this same code"
     ):
         real_money.live(ready.name, settings, ask=never)
-    assert sorted(ready.parent.rglob("*")) == before
+    assert sorted(ready.rglob("*")) == before
 
 
 def test_the_command_refuses_real_money_and_says_why(

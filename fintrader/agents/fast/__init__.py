@@ -1,7 +1,7 @@
 """The seam between readable agents and their fast passes on the CPU.
 
 A function decorated with `@fast_on_cpu("module")` is the readable truth. For float32 tensors on the
-CPU the function of the same name in `agents/fast/module.py` takes its place, with the same
+CPU the function of the same name in that module of `agents/fast` takes its place, with the same
 arguments and results; it returns `NotImplemented` for a case that it does not cover. Everywhere
 else (on a GPU, in another precision, in an export, under `torch.func`) the decorated function runs.
 Its `__wrapped__` is the readable one alone.
