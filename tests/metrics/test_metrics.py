@@ -69,8 +69,11 @@ BY_EMPYRICAL = {
 }
 
 
-def agree(ours: float | None, theirs: float, what: str, tolerance: float = 1e-10) -> None:
-    """Equal to the tolerance (relative above one); None where the oracle has no finite number."""
+def agree(ours: float | None, theirs: float, what: str, tolerance: float = 1e-7) -> None:
+    """Equal to the tolerance (relative above one); None where the oracle has no finite number.
+
+    Adding one to a return of 1e-7 keeps nine of its digits, in both computations.
+    """
     if not math.isfinite(theirs):
         assert ours is None, f"{what}: {ours} where the oracle has {theirs}"
     else:
