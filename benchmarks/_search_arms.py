@@ -145,7 +145,7 @@ def raced(
         folder=folder,
         market=market.path,
         env=market.config.trading,
-        agent=market.config.agent,
+        agent=market.config.only_agent,
         seed=market.config.seed,
     )
     used = sum(
@@ -179,7 +179,7 @@ class Trial:
         self.split = MarketTensors.load(market.path).split()
         self.env = TradingEnv(self.split.train, market.config.trading, seed=derive(seed, "env"))
         self.agent = make_agent(
-            market.config.agent.model_copy(update=values), self.env.layout, seed=seed
+            market.config.only_agent.model_copy(update=values), self.env.layout, seed=seed
         )
         self.folder = tempfile.TemporaryDirectory(prefix="trial-")  # goes with the trial
 

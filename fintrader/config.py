@@ -12,14 +12,14 @@ import difflib
 import importlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from fintrader.errors import ConfigError, DataError
@@ -101,15 +101,7 @@ def first_problem(
     field = path or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
-        names = [
-            name for below in _follow(model, first["loc"][:-1])[1] for name in below.model_fields
-        ]
-        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"known: {', '.join(sorted(names)) or 'none'}"
-        )
+        hint = _suggest_setting(model, first["loc"])
         return f"{field}: unknown setting; {hint}{more}"
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):
@@ -131,6 +123,17 @@ def first_problem(
     )
     got = "" if told else f", got {shorten(repr(value))}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
+
+
+def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """Name the setting likely to be meant: of that name elsewhere, or alike here."""
+    unknown = str(path[-1])
+    names = [name for below in _follow(model, path[:-1])[1] for name in below.model_fields]
+    elsewhere = [name for name in list_settings(model) if name.rpartition(".")[2] == unknown]
+    close = elsewhere[:1] or difflib.get_close_matches(unknown, names, n=1)
+    return (
+        f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(names)) or 'none'}"
+    )
 
 
 _PLAIN = {
@@ -163,6 +166,11 @@ def _follow(
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
     for part in path:
+        tagged = [member for member in get_args(annotation) if _is_tagged(member, part)]
+        if tagged:
+            models = models_in(tagged[0])
+            annotation = bare(tagged[0])[0]
+            continue
         known = [candidate for candidate in models if part in candidate.model_fields]
         if known:
             fields = [candidate.model_fields[str(part)].annotation for candidate in known]
@@ -181,6 +189,13 @@ def _follow(
             inside = [one for one in get_args(annotation) if one is not Ellipsis]
             annotation = bare(inside[-1])[0] if inside else annotation
     return written, models
+
+
+def _is_tagged(member: Any, part: int | str) -> bool:
+    """Whether pydantic calls this member of a union `part`."""
+    return get_origin(member) is Annotated and any(
+        isinstance(one, Tag) and one.tag == part for one in get_args(member)
+    )
 
 
 def _tags(member: Any) -> set[Any]:
@@ -206,6 +221,16 @@ def bare(annotation: Any) -> tuple[Any, bool]:
             annotation = Union[tuple(one for one in get_args(annotation) if one is not type(None))]  # noqa: UP007
         else:
             return annotation, optional
+
+
+def list_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """List the dotted names of all settings below a model, of all members of unions."""
+    for name, field in model.model_fields.items():
+        below = models_in(field.annotation)
+        if not below:
+            yield f"{prefix}{name}"
+        for one in below:
+            yield from list_settings(one, f"{prefix}{name}.")
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:

@@ -110,11 +110,29 @@ def test_a_union_is_named_as_it_is_written(tmp_path: Path) -> None:
         ("env: {kind: gymnasium, num_env: 3}", "env.num_env:"),
         ("agent: {algo: sac, alfa: 3}", "agent.alfa:"),
         ("agent: {algo: sac, network: {hidden: [a]}}", "agent.network.hidden.0:"),
-        ("agents: [{algo: sac, alpha: -1}]", "agents.0.alpha:"),
+        ("agent: [{algo: sac, alpha: -1}]", "agent.0.alpha:"),
+        (
+            "agent: [{algo: ppo}, {algo: sac, alfa: 1}]",
+            "agent.1.alfa: unknown setting; did you mean 'alpha'?",
+        ),
+        ("agent: []", "agent:"),
         ("agent: {algo: nosuch}", "agent:"),
+        ("cost_bps: 3", "cost_bps: unknown setting; did you mean 'env.cost_bps'?"),
     ):
         path = tmp_path / "c.yaml"
         path.write_text(text)
         with pytest.raises(ConfigError) as caught:
             load_config(path)
         assert str(caught.value).startswith(f"{path}: {field}"), str(caught.value)
+
+
+def test_one_of_several_agents_is_chosen_before_it_is_trained_alone(tmp_path: Path) -> None:
+    from fintrader.pipeline import load_config
+
+    path = tmp_path / "c.yaml"
+    path.write_text("agent: [{algo: ppo, gamma: 0.5}, {algo: sac}]")
+    several = load_config(path)
+    assert [agent.algo for agent in several.agents] == ["ppo", "sac"]
+    with pytest.raises(ConfigError, match=r"^agent: ppo, sac race each other .* --agent\.algo"):
+        _ = several.only_agent
+    assert load_config(path, {"agent.algo": "td3"}).only_agent.algo == "td3"

@@ -78,7 +78,7 @@ def one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
         {**config.tournament.model_dump(), "budget": {"env_steps": 20_000}, "retries": 0}
     )
     breeder = Generator(
-        settings, (config.agent,), config.env.model_dump(mode="json"), seed=1, data_hash=""
+        settings, (config.only_agent,), config.env.model_dump(mode="json"), seed=1, data_hash=""
     )
     spec = breeder.fresh(0, Leaderboard(4))
     context = PodContext(RunFolder(home / "run"), market)

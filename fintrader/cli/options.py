@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from fintrader.config import SettingsT, bare, first_problem, models_in
+from fintrader.config import SettingsT, bare, first_problem, list_settings, models_in
 from fintrader.errors import ConfigError
 from fintrader.yaml_text import parse_yaml
 
@@ -204,7 +204,7 @@ def _as_typed(problem: str, typed: Mapping[str, str]) -> str:
 
 def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
     name = word.removeprefix("--").replace("_", "-")
-    anywhere = set(_every_name(type(default)))
+    anywhere = {other.replace("_", "-") for other in list_settings(type(default))}
     if name in anywhere:
         place = name.rpartition(".")[0]
         kind = {"agent": "agent.algo", "env": "env.kind"}.get(
@@ -224,17 +224,6 @@ def _unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
 
 def _first_below(section: str, known: Sequence[str]) -> str:
     return next(f"--{name}" for name in known if name.startswith(f"{section}."))
-
-
-def _every_name(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Dotted, dashed names of all settings below a model, of all members of unions."""
-    for name, field in model.model_fields.items():
-        dashed = f"{prefix}{name.replace('_', '-')}"
-        below = models_in(field.annotation)
-        if not below:
-            yield dashed
-        for one in below:
-            yield from _every_name(one, f"{dashed}.")
 
 
 # --- configurations -------------------------------------------------------------------------------

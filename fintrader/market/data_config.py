@@ -115,6 +115,8 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
         )
     *path, key = option.split(".")
     for name in path:
+        if isinstance(values.get(name), list):  # of several agents: one takes their place
+            values[name] = {}
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise ConfigError(f"{name}: expected settings, got {values!r}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from fintrader import logs, runs
 from fintrader.agents.settings import PPO, AgentSettings
@@ -34,6 +34,17 @@ from fintrader.tournament.settings import TournamentSettings
 
 Window = Literal["train", "validation", "test"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def _count_agents(value: Any) -> str:
+    return "several" if isinstance(value, list | tuple) else "one"
+
+
+OneOrSeveralAgents = Annotated[
+    Annotated[AgentSettings, Tag("one")]
+    | Annotated[tuple[AgentSettings, ...], Field(min_length=1), Tag("several")],
+    Discriminator(_count_agents),
+]
 
 
 class BacktestSettings(Settings):
@@ -104,13 +115,13 @@ class RunConfig(Settings):
     update."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
-    agent: AgentSettings = PPO()
+    agent: OneOrSeveralAgents = PPO()
+    """The algorithm and its settings; or a list of several, which race each other in a
+    tournament."""
     from_run: str | None = None
     """`--from RUN`: a run (its folder or URL) whose leaderboard the first pods start from, with its
     networks and optimisers; on other symbols, too, where the network allows it. None: from new
     weights."""
-    agents: tuple[AgentSettings, ...] = ()
-    """Several algorithms that race each other, each with its base settings; none: `agent` alone."""
     tournament: TournamentSettings = TournamentSettings()
     launcher: str = Field("local", json_schema_extra={"examples": ["local", *LAUNCHERS]})
     """Where pods run: `local` (processes of this machine), `ray` (a Ray cluster; extra `ray`), or
@@ -198,6 +209,22 @@ class RunConfig(Settings):
     @property
     def folder(self) -> runs.RunFolder:
         return runs.RunFolder.named(self.name, self.runs_dir)
+
+    @property
+    def agents(self) -> tuple[AgentSettings, ...]:
+        """The settings of each algorithm that takes part."""
+        return self.agent if isinstance(self.agent, tuple) else (self.agent,)
+
+    @property
+    def only_agent(self) -> AgentSettings:
+        """The settings of the one algorithm. Raises ConfigError when there are several."""
+        if len(self.agents) > 1:
+            names = ", ".join(agent.algo for agent in self.agents)
+            raise ConfigError(
+                f"agent: {names} race each other in a tournament; to train one, choose it with"
+                " --agent.algo"
+            )
+        return self.agents[0]
 
     @property
     def trading(self) -> EnvSettings:

@@ -132,8 +132,8 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     elif like is not None:
         sure = "rough"
         why = (
-            f"scaled from the run {like.name}, which trained {like.config.agent.algo} on other"
-            " settings"
+            f"scaled from the run {like.name}, which trained"
+            f" {' and '.join(_algorithms(like.config))} on other settings"
         )
     else:
         sure = "a guess"
@@ -158,7 +158,12 @@ def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:
 
 def _comparable(before: RunConfig, now: RunConfig) -> bool:
     steps = before.tournament.budget.env_steps, now.tournament.budget.env_steps
-    return before.agent.algo == now.agent.algo and None not in steps
+    return _algorithms(before) == _algorithms(now) and None not in steps
+
+
+def _algorithms(config: RunConfig) -> list[str]:
+    """List the names of the algorithms that take part."""
+    return [agent.algo for agent in config.agents]
 
 
 def _at_once(settings: TournamentSettings) -> int:

@@ -420,7 +420,7 @@ def search(
     `race` is called as `tournament.run_tournament.run_tournament` is; `title` is what the search is called in
     its progress.
     """
-    trained = {"env": config.trading, "agent": config.agents or config.agent, "seed": config.seed}
+    trained = {"env": config.trading, "agent": config.agents, "seed": config.seed}
     where: dict[str, Any] = {
         "folder": folder,
         "mirror": mirror_of(folder.root),
@@ -429,7 +429,7 @@ def search(
     }
     machines = {"device": config.resolved_device(), "launcher": config.make_launcher()}
     if start is not None:
-        heirs = Heirs(config.tournament, config.agents or (config.agent,), config.trading, market)
+        heirs = Heirs(config.tournament, config.agents, config.trading, market)
         where["inherit"] = partial(_inherit, start, heirs)
     with watching(config, folder) as watch, reporter() as progress:
         return race(

@@ -74,10 +74,8 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     write_json(
         home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1}
     )
-    title = (
-        f"{config.name}: {config.agent.algo}, validation window, net of {settings.cost_bps:g} bps a"
-        " trade"
-    )
+    algo = config.only_agent.algo
+    title = f"{config.name}: {algo}, validation window, net of {settings.cost_bps:g} bps a trade"
     wide_console().print(metrics_table(metrics, title=title))
     wide_console().print(active_table(metrics, baselines.portfolio.name))
     print(
@@ -113,9 +111,9 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
         {**said, "env_steps": trained.env_steps, "seconds": trained.seconds},
     )
     print(
-        f"{config.name}: {config.agent.algo} in {settings.id}: mean return {mean:,.1f} (deviation"
-        f" {deviation:,.1f}) over {len(returns)} episodes, after {trained.env_steps:,} env-steps in"
-        f" {trained.seconds:,.0f} s"
+        f"{config.name}: {config.only_agent.algo} in {settings.id}: mean return {mean:,.1f}"
+        f" (deviation {deviation:,.1f}) over {len(returns)} episodes, after"
+        f" {trained.env_steps:,} env-steps in {trained.seconds:,.0f} s"
     )
 
 
@@ -129,10 +127,16 @@ def _learn(
     """`train` the configured agent for one pod's budget, with a progress bar; its policy lies in
     `home` then."""
     agent = make_agent(
-        config.agent, env.layout, device=config.resolved_device(), seed=derive(config.seed, "train")
+        config.only_agent,
+        env.layout,
+        device=config.resolved_device(),
+        seed=derive(config.seed, "train"),
     )
     budget = config.tournament.budget
-    with reporter() as progress, progress.task(f"train {config.agent.algo}", total=1.0) as task:
+    with (
+        reporter() as progress,
+        progress.task(f"train {config.only_agent.algo}", total=1.0) as task,
+    ):
 
         def show(state: TrainProgress) -> None:
             steps = f"{state.env_steps:,} env-steps"
