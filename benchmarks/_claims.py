@@ -14,24 +14,15 @@ from benchmarks._records import (
     joined,
     origin,
     percent,
+    rank_kelly,
     spread,
     table,
     times,
 )
 
-ALGOS = {
-    "ppo": "PPO",
-    "a2c": "A2C",
-    "sac": "SAC",
-    "td3": "TD3",
-    "ddpg": "DDPG",
-    "redq": "REDQ",
-    "apg": "APG",
-}
-
 
 class Row(NamedTuple):
-    """A claim, the record it is measured by, what that says, and what was asked for."""
+    """A claim, its record, the figures in it, and the target."""
 
     claim: str
     record: str
@@ -40,7 +31,7 @@ class Row(NamedTuple):
 
 
 def table_of(rows: Sequence[Row], records: Records) -> str:
-    """One line a row, its record beside it."""
+    """One line a row, with its record."""
     lines = [
         [row.claim, row.measured(records[row.record]), row.target, origin(records, row.record)]
         for row in rows
@@ -109,29 +100,29 @@ def _training_peers(found: Named) -> str:
     )
 
 
+MICRO = {
+    "mlp_without_onednn": "MLP without oneDNN",
+    "mlp_bfloat16_products": "with products in bfloat16",
+    "mlp_plain_adam": "with Adam a tensor at a time",
+    "default_plain_adam": "the default with that",
+    "default_trunk_by_torch": "with its trunk by torch's operations",
+    "default_trunk_compiled_by_torch": "with that compiled by torch",
+}
+
+
 def _micro(found: Named) -> str:
-    said = {
-        "mlp_without_onednn": "MLP without oneDNN",
-        "mlp_bfloat16_products": "with products in bfloat16",
-        "mlp_plain_adam": "with Adam a tensor at a time",
-        "default_plain_adam": "the default with that",
-        "default_trunk_by_torch": "with its trunk by torch's operations",
-        "default_trunk_compiled_by_torch": "with that compiled by torch",
-    }
-    return ", ".join(f"{what} {found[f'micro_{name}']:.2f} ×" for name, what in said.items())
+    return ", ".join(f"{words} {found[f'micro_{name}']:.2f} ×" for name, words in MICRO.items())
 
 
 def _build(found: Named) -> str:
-    again = (
-        f"again {1e3 * found['second_build_seconds']:.0f} ms, loading"
-        f" {1e3 * found['load_seconds']:.0f} ms"
-    )
+    paper = found["paper"]
+    first, second = paper["first"], paper["second"]
     return (
-        f"{found['paper_build_seconds']:.0f} s ({found['paper_cpu_seconds']:.0f} CPU-s,"
-        f" {found['paper']['first']['system_seconds']:.0f} of them the system's, which takes"
-        f" {found['paper']['fresh_gib_seconds']:.1f} for a GiB of new memory),"
-        f" {found['paper_peak_gib']:.2f} GiB; {times(found['polars']['times_faster'])} polars on"
-        f" the same work; {again}"
+        f"{first['seconds']:.0f} s ({first['cpu_seconds']:.0f} CPU-s,"
+        f" {first['system_seconds']:.0f} of them the system's, which takes"
+        f" {paper['fresh_gib_seconds']:.1f} for a GiB of new memory), {first['peak_gib']:.2f} GiB;"
+        f" {times(found['polars']['times_faster'])} polars on the same work; again"
+        f" {1e3 * second['seconds']:.0f} ms, loading {1e3 * second['load_seconds']:.0f} ms"
     )
 
 
@@ -143,17 +134,8 @@ def _day_added(found: Named) -> str:
     )
 
 
-def _features_kept(found: Named) -> str:
-    kept = found["features"]
-    return (
-        f"computed {1e9 * kept['computed_seconds'] / kept['rows']:.0f} ns a bar, read back"
-        f" {1e9 * kept['read_seconds'] / kept['rows']:.0f} ns and {kept['bytes_a_row']:.0f} bytes"
-        " of disk"
-    )
-
-
 def _clean(found: Named) -> str:
-    rate = found["clean_align_rows_per_second"] / 1e6
+    rate = found["clean_and_align"]["rows_per_second"] / 1e6
     return f"{rate:.1f} M rows/s; {times(found['finrl_way']['times_faster'], 0)}"
 
 
@@ -223,12 +205,6 @@ SPEED = (
     ),
     Row("a day added to the bars of 500 symbols", "data_build", _day_added, "5 s, 500 chunks"),
     Row(
-        "the paper's eight features, if chunks kept them (they do not)",
-        "data_build",
-        _features_kept,
-        DASH,
-    ),
-    Row(
         "clean and align; the paper's eight features against stockstats",
         "data_build",
         _clean,
@@ -240,42 +216,28 @@ SPEED = (
 # --- what agents learn ----------------------------------------------------------------------------
 
 
-def _optimum(which: str) -> Callable[[Named], str]:
-    def said(record: Named) -> str:
-        found = {}
-        for name, one in record["figures"].items():
-            algo, _, reward = name.rpartition("_")
-            if reward == which and isinstance(one, dict):
-                late = "share_60s" in one
-                found[algo] = (
-                    one["share_60s" if late else "share_20s"]["mean"],
-                    "" if late else " (20 s)",
-                )
-        ranked = sorted(found.items(), key=lambda item: -item[1][0])
-        text = ", ".join(f"{ALGOS[algo]} {percent(share)}{when}" for algo, (share, when) in ranked)
-        rates = [
-            one["rate_ratio"]["mean"]
-            for name, one in record["figures"].items()
-            if name.endswith(which) and "rate" in str(one)
-        ]
-        return (
-            f"{text}; trade rates {min(rates):.2f} to {max(rates):.2f} of the true one;"
-            f" {record['seeds']} seeds"
-        )
-
-    return said
+def _optimum(record: Named, *, reward: str) -> str:
+    rows = {
+        name.partition("_")[0].upper(): one
+        for name, one in record["figures"].items()
+        if name.endswith(reward)
+    }
+    shares = {}
+    for algo, one in rows.items():
+        when = "" if "share_60s" in one else " (20 s)"
+        shares[f"{algo} {{}}{when}"] = one[f"share_{20 if when else 60}s"]["mean"]
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    text = ", ".join(pattern.format(percent(share)) for pattern, share in ranked)
+    rates = [one["rate_ratio"]["mean"] for one in rows.values()]
+    return (
+        f"{text}; trade rates {min(rates):.2f} to {max(rates):.2f} of the true one;"
+        f" {record['seeds']} seeds"
+    )
 
 
 def _kelly(record: Named) -> str:
-    found = {
-        key.removesuffix("_share"): one
-        for key, one in record["figures"].items()
-        if isinstance(one, dict)
-    }
-    ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
-    seeds = len({run["seed"] for run in record["runs"]})
-    shares = ", ".join(f"{ALGOS[algo]} {percent(one['mean'])}" for algo, one in ranked)
-    return f"{shares}; {seeds} seeds"
+    shares = ", ".join(f"{algo} {percent(one['mean'])}" for algo, one in rank_kelly(record))
+    return f"{shares}; {len({run['seed'] for run in record['runs']})} seeds"
 
 
 def _leaked(record: Named) -> str:
@@ -283,7 +245,7 @@ def _leaked(record: Named) -> str:
     shares = []
     for algo in ("ppo", "apg"):
         known = found[f"{algo}_share"]
-        shares.append(f"{ALGOS[algo]} {100 * min(known):.2f} to {percent(max(known), 2)}")
+        shares.append(f"{algo.upper()} {100 * min(known):.2f} to {percent(max(known), 2)}")
     shifted = max(abs(one) for algo in ("ppo", "apg") for one in found[f"{algo}_shifted"])
     return (
         f"{', '.join(shares)}; the sign alone {percent(found['sign_share'])}; shifted: at most"
@@ -291,24 +253,19 @@ def _leaked(record: Named) -> str:
     )
 
 
-def _classic(environment: str) -> Callable[[Named], str]:
-    def said(record: Named) -> str:
-        parts = []
-        for algo in ("ppo", "sac", "td3", "ddpg"):
-            one = record["figures"][f"{algo}_{environment}"]
-            ours, theirs = (f"{one[f'return_{who}_mean']:,.0f}" for who in ("ours", "theirs"))
-            ratio = one["cpu_s_ratio"]
-            got = one["seeds_that_got_there"]["theirs"]
-            when = (
-                f"{ratio:.2f}"
-                if ratio is not None
-                else f"theirs got there {got} of {record['seeds']} times"
-            )
-            text = f"{ALGOS[algo]} {ours} / {theirs} ({when})"
-            parts.append(text if one["not_below"] else f"**{text}**")
-        return ", ".join(parts)
-
-    return said
+def _classic(record: Named, *, environment: str) -> str:
+    parts = []
+    for algo in ("ppo", "sac", "td3", "ddpg"):
+        one = record["figures"][f"{algo}_{environment}"]
+        ours, theirs = (f"{one[f'return_{side}_mean']:,.0f}" for side in ("ours", "theirs"))
+        ratio = one["cpu_s_ratio"]
+        arrived = one["seeds_that_got_there"]["theirs"]
+        when = f"theirs got there {arrived} of {record['seeds']} times"
+        if ratio is not None:
+            when = f"{ratio:.2f}"
+        text = f"{algo.upper()} {ours} / {theirs} ({when})"
+        parts.append(text if one["not_below"] else f"**{text}**")
+    return ", ".join(parts)
 
 
 def _to_return(record: Named) -> str:
@@ -348,13 +305,13 @@ LEARNING = (
     Row(
         "known optimum, realised reward, 60 CPU-s",
         "known_optimum",
-        _optimum("realised"),
+        partial(_optimum, reward="realised"),
         "APG 97 % at 20 s, PPO 93, A2C and SAC 85; rate within 20 %",
     ),
     Row(
         "the same, expected reward",
         "known_optimum",
-        _optimum("expected"),
+        partial(_optimum, reward="expected"),
         "PPO 97 %, SAC 95, TD3 93",
     ),
     Row("Kelly's growth rate, 30 CPU-s", "kelly", _kelly, "98 %"),
@@ -363,13 +320,13 @@ LEARNING = (
         "Pendulum beside Stable-Baselines3, equal env-steps: return ours / theirs (CPU time to"
         " theirs)",
         "algorithms",
-        _classic("Pendulum-v1"),
+        partial(_classic, environment="Pendulum-v1"),
         "not below; 0.5",
     ),
     Row(
         "the same on InvertedDoublePendulum",
         "algorithms",
-        _classic("InvertedDoublePendulum-v5"),
+        partial(_classic, environment="InvertedDoublePendulum-v5"),
         "not below; 0.5",
     ),
     Row(
@@ -387,11 +344,8 @@ LEARNING = (
 
 
 def _chaos(found: Named) -> str:
-    lost = (
-        "nothing"
-        if not found["lost_or_doubled_or_changed"]
-        else f"{found['lost_or_doubled_or_changed']} times something"
-    )
+    count = found["lost_or_doubled_or_changed"]
+    lost = f"{count} times something" if count else "nothing"
     return (
         f"{found['kill_points']:,} kills at file and database operations, {found['random_moments']}"
         f" at random moments ({found['killed_at_random_moments']} hit), {found['full_disk_points']}"
@@ -421,15 +375,11 @@ def _simulation(found: Named) -> str:
 
 
 def _parallel(found: Named) -> str:
-    vector = found["worker_accounts_1024_over_1"]["gain"]
-    others = [
-        one["gain"]
-        for key, one in found.items()
-        if isinstance(one, dict) and "gain" in one and one["gain"] != vector
-    ]
+    gains = {key: one["gain"] for key, one in found.items() if "_over_" in key}
+    vector = gains.pop("worker_accounts_1024_over_1")
     return (
-        f"vector environment {times(vector, 0)}; the others {min(others):.2f} to"
-        f" {times(max(others), 2)}"
+        f"vector environment {times(vector, 0)}; the others {min(gains.values()):.2f} to"
+        f" {times(max(gains.values()), 2)}"
     )
 
 
@@ -444,17 +394,14 @@ def _store_chaos(found: Named) -> str:
 
 
 def _ray_chaos(found: Named) -> str:
-    bad = sum(
-        found[key]
-        for key in ("results_lost_or_changed", "results_doubled", "differs_from_undisturbed")
-    )
-    back = found["recovery_seconds_max"]
-    heads = ("orchestrator", "head_and_orchestrator")
-    others = max(value for key, value in back.items() if key not in heads)
-    lost = "nothing" if not bad else f"{bad} results"
+    keys = ("results_lost_or_changed", "results_doubled", "differs_from_undisturbed")
+    bad = sum(found[key] for key in keys)
+    lost = f"{bad} results" if bad else "nothing"
+    back = dict(found["recovery_seconds_max"])
+    orchestrator, head = (back.pop(key) for key in ("orchestrator", "head_and_orchestrator"))
     return (
-        f"{lost} lost, doubled or changed; back in {others:.1f} s, the orchestrator in"
-        f" {back[heads[0]]:.1f}, with the head in {back[heads[1]]:.1f}"
+        f"{lost} lost, doubled or changed; back in {max(back.values()):.1f} s, the orchestrator in"
+        f" {orchestrator:.1f}, with the head in {head:.1f}"
     )
 
 
@@ -482,13 +429,12 @@ def _scaling(found: Named) -> str:
 
 def _search(found: Named) -> str:
     gains = [one["efficiency_16_to_80"] for one in found["targets"].values()]
-    middle = [one["median"] for one in gains]
+    ends = {name: [one[name] for one in gains] for name in ("median", "least", "most")}
     seeds = len({run["seed"] for run in found["runs"]})
-    least = min(one["least"] for one in gains)
-    most = max(one["most"] for one in gains)
     return (
-        f"{percent(min(middle), 0)} to {percent(max(middle), 0)} by target (medians of {seeds}"
-        f" seeds; single seeds {percent(least, 0)} to {percent(most, 0)})"
+        f"{percent(min(ends['median']), 0)} to {percent(max(ends['median']), 0)} by target (medians"
+        f" of {seeds} seeds; single seeds {percent(min(ends['least']), 0)} to"
+        f" {percent(max(ends['most']), 0)})"
     )
 
 
@@ -632,4 +578,4 @@ measured: dict[str, tuple[Callable[[Records], str], tuple[str, ...]]] = {
     name: (partial(table_of, rows), tuple(dict.fromkeys(row.record for row in rows)))
     for name, rows in (("speed", SPEED), ("learning", LEARNING), ("running", RUNNING))
 }
-"""Block -> what makes it, and the records it needs."""
+"""Block -> its maker, and the records it needs."""

@@ -1,5 +1,5 @@
-"""What `benchmarks/env.py` measures of policies on the factored observation, beside the same policy
-on the flat one.
+"""Policies on the factored observation beside the same policy on the flat one, for
+`benchmarks/env.py`.
 
 A 128-128 tanh network on 100 stocks and 8 features, one thread. Flat and factored alternate within
 one run; rates are samples a second of process CPU time, the best round of several counts. Every
@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks._bench import Run
+from benchmarks._learning import make_network
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, factored
 from fintrader.market.tensors import MarketTensors
 
@@ -32,25 +35,11 @@ STORED = 16384
 RATIOS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 """Different rows per sample of a minibatch."""
 
-Run = Callable[[int], int]
-Best = Callable[[dict[str, Run]], dict[str, float]]
-"""Lets runs alternate; samples a second of each, in its best round."""
+Turns = Callable[[dict[str, Run]], dict[str, list[float]]]
+"""Lets runs alternate; samples a second of each, in every round."""
 
 
-def policies(env: TradingEnv) -> tuple[nn.Sequential, nn.Sequential]:
-    """The same network for flat and for factored observations, with shared weights."""
-    flat = nn.Sequential(
-        nn.Linear(env.layout.width, 128),
-        nn.Tanh(),
-        nn.Linear(128, 128),
-        nn.Tanh(),
-        nn.Linear(128, env.layout.num_assets),
-        nn.Tanh(),
-    )
-    return flat, nn.Sequential(FactoredLinear(flat[0], env.market_rows), *flat[1:])
-
-
-def rolling(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
+def run_rollouts(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
     """Rollouts of `STEPS` decisions, in `env` or on one observation; the weights may have changed
     before each."""
     state = {"obs": obs}
@@ -68,7 +57,7 @@ def rolling(policy: nn.Sequential, obs: Any, env: TradingEnv | None) -> Run:
     return run
 
 
-def learning(
+def run_learning(
     policy: nn.Sequential,
     stored: Tensor | Mapping[str, Tensor],
     worth: float = factored.WORTH_SORTING,
@@ -79,9 +68,7 @@ def learning(
     generator = torch.Generator().manual_seed(1)
 
     def run(steps: int) -> int:
-        usual = factored.WORTH_SORTING
-        factored.WORTH_SORTING = worth
-        try:
+        with patch.object(factored, "WORTH_SORTING", worth):
             for _ in range(steps):
                 # Bars follow each other in turn, so that any SAMPLES neighbours hold all that are
                 # wanted.
@@ -94,15 +81,18 @@ def learning(
                 )
                 policy.zero_grad(set_to_none=True)
                 policy(batch).square().mean().backward()
-        finally:
-            factored.WORTH_SORTING = usual
         return steps * SAMPLES
 
     return run
 
 
-def measure(market: MarketTensors, best: Best) -> dict[str, Any]:
+def measure(market: MarketTensors, turns: Turns) -> dict[str, Any]:
     """Rates, and how many times faster factored is than flat."""
+
+    def compare(runs: dict[str, Run]) -> tuple[dict[str, float], dict[str, float]]:
+        rate = {name: max(values) for name, values in turns(runs).items()}
+        return rate, {f"{name}_samples_per_second": value for name, value in rate.items()}
+
     settings = EnvSettings(episode_bars=1000)
     envs = {
         kind: TradingEnv(
@@ -111,44 +101,37 @@ def measure(market: MarketTensors, best: Best) -> dict[str, Any]:
         for kind in ("flat", "factored")
     }
     flat_obs, obs = (env.reset(seed=0)[0] for env in envs.values())
-    flat, policy = policies(envs["factored"])
-    ready = flat_obs.clone()
-    ready_parts = {name: part.clone() for name, part in obs.items()}
-    rate = best(
+    rows_of_market = envs["factored"].market_rows
+    flat = make_network(envs["flat"].layout.width, market.num_assets)
+    policy = nn.Sequential(FactoredLinear(flat[0], rows_of_market), *flat[1:])
+    rate, inference = compare(
         {
-            "flat": rolling(flat, ready, None),
-            "factored": rolling(policy, ready_parts, None),
-            "env_and_flat": rolling(flat, flat_obs, envs["flat"]),
-            "env_and_factored": rolling(policy, obs, envs["factored"]),
+            "flat": run_rollouts(flat, flat_obs.clone(), None),
+            "factored": run_rollouts(policy, {n: part.clone() for n, part in obs.items()}, None),
+            "env_and_flat": run_rollouts(flat, flat_obs, envs["flat"]),
+            "env_and_factored": run_rollouts(policy, obs, envs["factored"]),
         }
     )
-    inference = {
-        **{f"{name}_samples_per_second": value for name, value in rate.items()},
-        "factored_times_flat": rate["factored"] / rate["flat"],
-        "env_and_factored_times_env_and_flat": rate["env_and_factored"] / rate["env_and_flat"],
-    }
+    inference["factored_times_flat"] = rate["factored"] / rate["flat"]
+    times = rate["env_and_factored"] / rate["env_and_flat"]
+    inference["env_and_factored_times_env_and_flat"] = times
     training = {}
     for ratio in RATIOS:
         rows = int(ratio * SAMPLES)
         clock = torch.randperm(market.num_bars)[:rows].repeat(STORED // rows + 1)[:STORED]
         parts = {"private": torch.randn(STORED, envs["flat"].layout.private_width), "clock": clock}
-        whole = envs["flat"].layout.assemble(parts["private"], envs["factored"].market_rows[clock])
-        rate = best(
+        whole = envs["flat"].layout.assemble(parts["private"], rows_of_market[clock])
+        rate, found = compare(
             {
-                "flat": learning(flat, whole),
-                "factored": learning(policy, parts),
-                "occurring": learning(policy, parts, 1.0),
-                "gathered": learning(policy, parts, 0.0),
+                "flat": run_learning(flat, whole),
+                "factored": run_learning(policy, parts),
+                "occurring": run_learning(policy, parts, 1.0),
+                "gathered": run_learning(policy, parts, 0.0),
             }
         )
-        training[f"{ratio:g}"] = {
-            "rows": rows,
-            **{f"{name}_samples_per_second": value for name, value in rate.items()},
-            **{
-                f"{name}_times_flat": rate[name] / rate["flat"]
-                for name in ("factored", "occurring", "gathered")
-            },
-        }
+        for name in ("factored", "occurring", "gathered"):
+            found[f"{name}_times_flat"] = rate[name] / rate["flat"]
+        training[f"{ratio:g}"] = {"rows": rows, **found}
     return {
         "accounts": ACCOUNTS,
         "rollout_steps": STEPS,

@@ -1,8 +1,7 @@
-"""The environments of FinRL and ElegantRL for `benchmarks/env.py`: how they are had, repaired and
-run.
+"""The environments of FinRL and ElegantRL for `benchmarks/env.py`: installed, repaired and run.
 
-They are downloaded into an environment of their own (`.venv-bench`), without their dependencies.
-One source file of each is executed; no line of it is kept here but those that a repair replaces.
+They are installed into `.venv-bench`, without their dependencies. One source file of each is
+executed; no line of it is kept here but those that a repair replaces.
 
 FinRL's numpy environment is one account. ElegantRL's vector environment has two faults that decide
 what it computes:
@@ -18,23 +17,18 @@ over all accounts and assets an asset.
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tarfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import ROOT
+from benchmarks._bench import NoPeer, Run, install_peer
 from fintrader.market.tensors import MarketTensors
 
-Run = Callable[[int], int]
-"""Takes a number of steps, returns how many account steps that were."""
 ELEGANTRL_REPAIRS = {
     "action = torch.ones_like(action)": "action = action.clone()",
     "torch.where((action_int < 0) & (self.shares > 0))[0]": (
@@ -43,51 +37,14 @@ ELEGANTRL_REPAIRS = {
 }
 
 
-def source_of(package: str, version: str, path: str) -> Path:
-    """One file of a peer's release.
-
-    Raises OSError, CalledProcessError or StopIteration where it cannot be had.
-    """
-    folder = ROOT / ".venv-bench"
-    python = folder / "bin" / "python"
-    target = folder / f"{package}-{version}"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-    if not target.exists():
-        pip = [str(python), "-m", "pip"]
-        options = [
-            "-q",
-            "--no-deps",
-            "--no-binary",
-            package,
-            f"{package}=={version}",
-            "-d",
-            str(target),
-        ]
-        try:
-            subprocess.run([*pip, "download", *options], check=True, capture_output=True)
-            with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
-                archive.extractall(target, filter="data")
-        except (subprocess.CalledProcessError, StopIteration):
-            options = ["-q", "--no-deps", "--target", str(target), f"{package}=={version}"]
-            subprocess.run([*pip, "install", *options], check=True, capture_output=True)
-    return next(target.rglob(path))
-
-
-def peer(
-    package: str, version: str, path: str, repairs: Mapping[str, str] | None = None
-) -> ModuleType | None:
-    """One source file of a peer, with lines replaced by `repairs`; None where it cannot be had.
+def load_peer(package: str, version: str, path: str, repairs: Mapping[str, str]) -> ModuleType:
+    """Execute one source file of a peer, with lines replaced by `repairs`. Raises NoPeer.
 
     Raises ValueError if a line to repair is not there exactly once.
     """
-    try:
-        source = source_of(package, version, path)
-        text = source.read_text()
-    except (OSError, subprocess.CalledProcessError, StopIteration) as error:
-        print(f"{package} {version} cannot be had here: {error}", file=sys.stderr)
-        return None
-    for published, repaired in (repairs or {}).items():
+    source = next(install_peer(package, version).rglob(path))
+    text = source.read_text()
+    for published, repaired in repairs.items():
         if text.count(published) != 1:
             raise ValueError(
                 f"{package} {version} does not hold {published!r} exactly once; its repair must be"
@@ -98,12 +55,11 @@ def peer(
     try:
         exec(compile(text, str(source), "exec"), vars(module))
     except ImportError as error:
-        print(f"{package} {version} cannot be imported here: {error}", file=sys.stderr)
-        return None
+        raise NoPeer(f"{package} {version} cannot be imported here: {error}") from None
     return module
 
 
-def stepping(env: Any, actions: Sequence[Any], accounts: int) -> Run:
+def make_run(env: Any, actions: Sequence[Any], accounts: int) -> Run:
     """A vector environment under these actions in turn."""
 
     def run(steps: int) -> int:
@@ -114,7 +70,7 @@ def stepping(env: Any, actions: Sequence[Any], accounts: int) -> Run:
     return run
 
 
-def finrl_env(module: ModuleType, market: MarketTensors) -> Run:
+def run_finrl(module: ModuleType, market: MarketTensors) -> Run:
     """FinRL's numpy environment (meta/env_stock_trading/env_stocktrading_np.py), one account."""
     config = {
         "price_array": market.close.numpy(),
@@ -136,7 +92,7 @@ def finrl_env(module: ModuleType, market: MarketTensors) -> Run:
     return run
 
 
-def elegantrl_env(module: ModuleType, market: MarketTensors, accounts: int) -> Run:
+def run_elegantrl(module: ModuleType, market: MarketTensors, accounts: int) -> Run:
     """ElegantRL's vector environment (elegantrl/envs/StockTradingEnv.py) on CPU."""
     close = market.close.numpy()
     tech = market.features.flatten(1).numpy()
@@ -150,19 +106,21 @@ def elegantrl_env(module: ModuleType, market: MarketTensors, accounts: int) -> R
         env = Env(num_envs=accounts, gpu_id=-1, end_idx=market.num_bars)
     env.reset()
     actions = [torch.rand(accounts, market.num_assets) * 2 - 1 for _ in range(4)]
-    return stepping(env, actions, accounts)
+    return make_run(env, actions, accounts)
 
 
-def peer_runs(market: MarketTensors, accounts: int) -> dict[str, Run]:
+def make_peer_runs(market: MarketTensors, accounts: int) -> dict[str, Run]:
     """FinRL's, ElegantRL's as shipped and ElegantRL's repaired; those that can be had."""
-    finrl = peer("finrl", "0.3.7", "env_stocktrading_np.py")
-    shipped = peer("elegantrl", "0.3.6", "StockTradingEnv.py")
     runs: dict[str, Run] = {}
-    if finrl is not None:
-        runs["finrl"] = finrl_env(finrl, market)
-    if shipped is not None:
-        runs["elegantrl_shipped"] = elegantrl_env(shipped, market, accounts)
-        repaired = peer("elegantrl", "0.3.6", "StockTradingEnv.py", ELEGANTRL_REPAIRS)
-        assert repaired is not None  # its file lies here by now
-        runs["elegantrl_repaired"] = elegantrl_env(repaired, market, accounts)
+    try:
+        module = load_peer("finrl", "0.3.7", "env_stocktrading_np.py", {})
+        runs["finrl"] = run_finrl(module, market)
+    except NoPeer as error:
+        print(error, file=sys.stderr)
+    try:
+        for name, repairs in (("shipped", {}), ("repaired", ELEGANTRL_REPAIRS)):
+            module = load_peer("elegantrl", "0.3.6", "StockTradingEnv.py", repairs)
+            runs[f"elegantrl_{name}"] = run_elegantrl(module, market, accounts)
+    except NoPeer as error:
+        print(error, file=sys.stderr)
     return runs

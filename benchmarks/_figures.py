@@ -1,8 +1,8 @@
-"""What README and documentation say of runs: one function a block, from records to Markdown."""
+"""Blocks of README and documentation on runs: one function a block, from records to Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from benchmarks._records import (
     p_value,
     percent,
     prose,
+    rank_kelly,
     sentence,
     table,
     times,
@@ -27,7 +28,7 @@ from fintrader.results.formatting import PAPER_COLUMNS, verdict_words
 
 
 def quickstart(records: Records) -> str:
-    """The paper's table of the first run, and what every run reached of the planted optimum."""
+    """The paper's table of the first run, and every run's share of the planted optimum."""
     runs = records["quickstart"]["runs"]
     first = runs[0]
     metrics = first["metrics"]
@@ -49,16 +50,12 @@ def quickstart(records: Records) -> str:
         seeds = joined(f"{run['seed']}" for run in runs[1:])
         said += f" (with seeds {seeds}: {joined(percent(share, 0) for share in shares[1:])})"
     said += f". Verdict: *{verdict_words(first['verdict'])}.*"
-    seconds = [run["seconds"] for run in runs if run["seconds"]]
+    seconds = sorted(run["seconds"] for run in runs if run["seconds"])
     if seconds:
-        took = (
-            f"{min(seconds):.0f} s"
-            if len(seconds) == 1
-            else f"{min(seconds):.0f} to {max(seconds):.0f} s"
-        )
+        took = " to ".join(f"{end:.0f}" for end in dict.fromkeys((seconds[0], seconds[-1])))
         busy = max(run["load"] for run in runs)
         said += (
-            f" A run took {took}, installation not counted, on a machine with a load of up to"
+            f" A run took {took} s, installation not counted, on a machine with a load of up to"
             f" {busy:.1f}."
         )
     capital = {float(usd): value for usd, value in first["sharpe_by_capital_usd"].items()}
@@ -92,133 +89,118 @@ WHO = {
 
 
 def real(records: Records) -> str:
-    """Active figures of every set that was walked forward, over its seeds, and what they say in a
-    sentence."""
-    walked = _walked(records)
-    by_set = _by_set(records)
+    """Active figures of every set that was walked forward, over its seeds, and a summary of them."""
+    sets = _read_sets(records)
     rows = []
-    for bars, seeds in by_set:
-        for key, title in WHO.items():
-            if known := [found[key] for found in seeds if found.get(key)]:
-                equal = seeds[0]["equal_weight"]
-                sessions = seeds[0]["ensemble"]["sessions"]
-                rows.append([bars, title, *_active(known, equal, sessions)])
-    many = max(len(seeds) for _, seeds in by_set)
-    told = "(95 %)" if many == 1 else f", median of {many} seeds (95 %, the outermost of them)"
-    head = ["bars", "who", f"active return a year{told}", "information ratio", "folds not below"]
+    for title, seeds in sets.items():
+        for key, words in WHO.items():
+            known = [found[key] for found in seeds if found.get(key)]
+            if known:
+                rows.append([title, words, *_active(known, seeds[0])])
+    many = max(len(seeds) for seeds in sets.values())
+    band = "(95 %)"
+    each = "each ensemble"
+    if many > 1:
+        band = f", median of {many} seeds (95 %, the outermost of them)"
+        each = "the first seed's ensembles (another seed is another look)"
+    head = ["bars", "who", f"active return a year{band}", "information ratio", "folds not below"]
     head += ["Sharpe, its / equal weight's", "invested"]
+    parts = [table(head, rows, left=2)]
     verdicts = [
-        prose(f"*{bars}*: {found['verdict']}", item=True)
-        for bars, found in walked
-        if found.get("verdict")
+        prose(f"*{title}*: {seeds[0]['verdict']}", item=True)
+        for title, seeds in sets.items()
+        if seeds[0].get("verdict")
     ]
-    of = (
-        "each ensemble"
-        if many == 1
-        else "the first seed's ensembles (another seed is another look)"
-    )
-    said = [f"The verdict on {of}, by the ledger of its runs alone:", "\n".join(verdicts)]
-    parts = [table(head, rows, left=2), *(said if verdicts else []), prose(_real_words(by_set))]
-    return "\n\n".join([*parts, sentence(records, *REAL)])
+    if verdicts:
+        parts += [f"The verdict on {each}, by the ledger of its runs alone:", "\n".join(verdicts)]
+    return "\n\n".join([*parts, prose(_summarise_real(sets)), sentence(records, *REAL)])
 
 
 def luck(records: Records) -> str:
-    """The search with the best Sharpe ratio of those that may be luck: what it would have been
-    reported as."""
-    bars, found = max(
-        (
-            (bars, found)
-            for bars, found in _walked(records)
-            if _real(bars, found) and found["ensemble"]["sharpe"]
-        ),
-        key=lambda one: (
-            verdict_words(one[1]["verdict"]).startswith("Not"),
-            one[1]["ensemble"]["sharpe"],
-        ),
+    """The search with the best Sharpe ratio of those that may be luck, as it would have been
+    reported."""
+
+    def rank(title: str) -> tuple[bool, float]:
+        found = walked[title]
+        return verdict_words(found["verdict"]).startswith("Not"), found["ensemble"]["sharpe"]
+
+    walked = {
+        title: found
+        for title, found in _read_real_bars(records).items()
+        if found["ensemble"]["sharpe"]
+    }
+    title = max(walked, key=rank)
+    ours = walked[title]["ensemble"]
+    equal = walked[title]["equal_weight"]
+    words, _, rest = walked[title]["verdict"].partition(": ")
+    text = (
+        f"**{title}: Sharpe ratio {ours['sharpe']:.2f},"
+        f" {percent(ours['cumulative_return'], 1, '+')} in {ours['sessions']} sessions.** Equal"
+        f" weights made {equal['sharpe']:.2f} and {percent(equal['cumulative_return'], 1, '+')}."
+        f" Verdict: *{words}: {rest.split('. ')[0]}.*"
     )
-    ours = found["ensemble"]
-    equal = found["equal_weight"]
-    words, _, rest = found["verdict"].partition(": ")
-    said = (
-        f"**{bars}: Sharpe ratio {ours['sharpe']:.2f}, {percent(ours['cumulative_return'], 1, '+')}"
-        f" in {ours['sessions']} sessions.** Equal weights made {equal['sharpe']:.2f} and"
-        f" {percent(equal['cumulative_return'], 1, '+')}. Verdict: *{words}:"
-        f" {rest.split('. ')[0]}.*"
-    )
-    return f"{prose(said)}\n\n{sentence(records, 'real')}"
+    return f"{prose(text)}\n\n{sentence(records, 'real')}"
 
 
 def real_bars(records: Records) -> str:
     """The ensemble on each set of real bars and its verdict, in a line."""
     rows = []
-    for bars, found in _walked(records):
-        if _real(bars, found):
-            returned, ratio, _, sharpes, _ = _active(
-                [found["ensemble"]], found["equal_weight"], found["ensemble"]["sessions"]
-            )
-            rows.append([bars, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
-    head = [
-        "bars",
-        "beyond, a year (95 %)",
-        "information ratio",
-        "Sharpe, its / equal weight's",
-        "verdict",
-    ]
-    return f"{table(head, rows)}\n\n{sentence(records, 'real')}"
+    for title, found in _read_real_bars(records).items():
+        returned, ratio, _, sharpes, _ = _active([found["ensemble"]], found)
+        rows.append([title, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
+    head = ["bars", "beyond, a year (95 %)", "information ratio", "Sharpe, its / equal weight's"]
+    return f"{table([*head, 'verdict'], rows)}\n\n{sentence(records, 'real')}"
 
 
-def _real(bars: str, found: Named) -> bool:
-    return bars in (SETS["us14"], SETS["daily"], SETS["n100"]) and bool(found.get("verdict"))
-
-
-def _by_set(records: Records) -> list[tuple[str, list[Named]]]:
-    """Name and figures of each set, seed by seed, in the order of SETS."""
+def _read_sets(records: Records) -> dict[str, list[Named]]:
+    """Figures of each set by its title, seed by seed; later seeds look at the same window again."""
     sets = {**records["real"]["sets"], **records["real_noise"]["sets"]}
-    found = []
-    for name, title in SETS.items():
-        if seeds := sorted(
-            (key for key in sets if key.partition("/")[0] == name),
-            key=lambda key: int(key.split("/")[1]),
-        ):
-            found.append((title, [sets[key] for key in seeds]))
-    return found
+    seeds: dict[str, list[Named]] = {}
+    for key in sorted(sets, key=lambda key: int(key.partition("/")[2])):
+        seeds.setdefault(key.partition("/")[0], []).append(sets[key])
+    return {title: seeds[name] for name, title in SETS.items() if name in seeds}
 
 
-def _walked(records: Records) -> list[tuple[str, Named]]:
-    """Name and figures of each set's first seed: later ones look at the same window again."""
-    return [(title, seeds[0]) for title, seeds in _by_set(records)]
+def _read_real_bars(records: Records) -> dict[str, Named]:
+    """The first seed of each set of real bars that has a verdict, by its title."""
+    real = [SETS[name] for name in ("us14", "daily", "n100")]
+    first = {title: seeds[0] for title, seeds in _read_sets(records).items()}
+    return {t: found for t, found in first.items() if t in real and found.get("verdict")}
 
 
-def _active(seeds: Sequence[Named], equal_weight: Named, sessions: int) -> list[str]:
-    """What a row says, of a test window of so many sessions: medians over seeds, where there are
-    several."""
-    # Less than a quarter is not put on a year: it is what the window made.
-    short = sessions < FEWEST_SESSIONS
-    scale = sessions / TRADING_DAYS if short else 1.0
-    made = [scale * found["active_return"] for found in seeds]
+def _scale(sessions: int) -> float:
+    """Factor of a year's figures: those of less than a quarter are told of the window itself."""
+    return sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0
+
+
+def _active(seeds: Sequence[Named], found: Named) -> list[str]:
+    """Cells of a row: medians over seeds, where there are several; `found` has the set's window."""
+    sessions = found["ensemble"]["sessions"]
+    scale = _scale(sessions)
+    made = [scale * seed["active_return"] for seed in seeds]
     text = percent(median(made), 1, "+")
     if max(made) - min(made) > 1e-9:
         text += f", seeds {100 * min(made):+.1f} to {100 * max(made):+.1f}"
-    if bands := [found["interval"] for found in seeds if found.get("interval")]:
-        low = min(band[0] for band in bands)
-        high = max(band[1] for band in bands)
+    bands = [seed["interval"] for seed in seeds if seed.get("interval")]
+    if bands:
+        low, high = min(low for low, _ in bands), max(high for _, high in bands)
         text += f" ({100 * scale * low:+.1f} to {100 * scale * high:+.1f})"
-    text += f" in {sessions} sessions" if short else ""
-    ratio = _median(found["information_ratio"] for found in seeds)
-    folds = sorted({found["folds_not_below"] for found in seeds if found.get("folds_not_below")})
-    sharpes = (_median(found["sharpe"] for found in seeds), equal_weight["sharpe"])
+    if scale != 1.0:
+        text += f" in {sessions} sessions"
+    folds = sorted({seed["folds_not_below"] for seed in seeds if seed.get("folds_not_below")})
+    if len(folds) > 1:
+        folds = [f"{folds[0].partition(' ')[0]} to {folds[-1]}"]
+    ratio, sharpe, invested = (
+        _median(seed[name] for seed in seeds)
+        for name in ("information_ratio", "sharpe", "invested_share")
+    )
+    sharpes = (sharpe, found["equal_weight"]["sharpe"])
     return [
         text,
         DASH if ratio is None else f"{ratio:+.2f}",
-        (
-            f"{folds[0].partition(' ')[0]} to {folds[-1]}"
-            if len(folds) > 1
-            else folds[0]
-            if folds
-            else DASH
-        ),
+        *(folds or [DASH]),
         " / ".join(DASH if one is None else f"{one:.2f}" for one in sharpes),
-        percent(_median(found["invested_share"] for found in seeds)),
+        percent(invested),
     ]
 
 
@@ -227,32 +209,26 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _real_words(by_set: Sequence[tuple[str, Sequence[Named]]]) -> str:
-    """Beside ridge where a signal was planted, and what the search found where there is none;
+def _summarise_real(sets: Mapping[str, Sequence[Named]]) -> str:
+    """The ensemble beside ridge where a signal was planted, and the search without information;
     medians over seeds."""
     beside = []
     free = []
-    for bars, seeds in by_set:
-        if "planted" in bars and seeds[0].get("ridge"):
-            ours, theirs = (
-                median(found[name]["active_return"] for found in seeds)
-                for name in ("ensemble", "ridge")
-            )
-            beside.append(
-                f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')} ({bars})"
-            )
-        if nothing := [
-            found["without_information"] for found in seeds if found.get("without_information")
-        ]:
-            sessions = seeds[0]["ensemble"]["sessions"]
-            scale = sessions / TRADING_DAYS if sessions < FEWEST_SESSIONS else 1.0
-            made = scale * median(found["active_return"] for found in nothing)
-            free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({bars})")
+    for title, seeds in sets.items():
+        ours, theirs, nothing = (
+            _median(found[name]["active_return"] for found in seeds if found.get(name))
+            for name in ("ensemble", "ridge", "without_information")
+        )
+        if "planted" in title and theirs is not None:
+            both = f"{percent(ours, 1, '+')} where ridge made {percent(theirs, 1, '+')}"
+            beside.append(f"{both} ({title})")
+        if nothing is not None:
+            made = _scale(seeds[0]["ensemble"]["sessions"]) * nothing
+            free.append(f"{percent(made, 1, '+') if abs(made) >= 5e-5 else 'nothing'} ({title})")
     said = [f"Beyond equal weights the ensemble made {joined(beside)}."] if beside else []
     said += [f"Without information the same search made {joined(free)}."] if free else []
-    if noise := [
-        found["ensemble"] for bars, seeds in by_set if bars == SETS["noise"] for found in seeds
-    ]:
+    noise = [found["ensemble"] for found in sets.get(SETS["noise"], ())]
+    if noise:
         near = sum(found["within_10_bps"] for found in noise) / len(noise)
         made = percent(median(one["active_return"] for one in noise), 1, "+")
         said.append(
@@ -283,7 +259,7 @@ RIVALS = ("seeds", "random", "asha", "tpe", "ray_pbt")
 
 
 def tournament(records: Records) -> str:
-    """What the same number of environment steps gave, spent in different ways."""
+    """The same number of environment steps, spent in different ways."""
     found = records["tournament"]
     rows = []
     for key, title in WAYS.items():
@@ -333,7 +309,7 @@ BESIDE = ["tournament ahead in", "p", "p, Holm"]
 
 
 def _against(found: Named, key: str) -> list[str]:
-    """How often the tournament was ahead of an arm, and how likely that is by chance."""
+    """Markets in which the tournament was ahead of an arm, and the chance of that."""
     beside = found["against"].get(key)
     if beside is None:
         return ["", "", ""]
@@ -350,7 +326,7 @@ def _plan(found: Named) -> str:
 
 
 def _came_out(found: Named) -> str:
-    """Whom the tournament is ahead of, and behind, beyond chance; in words."""
+    """Arms that the tournament is ahead of, and behind, beyond chance; in words."""
     against = found["against"]
     known = [key for key in RIVALS if against[key]["p_holm"] < 0.05]
     ahead = [WAYS[key] for key in known if against[key]["median_difference"] > 0]
@@ -370,26 +346,17 @@ def _came_out(found: Named) -> str:
 def kelly(records: Records) -> str:
     """The share of Kelly's growth rate that each algorithm reached."""
     record = records["kelly"]
-    found = {
-        key.removesuffix("_share"): one
-        for key, one in record["figures"].items()
-        if isinstance(one, dict)
-    }
-    ranked = sorted(found.items(), key=lambda item: -item[1]["mean"])
     rows = [
-        [name.upper(), percent(one["mean"]), f"{percent(one['min'])} to {percent(one['max'])}"]
-        for name, one in ranked
+        [algo, percent(one["mean"]), f"{percent(one['min'])} to {percent(one['max'])}"]
+        for algo, one in rank_kelly(record)
     ]
-    head = [
-        "algorithm",
-        f"share of the best growth rate after {record['seconds']:g} CPU-s",
-        "range over the seeds",
-    ]
+    share = f"share of the best growth rate after {record['seconds']:g} CPU-s"
+    head = ["algorithm", share, "range over the seeds"]
     return f"{table(head, rows)}\n\n{sentence(records, 'kelly')}"
 
 
 def factored(records: Records) -> str:
-    """How many times as fast a policy is on factored observations as the same one on flat ones."""
+    """The speed of a policy on factored observations over that on flat ones."""
     found = records["env"]["factored_policy"]
     inference = found["inference"]
     rows = [
@@ -410,7 +377,7 @@ def factored(records: Records) -> str:
 
 
 def many_pods(records: Records) -> str:
-    """What a tournament costs that has had many pods, by how many and by the size of its
+    """Costs of a tournament that has had many pods, by their number and the size of its
     leaderboard."""
     record = records["rows"]
     rows = [

@@ -3,10 +3,10 @@ scale, one file.
 
     python _polars_build.py BARS MINUTES.npy TRAIN_BARS OUT
 
-Run by `data_build` in an environment of its own. For each symbol: its bars joined to the grid's
+Run by `data_build` in an environment with polars. For each symbol: its bars joined to the grid's
 minutes, closes carried forward, the paper's eight features; then all of it standardised on the
 training window and written as arrays `[T, N]` and `[T, N, F]`. Nothing is checked, kept in chunks
-or hashed. Prints seconds, and what a few cells hold.
+or hashed. Prints seconds and a few cells.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = [
 ]
 
 
-def columns() -> list[pl.Expr]:
+def list_features() -> list[pl.Expr]:
     close = pl.col("close")
     high = pl.col("high")
     low = pl.col("low")
@@ -60,7 +60,7 @@ def columns() -> list[pl.Expr]:
     ]
 
 
-def one_symbol(bars: pl.DataFrame, grid: pl.DataFrame) -> pl.DataFrame:
+def build_symbol(bars: pl.DataFrame, grid: pl.DataFrame) -> pl.DataFrame:
     first = bars["ts"].min()
     known = grid.filter(pl.col("ts") >= first).join(
         bars, on="ts", how="left", maintain_order="left"
@@ -71,17 +71,13 @@ def one_symbol(bars: pl.DataFrame, grid: pl.DataFrame) -> pl.DataFrame:
     return known.with_columns(
         *(pl.col(name).fill_null(pl.col("close")) for name in ("open", "high", "low")),
         pl.col("volume").fill_null(0.0),
-    ).with_columns(*columns())
+    ).with_columns(*list_features())
 
 
-def peak_gib() -> float:
-    """Not ru_maxrss: that of whoever started this process counts in it."""
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    ]
-    return int(line.split()[1]) / 2**20
+def read_peak_gib() -> float:
+    """Peak memory of this process alone; ru_maxrss counts its parent's, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
 
 def main() -> None:
@@ -106,7 +102,7 @@ def main() -> None:
             pl.col("open", "high", "low", "close", "volume").cast(pl.Float64)
         )
         for name in names:
-            known = one_symbol(table.filter(pl.col("ticker") == name), grid)
+            known = build_symbol(table.filter(pl.col("ticker") == name), grid)
             rows = slice(len(stamps) - len(known), None)
             for key, values in cells.items():
                 values[rows, column] = known[key].to_numpy()
@@ -126,7 +122,7 @@ def main() -> None:
             {
                 "seconds": time.perf_counter() - start,
                 "cpu_seconds": used.ru_utime + used.ru_stime,
-                "peak_gib": peak_gib(),
+                "peak_gib": read_peak_gib(),
                 "sample": features[len(features) // 2 :: len(features) // 7, 0]
                 .astype(float)
                 .round(6)

@@ -1,5 +1,4 @@
-"""The records that the benchmarks leave in `benchmarks/results/`, and how their figures and origins
-are written."""
+"""Records in `benchmarks/results/`, and their figures and origins as Markdown."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def is_dirty(record: Record) -> bool:
 def refused(
     records: Records, names: Iterable[str], allowed: Iterable[str] = LOCAL_CHANGES
 ) -> list[str]:
-    """What is wrong with the origin of these records, a line each."""
+    """Faults in the origin of these records, a line each."""
     problems = []
     for name in names:
         if is_dirty(records[name]) and name not in allowed:
@@ -71,8 +70,7 @@ def refused(
 
 
 def origin(records: Records, *names: str) -> str:
-    """Where figures come from: record, commit, machine, and the mark of a tree that was not
-    clean."""
+    """Origin of figures: record, commit, machine, and the mark of a tree that was not clean."""
     said = []
     for name in names:
         record = records[name]
@@ -92,7 +90,7 @@ def footnote(records: Records, names: Iterable[str]) -> str:
 
 
 def sentence(records: Records, *names: str) -> str:
-    """The same as a line of its own below a table of one record or two."""
+    """The origin as a line below a table of one record or two."""
     return f"Record: {origin(records, *names)}.{footnote(records, names)}"
 
 
@@ -146,3 +144,13 @@ def p_value(value: float | None) -> str:
 def cells(metrics: Named, keys: Iterable[str]) -> list[str]:
     """A strategy's metrics as the reports write them."""
     return [statistic(key, metrics.get(key)) for key in keys]
+
+
+def rank_kelly(record: Record) -> list[tuple[str, Named]]:
+    """Shares of each algorithm by name, the best mean first."""
+    figures = {
+        name.removesuffix("_share").upper(): one
+        for name, one in record["figures"].items()
+        if isinstance(one, dict)
+    }
+    return sorted(figures.items(), key=lambda item: -item[1]["mean"])

@@ -1,15 +1,13 @@
-"""The ways to spend a budget that `tournament.py` compares, ours and others', over the same agent
-and environment."""
+"""The ways to spend a budget in `tournament.py`, ours and others', over the same agent and
+environment."""
 
 from __future__ import annotations
 
 import json
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import ROOT
+from benchmarks._bench import ROOT, make_environment, run_child
 from fintrader import metrics as m
 from fintrader.agents import Budget, load_policy, make_agent, save_policy, train
 from fintrader.config import overlay, read_yaml
@@ -104,28 +102,28 @@ class Market:
         )
         return cls(home, build_market(config.data, cache=config.cache), ic, config)
 
-    def figures(self, policy: Path) -> dict[str, float]:
-        """A year's, of the days beyond the benchmark's: on the test window, and on the one it was
-        chosen on."""
+    def measure(self, policy: Path) -> dict[str, float]:
+        """A year's figures of the daily returns beyond the benchmark's: on the test window, and on the
+        validation window."""
         split = MarketTensors.load(self.path).split()
-        env = self.config.trading
-        found = dict[str, float]()
-        for name, window in (("", split.test), ("validation_", split.validation)):
-            seen = evaluate([(load_policy(policy), window)], env, metric=METRIC)
-            assert seen.score is not None
-            found[f"{name}utility"] = seen.score
-            if not name:
-                days = np.asarray(seen.active_returns)
-                deviation = float(days.std(ddof=1))
-                found["active_return"] = m.TRADING_DAYS * float(days.mean())
-                found["information_ratio"] = (
-                    m.TRADING_DAYS**0.5 * float(days.mean()) / deviation if deviation else 0.0
-                )
-        return found
+        tested, chosen = (
+            evaluate([(load_policy(policy), window)], self.config.trading, metric=METRIC)
+            for window in (split.test, split.validation)
+        )
+        assert tested.score is not None
+        assert chosen.score is not None
+        days = np.asarray(tested.active_returns)
+        deviation = float(days.std(ddof=1))
+        ratio = m.TRADING_DAYS**0.5 * float(days.mean()) / deviation if deviation else 0.0
+        return {
+            "utility": tested.score,
+            "validation_utility": chosen.score,
+            "information_ratio": ratio,
+        }
 
 
-def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+def read_cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
     spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in spent)
 
@@ -133,13 +131,13 @@ def cpu_seconds() -> float:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def raced(
+def run_race(
     market: Market, name: str, changes: dict[str, Any], pods: int, steps: int
 ) -> dict[str, dict[str, float]]:
     """A tournament of so many pods; the figures of its ensemble (`name`) and of its best pod."""
     how = {**COMMON, **changes, "pods": pods, "budget": Budget(env_steps=steps)}
     folder = RunFolder(market.home / f"{name}-{market.config.seed}")
-    began = cpu_seconds()
+    began = read_cpu_seconds()
     result = run_tournament(
         TournamentSettings(**how),
         folder=folder,
@@ -151,20 +149,20 @@ def raced(
     used = sum(
         json.loads(path.read_text())["env_steps"] for path in folder.root.glob("pods/*/result.json")
     )
-    spent = {"cpu_seconds": cpu_seconds() - began, "env_steps": used, "trials": result.trials}
+    spent = {"cpu_seconds": read_cpu_seconds() - began, "env_steps": used, "trials": result.trials}
     found = {"": result.ensemble_policy, "_best": result.best_policy}
-    return {f"{name}{what}": {**market.figures(policy), **spent} for what, policy in found.items()}
+    return {f"{name}{what}": {**market.measure(policy), **spent} for what, policy in found.items()}
 
 
-def ours(market: Market, name: str, _: int) -> dict[str, dict[str, float]]:
+def run_ours(market: Market, name: str, _: int) -> dict[str, dict[str, float]]:
+    """Our tournaments, and our trainings without one."""
     match name:
         case "tournament":
-            return raced(market, name, OURS, 4 * COUNT, WHOLE // 4)
+            return run_race(market, name, OURS, 4 * COUNT, WHOLE // 4)
         case "tournament_plain":
-            return raced(market, name, PLAIN, 4 * COUNT, WHOLE // 4)
-    found = raced(
-        market, name, {**LOOKING, **({"search": {}} if name == "seeds" else {})}, COUNT, WHOLE
-    )
+            return run_race(market, name, PLAIN, 4 * COUNT, WHOLE // 4)
+    searched = SEARCH if name == "random" else {}
+    found = run_race(market, name, {**LOOKING, "search": searched}, COUNT, WHOLE)
     return {name: found[f"{name}_best"], f"{name}_ensemble": found[name]}
 
 
@@ -192,34 +190,34 @@ class Trial:
             folder=Path(self.folder.name),
             share=tenths / LOOKS,
         )
-        score = evaluate(
-            [(self.agent.policy, self.split.validation)], self.market.config.trading, metric=METRIC
-        ).score
+        return self.judge()
+
+    def judge(self) -> float:
+        """The score on the validation window."""
+        pair = (self.agent.policy, self.split.validation)
+        score = evaluate([pair], self.market.config.trading, metric=METRIC).score
         return -1e9 if score is None else score
 
     def keep(self, path: Path) -> None:
         save_policy(path, self.agent.policy, market=self.split.train)
 
 
-def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
-    """Trials one after another until the steps are spent; what is published is the best look of
-    all."""
+def run_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Trials one after another until the steps are spent; the best look of all is published."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler: Any = (
-        optuna.samplers.TPESampler(seed=seed)
-        if name == "tpe"
-        else optuna.samplers.RandomSampler(seed=seed)
-    )
-    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    pruner: Any = optuna.pruners.MedianPruner(n_warmup_steps=2) if name == "tpe" else halving
+    sampler: Any = optuna.samplers.RandomSampler(seed=seed)
+    pruner: Any = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+    if name == "tpe":
+        sampler = optuna.samplers.TPESampler(seed=seed)
+        pruner = optuna.pruners.MedianPruner(n_warmup_steps=2)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
     policy = market.home / f"{name}-{market.config.seed}.safetensors"
     left = TOTAL
     best = -np.inf
     tenth = WHOLE // LOOKS
-    began = cpu_seconds()
+    began = read_cpu_seconds()
     while left >= tenth:
         asked = study.ask()
         values = {
@@ -245,44 +243,31 @@ def by_optuna(market: Market, name: str, seed: int) -> dict[str, dict[str, float
         else:
             study.tell(asked, found)
     spent = {
-        "cpu_seconds": cpu_seconds() - began,
+        "cpu_seconds": read_cpu_seconds() - began,
         "env_steps": TOTAL - left,
         "trials": len(study.trials),
     }
-    return {name: {**market.figures(policy), **spent}}
+    return {name: {**market.measure(policy), **spent}}
 
 
-def by_ray(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
-    """Ray Tune in an environment of its own, since its packages would move ours."""
-    policy, told = (
-        market.home / f"{name}-{market.config.seed}.{kind}" for kind in ("safetensors", "json")
-    )
+def run_ray_apart(market: Market, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Ray Tune in an environment that also sees this one's packages, which its own would move."""
+    policy = market.home / f"{name}-{market.config.seed}.safetensors"
     job = {
         "home": str(market.home),
         "path": str(market.path),
         "ic": market.ic,
         "seed": seed,
         "policy": str(policy),
+        "config": market.config.model_dump(mode="json"),
     }
-    job |= {"told": str(told), "config": market.config.model_dump(mode="json")}
-    subprocess.run([str(ray_environment()), __file__, json.dumps(job)], check=True, cwd=ROOT)
-    return {name: {**market.figures(policy), **json.loads(told.read_text())}}
+    python = make_environment("ray", "ray[tune]>=2.30")
+    mine = [Path(path) for path in sys.path if path.endswith("site-packages")]
+    spent = run_child([__file__, json.dumps(job)], paths=mine, python=str(python))
+    return {name: {**market.measure(policy), **spent}}
 
 
-def ray_environment() -> Path:
-    """The Python of an environment with Ray Tune that also sees this one's packages."""
-    home = Path.home() / ".cache" / "fintrader" / "bench-ray"
-    python = home / "bin" / "python"
-    if not python.exists():
-        venv.create(home, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "ray[tune]>=2.30"], check=True)
-    site = next((home / "lib").glob("python*/site-packages"))
-    mine = next(path for path in sys.path if path.endswith("site-packages"))
-    (site / "fintrader.pth").write_text(f"{mine}\n{ROOT}\n")
-    return python
-
-
-def ray_job(job: dict[str, Any]) -> None:
+def run_ray(job: dict[str, Any]) -> None:
     """Population-based training: every round the worse quarter goes on from the better,
     hyper-parameters moved.
 
@@ -295,7 +280,7 @@ def ray_job(job: dict[str, Any]) -> None:
         Path(job["home"]), Path(job["path"]), job["ic"], RunConfig.model_validate(job["config"])
     )
     rounds = LOOKS - 2
-    clock = Path(job["told"]).with_suffix(".seconds")
+    clock = Path(job["policy"]).with_suffix(".seconds")
     clock.write_text("")
 
     class Pod(tune.Trainable):  # type: ignore[misc]
@@ -308,15 +293,12 @@ def ray_job(job: dict[str, Any]) -> None:
             return True
 
         def step(self) -> dict[str, Any]:
-            began = cpu_seconds()
-            trial = self.trial
-            train(trial.agent, trial.env, Budget(env_steps=WHOLE // rounds))
-            window = trial.split.validation
-            env = market.config.trading
-            score = evaluate([(trial.agent.policy, window)], env, metric=METRIC).score
-            with clock.open("a") as file:  # actors are used again, what they count is not
-                file.write(f"{cpu_seconds() - began}\n")
-            return {"score": -1e9 if score is None else score}
+            began = read_cpu_seconds()
+            train(self.trial.agent, self.trial.env, Budget(env_steps=WHOLE // rounds))
+            score = self.trial.judge()
+            with clock.open("a") as file:  # actors are used again and forget their counts
+                file.write(f"{read_cpu_seconds() - began}\n")
+            return {"score": score}
 
         def save_checkpoint(self, folder: str) -> None:
             from safetensors.torch import save_file
@@ -376,28 +358,23 @@ def ray_job(job: dict[str, Any]) -> None:
     with checkpoint.as_directory() as folder:
         shutil.copy(Path(folder) / "policy.safetensors", job["policy"])
     laps = [float(line) for line in clock.read_text().splitlines()]
-    spent = {"cpu_seconds": sum(laps), "env_steps": len(laps) * (WHOLE // rounds), "trials": COUNT}
-    Path(job["told"]).write_text(json.dumps(spent))
     shutil.rmtree(kept, ignore_errors=True)
+    spent = {"cpu_seconds": sum(laps), "env_steps": len(laps) * (WHOLE // rounds), "trials": COUNT}
+    print(json.dumps(spent))
 
 
 ARMS: dict[str, Callable[[Market, str, int], dict[str, dict[str, float]]]] = {
-    "tournament": ours,
-    "tournament_plain": ours,
-    "seeds": ours,
-    "random": ours,
-    "asha": by_optuna,
-    "tpe": by_optuna,
-    "ray_pbt": by_ray,
+    "tournament": run_ours,
+    "tournament_plain": run_ours,
+    "seeds": run_ours,
+    "random": run_ours,
+    "asha": run_optuna,
+    "tpe": run_optuna,
+    "ray_pbt": run_ray_apart,
 }
 PEERS = ("seeds", "random", "asha", "tpe", "ray_pbt")
 """The arms that are not ours."""
 
 
-def run_arm(name: str, market: Market, seed: int) -> dict[str, dict[str, float]]:
-    """Figures of each policy that this way to spend the budget publishes, by name."""
-    return ARMS[name](market, name, seed)
-
-
 if __name__ == "__main__":
-    ray_job(json.loads(sys.argv[1]))
+    run_ray(json.loads(sys.argv[1]))

@@ -22,14 +22,15 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._planted import OutOfTime, Referee
+from benchmarks._bench import NoPeer, install_peer
+from benchmarks._learning import OutOfTime
+from benchmarks._planted import Referee
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
@@ -54,21 +55,12 @@ TORCHTRADE = Recipe(
 do not see."""
 
 
-class NoPeer(Exception):
-    """The peer cannot be had here, and why."""
+SB3 = "stable-baselines3", "2.9.2"
 
 
-def sb3() -> Any:
-    """The package. Raises NoPeer where it cannot be had."""
-    from benchmarks.algorithms import peer_folder
-
-    folder = peer_folder()
-    if folder is None:
-        raise NoPeer(
-            "stable-baselines3 cannot be downloaded here: run where `pip` reaches a package index"
-        )
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+def load_sb3() -> Any:
+    """The package. Raises NoPeer."""
+    sys.path.insert(0, str(install_peer(*SB3)))
     try:
         import stable_baselines3
     except ImportError as error:
@@ -77,9 +69,8 @@ def sb3() -> Any:
 
 
 def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
-    """Stable-Baselines3's PPO on `env` (made with `copy=True`). Raises NoPeer where it cannot be
-    had."""
-    package = sb3()
+    """Stable-Baselines3's PPO on `env` (made with `copy=True`). Raises NoPeer."""
+    package = load_sb3()
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import RolloutBuffer
     from stable_baselines3.common.logger import Logger
@@ -136,12 +127,12 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             return [getattr(env, attr_name, None)] * self.num_envs
 
         def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-            raise AttributeError(f"nobody sets {attr_name}")
+            raise NotImplementedError
 
         def env_method(
             self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
         ) -> list[Any]:
-            raise AttributeError(f"nobody calls {method_name}")
+            raise NotImplementedError
 
         def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
             return [False] * self.num_envs
@@ -194,14 +185,12 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
     return model
 
 
-def make_sb3(market: MarketTensors, settings: EnvSettings, recipe: Recipe, seed: int) -> Any:
-    """Environment and model. Raises NoPeer where it cannot be had."""
-    return sb3_ppo(peer_env(market, settings, recipe, seed=seed, copy=True), recipe, seed)
-
-
-def make_clean(market: MarketTensors, settings: EnvSettings, recipe: Recipe, seed: int) -> CleanPPO:
-    """Environment and loop."""
-    return CleanPPO(peer_env(market, settings, recipe, seed=seed, copy=False), recipe, seed)
+def make_peer(
+    kind: str, market: MarketTensors, settings: EnvSettings, recipe: Recipe, seed: int
+) -> Any:
+    """Stable-Baselines3's model (`sb3`) or the loop (`clean`) in our environment. Raises NoPeer."""
+    env = peer_env(market, settings, recipe, seed=seed, copy=kind == "sb3")
+    return sb3_ppo(env, recipe, seed) if kind == "sb3" else CleanPPO(env, recipe, seed)
 
 
 LEARNERS: dict[str, tuple[str, Recipe]] = {
@@ -209,7 +198,6 @@ LEARNERS: dict[str, tuple[str, Recipe]] = {
     "sb3_gsde": ("sb3", Recipe(normalise=True, gsde=16, noise=0.1)),
     "clean": ("clean", Recipe(normalise=True, persistence=0.9, learn_noise=False)),
     "torchtrade": ("clean", TORCHTRADE),
-    "torchtrade_tuned": ("clean", replace(TORCHTRADE, learning_rate=3e-3)),
 }
 """The peers of `time_to_return.py`: what trains, and its hyper-parameters, tuned on seeds from 100
 on."""
@@ -218,11 +206,11 @@ on."""
 def train_peer(
     side: str, market: MarketTensors, settings: EnvSettings, referee: Referee, seed: int
 ) -> Any:
-    """The referee's curve of one of `LEARNERS`. Raises NoPeer where it cannot be had."""
+    """The referee's curve of one of `LEARNERS`. Raises NoPeer."""
     kind, recipe = LEARNERS[side]
     if kind == "clean":
-        make_clean(market, settings, recipe, seed).update()
-        loop = make_clean(market, settings, recipe, seed)
+        make_peer(kind, market, settings, recipe, seed).update()
+        loop = make_peer(kind, market, settings, recipe, seed)
         steps = 0
         referee.start()
         with contextlib.suppress(OutOfTime):
@@ -231,7 +219,7 @@ def train_peer(
                 referee.look(steps, lambda: lambda account: loop.policy(account.observe()))
         return referee.curve
 
-    sb3()
+    load_sb3()
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Look(BaseCallback):  # type: ignore[misc]
@@ -247,8 +235,8 @@ def train_peer(
         rows = torch.from_numpy(model.env.seen(account.observe()))
         return aim(model.policy._predict(rows, deterministic=True))
 
-    make_sb3(market, settings, recipe, seed).learn(1)
-    model = make_sb3(market, settings, recipe, seed)
+    make_peer(kind, market, settings, recipe, seed).learn(1)
+    model = make_peer(kind, market, settings, recipe, seed)
     referee.start()
     with contextlib.suppress(OutOfTime):
         model.learn(1 << 40, callback=Look())

@@ -1,28 +1,27 @@
 """Our PPO, SAC, TD3 and DDPG beside Stable-Baselines3's, on two classic environments, with equal
 budgets of env-steps.
 
-    python benchmarks/algorithms.py [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--save]
+    python benchmarks/algorithms.py [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--fresh]
+    [--save]
 
-Every training is a process of its own with one thread; ours and theirs alternate. Stable-Baselines3
-2.9.2 is put into a folder of its own (`.venv-bench`) and runs with the same torch, gymnasium and
+Every training is a process with one thread; ours and theirs alternate. Stable-Baselines3
+2.9.2 is put into `.venv-bench` and runs with the same torch, gymnasium and
 MuJoCo. It has the settings of its zoo (https://github.com/DLR-RM/rl-baselines3-zoo) but for
 `learning_starts`, which is its default of 100 since the zoo's 10,000 would outlast these budgets;
-ours stand below, chosen on seeds from 100 on, which are not reported. Each side has networks,
-batches and replay of its own choice.
+ours stand below, chosen on seeds from 100 on, which are not reported. Each side has its own
+networks, batches and replay.
 
 Policies are compared by the mean return of ten deterministic episodes, the same for both, at twenty
 points of the budget; the clock stops meanwhile. *Return* is the mean over the last four points.
 *Time to the same return* is the first point from which on the mean of three points in a row is at
 least the level: 95 % of the way from the first point of Stable-Baselines3 to its final return, both
-means over its seeds. The last line is one JSON object.
+means over its seeds. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again.
+`--one SIDE,ENV,ALGO,SEED`: the curve of one training.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,17 +31,18 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
-from benchmarks.resume import Records
+from benchmarks._bench import FinishedRuns, finish, install_peer, read_arguments, run_child
+from benchmarks._train_peers import SB3
+from tests.engines.tiny import agent_settings
 
-PEER = "stable-baselines3", "2.9.2"
+ALGOS = ["ppo", "sac", "td3", "ddpg"]
 POINTS = 20
 EPISODES = 10
 Act = Callable[[np.ndarray], np.ndarray]
 """Raw observations `[B, D]` to actions within the environment's bounds, deterministic."""
+Curve = list[dict[str, float]]
 
 BUDGETS = {
     "Pendulum-v1": {"ppo": 100_000, "sac": 5_000, "td3": 5_000, "ddpg": 5_000},
@@ -145,8 +145,7 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Referee:
-    """Judges policies on episodes of its own and keeps the clocks of the training that it
-    interrupts."""
+    """Judges policies on ten fixed episodes, and keeps the clocks of the training that it interrupts."""
 
     def __init__(self, env_id: str, budget: int) -> None:
         import gymnasium
@@ -157,9 +156,8 @@ class Referee:
 
         self.env = SyncVectorEnv([one] * EPISODES, autoreset_mode=AutoresetMode.SAME_STEP)
         self.marks = [budget * (k + 1) // POINTS for k in range(POINTS)]
-        self.curve: list[dict[str, float]] = []
-        self.wall = time.perf_counter()
-        self.cpu = time.process_time()
+        self.curve: Curve = []
+        self.start()
 
     def start(self) -> None:
         """Set the clocks to zero."""
@@ -184,7 +182,7 @@ class Referee:
         self.cpu += time.process_time() - cpu
 
     def mean_return(self, act: Act) -> float:
-        """Of the first episode of each copy, always the same starts."""
+        """Mean over the first episode of each copy, always the same starts."""
         obs, _ = self.env.reset(seed=90_000)
         total = np.zeros(EPISODES)
         alive = np.ones(EPISODES, dtype=bool)
@@ -195,20 +193,16 @@ class Referee:
         return float(total.mean())
 
 
-def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
+def train_ours(env_id: str, algo: str, seed: int) -> Curve:
     """The curve of one training with `fintrader.agents`."""
-    from pydantic import TypeAdapter
-
-    from fintrader.agents import AgentSettings, Budget, TrainProgress, make_agent, train
+    from fintrader.agents import Budget, TrainProgress, make_agent, train
     from fintrader.envs.classic import WorkerEnv
     from fintrader.envs.settings import GymnasiumSettings
 
     given = dict(OURS[env_id][algo])
     worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")
     env = WorkerEnv.make(worker, seed=seed)
-    agent = make_agent(
-        TypeAdapter(AgentSettings).validate_python({"algo": algo, **given}), env.layout, seed=seed
-    )
+    agent = make_agent(agent_settings(algo, given), env.layout, seed=seed)
     budget = BUDGETS[env_id][algo]
     referee = Referee(env_id, budget)
     space = env.env.single_action_space
@@ -228,7 +222,7 @@ def train_ours(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
     return referee.curve
 
 
-def train_theirs(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
+def train_theirs(env_id: str, algo: str, seed: int) -> Curve:
     """The curve of one training with Stable-Baselines3."""
     import stable_baselines3 as sb3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -269,68 +263,22 @@ def train_theirs(env_id: str, algo: str, seed: int) -> list[dict[str, float]]:
     return referee.curve
 
 
-def peer_folder() -> Path | None:
-    """Stable-Baselines3 in a folder of its own; None where it cannot be had."""
-    package, version = PEER
-    target = ROOT / ".venv-bench" / f"{package}-{version}"
-    if not target.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(target),
-        ]
-        done = subprocess.run([*command, f"{package}=={version}"], capture_output=True, text=True)
-        if done.returncode:
-            print(
-                f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}",
-                file=sys.stderr,
-            )
-            return None
-    return target
-
-
-def in_process(side: str, env_id: str, algo: str, seed: int, peer: Path) -> dict[str, Any]:
-    """One training in a process of its own, on one thread."""
-    paths = [
-        str(ROOT),
-        *([str(peer)] if side == "theirs" else []),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, __file__, "--one", side, env_id, algo, str(seed)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{side} {algo} {env_id} failed:\n{done.stderr[-2000:]}")
-    return {"curve": json.loads(done.stdout.strip().splitlines()[-1])}
-
-
-def final_return(curve: list[dict[str, float]]) -> float:
+def final_return(curve: Curve) -> float:
     """Mean over the last fifth of the points."""
     return float(np.mean([point["return"] for point in curve[-(POINTS // 5) :]]))
 
 
-def seconds_to(level: float, curve: list[dict[str, float]], clock: str) -> float | None:
-    """The clock at the first point from which on three in a row have at least `level` on average;
+def seconds_to(level: float, curve: Curve) -> float | None:
+    """CPU seconds to the first point from which on three in a row have at least `level` on average;
     None: never."""
     returns = [point["return"] for point in curve]
     for k in range(len(curve) - 2):
         if returns[k] >= level and np.mean(returns[k : k + 3]) >= level:
-            return curve[k][clock]
+            return curve[k]["cpu_s"]
     return None
 
 
-def compare(
-    ours: list[list[dict[str, float]]], theirs: list[list[dict[str, float]]]
-) -> dict[str, Any]:
+def compare(ours: list[Curve], theirs: list[Curve]) -> dict[str, Any]:
     """The figures of one algorithm in one environment; lists run over the seeds."""
     mine = [final_return(curve) for curve in ours]
     others = [final_return(curve) for curve in theirs]
@@ -344,97 +292,56 @@ def compare(
         "not_below": bool(np.mean(mine) >= np.mean(others)),
         "level": round(level, 1),
     }
-    for clock in ("wall_s", "cpu_s"):
-        a, b = ([seconds_to(level, curve, clock) for curve in side] for side in (ours, theirs))
-        figures |= {f"{clock}_to_level_ours": a, f"{clock}_to_level_theirs": b}
-        figures["seeds_that_got_there"] = {
-            who: sum(value is not None for value in side)
-            for who, side in (("ours", a), ("theirs", b))
-        }
-        # A seed that never got there counts with infinity: the median stays honest while most did.
-        medians = [
-            float(np.median([np.inf if value is None else value for value in side]))
-            for side in (a, b)
-        ]
-        figures[f"{clock}_ratio"] = (
-            round(medians[0] / medians[1], 3) if np.isfinite(medians).all() else None
-        )
-        total = [np.mean([curve[-1][clock] for curve in side]) for side in (ours, theirs)]
-        figures |= {
-            f"{clock}_of_budget_ours": round(total[0], 1),
-            f"{clock}_of_budget_theirs": round(total[1], 1),
-        }
+    a, b = ([seconds_to(level, curve) for curve in side] for side in (ours, theirs))
+    figures |= {"cpu_s_to_level_ours": a, "cpu_s_to_level_theirs": b}
+    figures["seeds_that_got_there"] = {
+        side: sum(value is not None for value in seconds)
+        for side, seconds in (("ours", a), ("theirs", b))
+    }
+    # A seed that never got there counts with infinity: the median stays honest while most did.
+    mine, others = (
+        float(np.median([np.inf if value is None else value for value in side])) for side in (a, b)
+    )
+    known = np.isfinite((mine, others)).all()
+    figures["cpu_s_ratio"] = round(mine / others, 3) if known else None
     return figures
 
 
 def main() -> None:
     """Run, print a line for each pair of trainings, end with one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--algo",
-        nargs="+",
-        default=["ppo", "sac", "td3", "ddpg"],
-        choices=["ppo", "sac", "td3", "ddpg"],
-    )
-    parser.add_argument("--env", nargs="+", default=list(BUDGETS), choices=list(BUDGETS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure again what is already in runs/benchmarks"
-    )
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument(
-        "--one", nargs=4, metavar=("SIDE", "ENV", "ALGO", "SEED"), help=argparse.SUPPRESS
-    )
-    options = parser.parse_args()
+    options = read_arguments(__doc__, algo=ALGOS, env=list(BUDGETS), seeds=5, fresh=False, one=str)
     torch.set_num_threads(1)
     if options.one:
-        side, env_id, algo, seed = options.one
+        side, env_id, algo, seed = options.one.split(",")
         print(json.dumps((train_ours if side == "ours" else train_theirs)(env_id, algo, int(seed))))
         return
-    peer = peer_folder()
-    if peer is None:
-        raise SystemExit(f"{PEER[0]} is needed: install it where `pip` reaches a package index")
-    records = Records("algorithms", fresh=options.fresh)
-    curves: dict[tuple[str, str, str], list[list[dict[str, float]]]] = {}
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    for seed in seeds:
-        for env_id in options.env:
-            for algo in options.algo:
-                for side, settings in (("theirs", THEIRS), ("ours", OURS)):
-                    record = records.get(
-                        f"{side}-{algo}-{env_id}-{seed}",
-                        {**settings[env_id][algo], "budget": BUDGETS[env_id][algo], "peer": PEER},
-                        lambda side=side, env_id=env_id, algo=algo, seed=seed: in_process(  # type: ignore[misc]
-                            side, env_id, algo, seed, peer
-                        ),
-                    )
-                    curve = record["curve"]
-                    curves.setdefault((side, env_id, algo), []).append(curve)
-                    print(
-                        f"{side:6} {algo:4} {env_id} seed {seed}: return {final_return(curve):9.1f}"
-                        f" after {curve[-1]['wall_s']:.1f} s ({curve[-1]['cpu_s']:.1f} CPU-s)",
-                        flush=True,
-                    )
+    paths = {"theirs": [install_peer(*SB3)], "ours": []}
+    finished = FinishedRuns("algorithms", fresh=options.fresh)
+    curves: dict[tuple[str, str, str], list[Curve]] = {}
+    trainings = [
+        (side, env_id, algo, seed)
+        for seed in range(options.seed, options.seed + options.seeds)
+        for env_id in options.env
+        for algo in options.algo
+        for side in paths
+    ]
+    for side, env_id, algo, seed in trainings:
+        settings = (THEIRS if side == "theirs" else OURS)[env_id][algo]
+        words = [__file__, "--one", f"{side},{env_id},{algo},{seed}"]
+        record = finished.get(
+            f"{side}-{algo}-{env_id}-{seed}",
+            {**settings, "budget": BUDGETS[env_id][algo], "peer": SB3},
+            lambda words=words, side=side: {"curve": run_child(words, paths=paths[side])},  # type: ignore[misc]
+        )
+        curves.setdefault((side, env_id, algo), []).append(record["curve"])
     figures = {
         f"{algo}_{env_id}": compare(curves["ours", env_id, algo], curves["theirs", env_id, algo])
         for env_id in options.env
         for algo in options.algo
     }
-    finish(
-        "algorithms",
-        {
-            "figures": figures,
-            "peer": "==".join(PEER),
-            "budgets": BUDGETS,
-            "seeds": options.seeds,
-            "commits": sorted(records.commits),
-        },
-        seed=options.first_seed,
-        save=options.save,
-    )
+    record = {"figures": figures, "peer": "==".join(SB3), "budgets": BUDGETS}
+    record |= {"seeds": options.seeds, "commits": sorted(finished.commits)}
+    finish("algorithms", record, options)
 
 
 if __name__ == "__main__":

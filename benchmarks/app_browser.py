@@ -1,5 +1,4 @@
-"""The app in a browser: how long a reader waits, and the documentation's pictures, taken of the
-same pages.
+"""The app in a browser: a reader's waits, and the documentation's pictures of the same pages.
 
     python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
     [--save]
@@ -17,7 +16,6 @@ in that folder instead; nothing is measured.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -25,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,12 +30,24 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._bench import ROOT, finish, read_arguments
+from tests.engines import fakes
+from tests.engines.waiting import answers, free_port
+
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
 PICTURES = {"runs": 1130, "tournament": 1640, "backtest": 1400, "honesty": 960}
 """Pages that the documentation shows, and how far down, in pixels."""
+WAITS = (
+    "server_s",
+    "first_page_s",
+    "table_s",
+    "chosen_run_s",
+    "again_s",
+    "bare_first_s",
+    "bare_again_s",
+)
 BARE = """
 import pandas as pd, streamlit as st
 st.title("One table")
@@ -67,37 +76,8 @@ RERUN = """() => new Promise((done, failed) => {
 })"""
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--runs", type=int, default=1000)
-    arguments.add_argument("--repeats", type=int, default=5)
-    arguments.add_argument("--browser", default=shutil.which("chromium"), help="path of a Chromium")
-    arguments.add_argument(
-        "--pictures", type=Path, metavar="RUNS", help="a folder that holds the run `quickstart`"
-    )
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
-    if options.browser is None:
-        arguments.error("there is no chromium on the PATH; give one by --browser")
-    with sync_playwright() as play:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        chromium = play.chromium.launch(executable_path=options.browser, args=flags)
-        if options.pictures:
-            pictures(chromium, options.pictures)
-            return
-        home = Path(tempfile.mkdtemp(prefix="app-"))
-        try:
-            figures = measure(chromium, home, options.runs, options.repeats)
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
-    from benchmarks.common import finish
-
-    finish("app_browser", figures, seed=0, save=options.save)
-
-
 def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str, Any]:
-    from tests.engines import fakes
-
+    """Open the pages of many runs again and again; medians."""
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
@@ -106,27 +86,21 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str
         "repeats": repeats,
         "load": round(os.getloadavg()[0], 1),
     }
-    names = (
-        "server_s",
-        "first_page_s",
-        "table_s",
-        "chosen_run_s",
-        "again_s",
-        "bare_first_s",
-        "bare_again_s",
-    )
-    waits: dict[str, list[float]] = {name: [] for name in names}
+    waits: dict[str, list[float]] = {name: [] for name in WAITS}
     bare = home / "bare.py"
     bare.write_text(BARE)
     for _ in range(repeats):
         start = time.perf_counter()
         with served(home / "many" / "runs", home / "data" / "tensors") as address:
             started = time.perf_counter() - start
-            opening = waited(chromium, address, ROWS, LIST, CHART)
-            (again,) = waited(chromium, address, ROWS)
+            opening = measure_waits(chromium, address, ROWS, LIST, CHART)
+            (again,) = measure_waits(chromium, address, ROWS)
         with served(home / "many" / "runs", script=bare) as address:
-            floor = [*waited(chromium, address, LIST), *waited(chromium, address, LIST)]
-        for name, found in zip(names, (started, *opening, again, *floor), strict=True):
+            floor = [
+                *measure_waits(chromium, address, LIST),
+                *measure_waits(chromium, address, LIST),
+            ]
+        for name, found in zip(WAITS, (started, *opening, again, *floor), strict=True):
             waits[name].append(found)
     figures |= {what: round(statistics.median(found), 2) for what, found in waits.items()}
     run = sorted(path.name for path in (home / "many" / "runs").iterdir() if path.is_dir())[-1]
@@ -134,13 +108,13 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str
         page = chromium.new_context(viewport={"width": 1440, "height": 900}).new_page()
         reruns = {}
         for name in PAGES:
-            opened(page, f"{address}/{name}?run={run}&runs={run}")
+            open_page(page, f"{address}/{name}?run={run}&runs={run}")
             reruns[name] = round(statistics.median(page.evaluate(RERUN) for _ in range(repeats)))
         figures["rerun_ms"] = reruns
     return figures
 
 
-def waited(chromium: Browser, address: str, *marks: str) -> list[float]:
+def measure_waits(chromium: Browser, address: str, *marks: str) -> list[float]:
     """Seconds from opening the address until each mark stands, in a browser that has cached
     nothing."""
     page = chromium.new_context().new_page()
@@ -155,7 +129,7 @@ def waited(chromium: Browser, address: str, *marks: str) -> list[float]:
     return found
 
 
-def pictures(chromium: Browser, runs: Path) -> None:
+def take_pictures(chromium: Browser, runs: Path) -> None:
     """Take the documentation's pictures of the run `quickstart`."""
     from PIL import Image
 
@@ -165,16 +139,15 @@ def pictures(chromium: Browser, runs: Path) -> None:
         ).new_page()
         for name, height in PICTURES.items():
             page.set_viewport_size({"width": 1280, "height": height})
-            opened(page, f"{address}/{name}?run=quickstart")
+            open_page(page, f"{address}/{name}?run=quickstart")
             path = ROOT / "docs" / "images" / f"app-{name}.png"
             page.screenshot(path=path)
-            Image.open(path).quantize(96).save(
-                path, optimize=True
-            )  # a third of the bytes, and nobody sees it
+            # A third of the bytes, without a visible difference.
+            Image.open(path).quantize(96).save(path, optimize=True)
             print(path.relative_to(ROOT))
 
 
-def opened(page: Page, address: str) -> None:
+def open_page(page: Page, address: str) -> None:
     """Open a page and wait until it has drawn itself, charts included."""
     page.goto(address)
     page.wait_for_selector("h1")
@@ -187,10 +160,9 @@ def opened(page: Page, address: str) -> None:
 
 @contextmanager
 def served(runs: Path, cache: Path | None = None, script: Path | None = None) -> Iterator[str]:
-    """The app over these runs, as `fintrader app` serves it, or another script; its address, as
-    soon as it answers."""
+    """The address of the app over these runs, as `fintrader app` serves it, or of another script,
+    as soon as it answers."""
     from fintrader_app.launch import command, environment
-    from tests.engines.waiting import free_port
 
     port = free_port()
     words = command(port, headless=True, no_token=True)
@@ -200,18 +172,34 @@ def served(runs: Path, cache: Path | None = None, script: Path | None = None) ->
         words, env=environment(runs, cache), cwd=runs.parent, stdout=subprocess.DEVNULL
     )
     try:
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1).read()
-                break
-            except OSError:
-                if server.poll() is not None:
-                    raise SystemExit("the app's server has ended") from None
-                time.sleep(0.02)
+        while not answers(f"http://127.0.0.1:{port}/_stcore/health"):
+            if server.poll() is not None:
+                raise SystemExit("the app's server has ended")
+            time.sleep(0.02)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait()
+
+
+def main() -> None:
+    """Measure, or take pictures."""
+    options = read_arguments(
+        __doc__, runs=1000, repeats=5, browser=shutil.which("chromium") or "", pictures=Path
+    )
+    if not options.browser:
+        raise SystemExit("there is no chromium on the PATH; give one by --browser")
+    with (
+        sync_playwright() as play,
+        tempfile.TemporaryDirectory(prefix="app-", ignore_cleanup_errors=True) as home,
+    ):
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        chromium = play.chromium.launch(executable_path=options.browser, args=flags)
+        if options.pictures:
+            take_pictures(chromium, options.pictures)
+            return
+        figures = measure(chromium, Path(home), options.runs, options.repeats)
+    finish("app_browser", figures, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How long a backtest takes: simulation, overfitting, assessment, report.
 
-    python benchmarks/backtest.py [--bars 98700] [--assets 100] [--members 10] [--save]
+    python benchmarks/backtest.py [--bars 98700] [--assets 100] [--features 10]
+    [--members 10] [--save]
 
 One account over `bars` minutes of `assets` stocks, traded by an ensemble of `members` networks of
 the default shape, deciding every minute, and every 30 minutes (as configs/nasdaq100_2016.yaml
@@ -12,8 +13,8 @@ simulation and all baselines, assessment and files included.
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,8 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import finish
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._bench import finish, read_arguments
+from benchmarks._learning import SESSION, make_random_market
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
@@ -32,46 +36,15 @@ from fintrader.backtesting.simulation import ask
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report
-from fintrader.seeding import generator
 from fintrader.verdict.sharpe import backtest_overfitting
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
-
-SESSION = 390
-
-
-def make_market(bars: int, assets: int, features: int, seed: int) -> MarketTensors:
-    """Random walks on whole sessions."""
-    draw = generator(seed, "benchmark-market")
-    steps = 0.0006 * torch.randn(bars, assets, generator=draw)
-    close = 50 * torch.exp(steps.cumsum(0))
-    session = torch.arange(bars) // SESSION
-    day = 86_400_000_000_000
-    minutes = (
-        1_577_975_400_000_000_000 + session * day + (torch.arange(bars) % SESSION) * 60_000_000_000
-    )
-    return MarketTensors(
-        open=torch.cat([close[:1], close[:-1]]),
-        close=close,
-        volume=torch.full_like(close, 1e9),
-        features=torch.randn(bars, assets, features, generator=draw),
-        context=torch.randn(bars, 4, generator=draw),
-        tradable=torch.ones(bars, assets, dtype=torch.bool),
-        member=torch.ones(bars, assets, dtype=torch.bool),
-        session=session,
-        minutes=minutes,
-        benchmark=close.double().mean(1),
-        symbols=tuple(f"S{n:03d}" for n in range(assets)),
-        feature_names=tuple(f"f{k}" for k in range(features)),
-        context_names=("c0", "c1", "c2", "c3"),
-    )
 
 
 def compare(
     ensemble: EnsemblePolicy, market: MarketTensors, settings: EnvSettings
 ) -> tuple[int, float]:
-    """Run both ways side by side on the bound ensemble's actions: decisions made, and the largest
-    difference between an action and the networks' own. Exits when an equity differs in its last
-    bit."""
+    """Run both ways on the bound ensemble's actions: decisions made, and the largest difference
+    between an action and the networks' own. Exits when an equity differs in its last bit."""
     fast = BacktestAccount(market, settings)
     slow = EnvAccount(market, settings)
     decide = ask(ensemble, fast, "bound")
@@ -89,27 +62,33 @@ def compare(
     return count, gap
 
 
-def timed(what: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Wall seconds, processor seconds (what the work takes when nobody else computes), result."""
-    start = time.perf_counter()
-    used = time.process_time()
-    result = what()
-    return time.perf_counter() - start, time.process_time() - used, result
+class Stopwatch:
+    """Wall and CPU seconds of each part, by name."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Any] = {}
+
+    def measure(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do the work and note what it took; CPU seconds are those of an idle machine."""
+        start = time.perf_counter()
+        used = time.process_time()
+        result = work()
+        self.figures[f"{name}_seconds"] = round(time.perf_counter() - start, 2)
+        self.figures[f"{name}_cpu_seconds"] = round(time.process_time() - used, 2)
+        return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Measure each part."""
+    options = read_arguments(__doc__, bars=98_700, assets=100, features=10, members=10)
+    market = make_random_market(
+        options.bars,
+        options.assets,
+        options.features,
+        seed=options.seed,
+        volatility=6e-4,
+        context=4,
     )
-    parser.add_argument("--bars", type=int, default=98_700)
-    parser.add_argument("--assets", type=int, default=100)
-    parser.add_argument("--features", type=int, default=10)
-    parser.add_argument("--members", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
-
-    market = make_market(options.bars, options.assets, options.features, options.seed)
     layout = ObservationLayout(options.assets, options.features, 4)
     torch.manual_seed(options.seed)
     members = [
@@ -118,71 +97,45 @@ def main() -> None:
     ensemble = EnsemblePolicy(members).eval().requires_grad_(False)
     half_hour = EnvSettings(decision_interval=30, cost_bps=2.0)
     minute = half_hour.model_copy(update={"decision_interval": 1})
+    random = np.random.default_rng(options.seed)
+    watch = Stopwatch()
 
     start = market.window(0, min(5 * SESSION, options.bars))
     simulate(ensemble, market.window(0, 60), minute)  # compiles, or loads what was compiled
-    _, fast_cpu, fast = timed(lambda: simulate(ensemble, start, minute))
-    _, exact_cpu, exact = timed(lambda: simulate_in_environment(ensemble, start, minute))
-    actions, gap = compare(ensemble, start, minute)
+    watch.measure("five_sessions", lambda: simulate(ensemble, start, minute))
+    watch.measure(
+        "five_sessions_environment", lambda: simulate_in_environment(ensemble, start, minute)
+    )
+    decisions, gap = compare(ensemble, start, minute)
     if gap > 1e-5:
         raise SystemExit(f"the bound ensemble's actions differ from the networks' by {gap}")
-
-    minute_seconds, minute_cpu, by_minute = timed(
-        lambda: simulate(ensemble, market, minute, name="ensemble")
+    watch.measure("minute_simulation", lambda: simulate(ensemble, market, minute))
+    result = watch.measure("half_hourly_simulation", lambda: simulate(ensemble, market, half_hour))
+    baselines = watch.measure(
+        "baselines", lambda: simulate_baselines(market, half_hour, every=True)
     )
-    simulation_seconds, simulation_cpu, result = timed(
-        lambda: simulate(ensemble, market, half_hour, name="ensemble")
-    )
-    metrics_seconds, _, _ = timed(lambda: result.metrics)
-    baseline_seconds, baseline_cpu, baselines = timed(
-        lambda: simulate_baselines(market, half_hour, every=True)
-    )
-    noise = np.random.default_rng(options.seed).normal(size=(options.bars, 100))
-    cscv_seconds, cscv_cpu, overfit = timed(lambda: backtest_overfitting(noise, blocks=16))
-    daily = np.random.default_rng(options.seed).normal(0, 0.01, (60, 80))
+    noise = random.normal(size=(options.bars, 100))
+    watch.measure("cscv", lambda: backtest_overfitting(noise, blocks=16))
     with tempfile.TemporaryDirectory() as folder:
-        report_seconds, report_cpu, _ = timed(
-            lambda: write_report(
-                Path(folder) / "report.html",
-                write_backtest(
-                    Path(folder),
-                    {"ensemble": result, **baselines},
-                    context={"trials": 80},
-                    trial_returns=daily,
-                    market=market,
-                    settings=half_hour,
-                ),
+
+        def report() -> None:
+            stored = write_backtest(
+                Path(folder),
+                {"ensemble": result, **baselines},
+                context={"trials": 80},
+                trial_returns=random.normal(0, 0.01, (60, 80)),
+                market=market,
+                settings=half_hour,
             )
-        )
-        report_bytes = (Path(folder) / "report.html").stat().st_size
-    figures = {
-        "bars": options.bars,
-        "assets": options.assets,
-        "members": options.members,
-        "threads": torch.get_num_threads(),
-        "load_average": round(os.getloadavg()[0], 1),
-        "minute_simulation_seconds": round(minute_seconds, 2),
-        "minute_simulation_cpu_seconds": round(minute_cpu, 2),
-        "half_hourly_simulation_seconds": round(simulation_seconds, 2),
-        "half_hourly_simulation_cpu_seconds": round(simulation_cpu, 2),
-        "minute_fills": len(by_minute.trades),
-        "decisions_compared": actions,
-        "largest_action_difference": gap,
-        "speedup_over_environment_and_networks": round(exact_cpu / fast_cpu, 1),
-        "equal_trajectory": bool((fast.equity == exact.equity).all()),
-        "metrics_seconds": round(metrics_seconds, 2),
-        "baselines_seconds": round(baseline_seconds, 2),
-        "baselines_cpu_seconds": round(baseline_cpu, 2),
-        "cscv_seconds": round(cscv_seconds, 2),
-        "cscv_cpu_seconds": round(cscv_cpu, 2),
-        "cscv_probability": overfit.probability,
-        "report_seconds": round(report_seconds, 2),
-        "report_cpu_seconds": round(report_cpu, 2),
-        "report_mib": round(report_bytes / 2**20, 2),
-    }
-    for name, value in figures.items():
-        print(f"{name:32s} {value}")
-    finish("backtest", figures, seed=options.seed, save=options.save)
+            write_report(Path(folder) / "report.html", stored)
+
+        watch.measure("report", report)
+        size = (Path(folder) / "report.html").stat().st_size
+    sizes = {name: getattr(options, name) for name in ("bars", "assets", "members")}
+    figures = {**sizes, **watch.figures, "report_mib": round(size / 2**20, 2)}
+    figures |= {"decisions_compared": decisions, "largest_action_difference": gap}
+    figures |= {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
+    finish("backtest", figures, options)
 
 
 if __name__ == "__main__":

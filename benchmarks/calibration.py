@@ -1,24 +1,22 @@
-"""How often the verdict's tests are wrong without skill, and how often right with it: their size
-and their power.
+"""Size and power of the verdict's tests: how often they are wrong without skill, and right with it.
 
     python benchmarks/calibration.py [--repeats 600] [--save]
 
 A market of 20 stocks with a common factor of changing volatility, fat tails and returns that depend
-on those before. A strategy holds the equal-weight portfolio at a beta of its own and tilts away
+on those before. A strategy holds the equal-weight portfolio at some beta and tilts away
 from it; its tilts last for days. Without skill they know nothing; with it they lean towards the
 next day's returns, as far as gives the information ratio named (of a whole portfolio against cash:
 the Sharpe ratio). The best of M such strategies in a window of the same length is frozen, and
 tested on the next one by the functions that the product calls.
 
 size: share of strategies without skill that are called skilled at 5 %. power: the same share with
-skill. *Sees* is the median of the ratio that the verdict says its window shows four times in five;
+skill. *Sees* is the median of the ratio that a window shows four times in five by the verdict;
 *at it* the share of strategies of that ratio that are seen. 600 repeats know a share of 5 % to
 within 1.8 points, of 80 % to within 3.3 (two standard errors).
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import finish, read_arguments
 from fintrader.verdict import alpha as ev
 
 Array = NDArray[np.float64]
@@ -47,7 +44,7 @@ LEVEL = 0.05
 
 
 class Case(NamedTuple):
-    """What is simulated."""
+    """One simulated case."""
 
     sessions: int
     trials: int = 1
@@ -57,7 +54,7 @@ class Case(NamedTuple):
     cash: bool = False
 
 
-def volatility(shocks: Array) -> Array:
+def cluster_volatility(shocks: Array) -> Array:
     """Shocks whose variance follows GARCH(1, 1), of mean 1."""
     scaled = np.empty_like(shocks)
     variance = np.ones(shocks.shape[1:])
@@ -67,7 +64,7 @@ def volatility(shocks: Array) -> Array:
     return scaled
 
 
-def persistent(shocks: Array, left: float) -> Array:
+def make_persistent(shocks: Array, left: float) -> Array:
     """AR(1) of variance 1 along the first axis."""
     values = np.empty_like(shocks)
     values[0] = shocks[0]
@@ -97,11 +94,11 @@ def draw(case: Case, seed: int) -> Drawn:
         values: Array = rng.standard_t(5, shape) / np.sqrt(5 / 3)
         return values
 
-    common = 0.0004 + COMMON * volatility(fat(days))
-    own = OWN * persistent(volatility(fat(days, STOCKS)), DEPENDENCE)
+    common = 0.0004 + COMMON * cluster_volatility(fat(days))
+    own = OWN * make_persistent(cluster_volatility(fat(days, STOCKS)), DEPENDENCE)
     returns = common[:, None] + own
     theirs = np.zeros(days) if case.cash else returns.mean(axis=1)
-    tilts = TILT * persistent(rng.standard_normal((days, case.trials, STOCKS)), LAST)
+    tilts = TILT * make_persistent(rng.standard_normal((days, case.trials, STOCKS)), LAST)
     tilts -= tilts.mean(axis=2, keepdims=True)
     lean = case.ratio / np.sqrt(252) * TILT / (np.sqrt(STOCKS - 1) * OWN)
     tilts += lean * (own - own.mean(axis=1, keepdims=True))[:, None, :]
@@ -112,33 +109,21 @@ def draw(case: Case, seed: int) -> Drawn:
     return Drawn(ours[held, chosen], theirs[held], tilts[held, chosen], returns[held])
 
 
-class Told(NamedTuple):
-    """What the product said of one draw."""
-
-    p_value: float
-    visible: float
-    shift: float
-    e_value: float
-
-
-def judge(drawn: Drawn, seed: int) -> Told:
-    """By the functions that `assessment.assess` calls."""
+def judge(drawn: Drawn, seed: int) -> tuple[float, float, float, float]:
+    """p-value, visible ratio, p-value of shifts in time and e-value of one draw, by the functions
+    that `assessment.assess` calls."""
     tested = ev.alpha_test(drawn.ours, drawn.theirs, seed=seed, repeats=DRAWS)
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
     assert tested is not None
     assert shifted is not None
-    return Told(
-        tested.p_value,
-        tested.visible,
-        shifted.p_value,
-        float(ev.e_process(drawn.ours, drawn.theirs).max()),
-    )
+    bets = float(ev.e_process(drawn.ours, drawn.theirs).max())
+    return tested.p_value, tested.visible, shifted.p_value, bets
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
     """Shares of the draws that each test calls skill."""
-    told = [judge(draw(case, seed), seed) for seed in range(repeats)]
-    p_values, visible, shifts, bets = (np.array(column) for column in zip(*told, strict=True))
+    judged = np.array([judge(draw(case, seed), seed) for seed in range(repeats)])
+    p_values, visible, shifts, bets = judged.T
     return {
         **case._asdict(),
         "alpha": float((p_values <= LEVEL).mean()),
@@ -159,39 +144,21 @@ POWER = [
 ]
 
 
-def line(row: dict[str, Any]) -> str:
-    against = "cash" if row["cash"] else "equal weight"
-    what = (
-        f"{row['sessions']:5d} sessions, {row['trials']:2d} trials, ratio {row['ratio']:.1f} over"
-        f" {against}"
-    )
-    shares = ", ".join(f"{test} {row[test]:.1%}" for test in ("alpha", "shift", "betting"))
-    return f"{what}: {shares}, sees {row['sees']:.2f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=600)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
-    figures: dict[str, Any] = {
-        "repeats": options.repeats,
-        "level": LEVEL,
-        "size": [],
-        "power": [],
-        "at_it": [],
-    }
-    for name, cases in (("size", SIZE), ("power", POWER)):
+    """Measure every case."""
+    options = read_arguments(__doc__, repeats=600)
+    figures: dict[str, Any] = {"repeats": options.repeats, "level": LEVEL}
+    for name, cases in (("size", SIZE), ("power", POWER), ("at_it", None)):
+        if cases is None:
+            cases = [
+                Case(row["sessions"], ratio=row["sees"], beta=1.3)
+                for row in figures["size"][: len(SESSIONS)]
+            ]
+        figures[name] = []
         for case in cases:
             figures[name].append(measure(case, options.repeats))
-            print(name, line(figures[name][-1]), flush=True)
-    for row in figures["size"][: len(SESSIONS)]:
-        found = measure(Case(row["sessions"], ratio=row["sees"], beta=1.3), options.repeats)
-        figures["at_it"].append(found)
-        print("at it", line(found), flush=True)
-    finish("calibration", figures, seed=0, save=options.save)
+            print(name, figures[name][-1])
+    finish("calibration", figures, options)
 
 
 if __name__ == "__main__":

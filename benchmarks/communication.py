@@ -1,9 +1,9 @@
-"""What learners of one pod have to tell each other: rare fusion of their states against gradients
-at every minibatch.
+"""Traffic between the learners of one pod: rare fusion of their states against gradients at every
+minibatch.
 
-    python benchmarks/communication.py [--ranks 2] [--seeds 3] [--device cpu] [--save]
+    python benchmarks/communication.py [--ranks 2] [--seeds 3] [--env-steps 65536] [--save]
 
-R processes, joined by `torch.distributed` (gloo on loopback, NCCL with --device cuda), train one
+R processes, joined by `torch.distributed` (gloo on loopback), train one
 PPO agent together, each with accounts of its own, for the same number of env-steps. Five ways to
 stay one agent:
 
@@ -16,91 +16,79 @@ stay one agent:
     fusions_1     ... once, at the end
     alone         never: one learner with its own share of the data
 
-An *epoch* is what lies between two of eight fusions. Bytes are counted where they are handed to a
+An *epoch* lies between two of eight fusions. Bytes are counted where they are handed to a
 collective, on each rank. The small problem is the market of Gârleanu and Pedersen, whose optimum is
 known (`known_optimum.py`); quality is the share of the optimal utility that the agent reaches at
-the end. Prints one JSON object as its last line.
+the end. Env-steps are those of each rank.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
-from benchmarks.common import finish
-from benchmarks.known_optimum import ENGINE_PPO, QuadraticMarket, evaluate, optimal_policy
-from fintrader.agents import AgentSettings, Budget, make_agent, train
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._bench import finish, read_arguments
+from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
+from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
 from fintrader.agents.parallel import average
 from fintrader.seeding import derive
 from fintrader.tournament.fusion.worker import Exchange, inherited
+from tests.engines.tiny import agent_settings
 
 ARMS = ("gradients", "every_update", "fusions_8", "fusions_1", "alone")
 EPOCHS = 8
 
 
 class Meter:
-    """Counts what is handed to collectives on this rank, and the seconds until they return (waiting
+    """Counts bytes handed to collectives on this rank, and seconds until they return (waiting
     included)."""
 
     def __init__(self) -> None:
-        self.bytes = self.calls = 0
+        self.bytes = 0
         self.seconds = 0.0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count everything that happens meanwhile."""
-        plain = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast")}
-        dist.all_reduce = self._counted(plain["all_reduce"], 0)
-        dist.all_gather = self._counted(plain["all_gather"], 1)
-        dist.broadcast = self._counted(plain["broadcast"], 0)
-        try:
-            yield
-        finally:
-            for name, call in plain.items():
-                setattr(dist, name, call)
+    def count(self) -> Any:
+        """Count all collectives of a block."""
+        return patch.multiple(
+            dist,
+            all_reduce=self._count(dist.all_reduce, 0),
+            all_gather=self._count(dist.all_gather, 1),
+            broadcast=self._count(dist.broadcast, 0),
+        )
 
-    def _counted(self, call: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def _count(self, call: Callable[..., Any], place: int) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
             tensor = arguments[place]
             begun = time.perf_counter()
             result = call(*arguments, **named)
-            if tensor.is_cuda:
-                torch.cuda.synchronize()
             self.seconds += time.perf_counter() - begun
             self.bytes += tensor.numel() * tensor.element_size()
-            self.calls += 1
             return result
 
         return counted
 
 
 class GradientAllReduce:
-    """When the last parameter's gradient is there, average all of them over the ranks, in one
-    bucket."""
+    """Averages all gradients over the ranks, in one bucket, when the last of them is there."""
 
     def __init__(self, agent: BaseAgent) -> None:
-        self.parameters = [
-            one for optimiser in agent.optimisers.values() for one in _parameters(optimiser)
-        ]
+        self.parameters = list_parameters(agent)
         self.due = len(self.parameters)
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -168,18 +156,22 @@ def fuse_states(agent: BaseAgent, exchange: Exchange) -> None:
     BaseAgent.inherit(agent, average(states))
 
 
-def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
+def list_parameters(agent: BaseAgent) -> list[torch.Tensor]:
+    """All that the agent's optimisers move."""
+    groups = [group for one in agent.optimisers.values() for group in one.param_groups]
+    return [one for group in groups for one in group["params"] if one.requires_grad]
+
+
+def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     """Train together in one of the five ways; this rank's figures."""
-    rank = dist.get_rank()
-    device = torch.device(job["device"])
-    values = {"algo": "ppo", **ENGINE_PPO, **job["agent"]}
-    settings = TypeAdapter(AgentSettings).validate_python(values)
-    env = QuadraticMarket(job["num_envs"], seed=derive(seed, "rank", rank))
-    agent: Any = make_agent(settings, env.layout, seed=derive(seed, "rank", rank))
+    settings = agent_settings("ppo", {**ENGINE_PPO, **job["agent"]})
+    own = derive(seed, "rank", dist.get_rank())
+    env = QuadraticMarket(job["num_envs"], seed=own)
+    agent: Any = make_agent(settings, env.layout, seed=own)
     first: Any = make_agent(settings, env.layout, seed=seed)
     BaseAgent.inherit(agent, first.collect_inheritable_state())
     meter = Meter()
-    exchange = Exchange(device)
+    exchange = Exchange(torch.device("cpu"))
     learner: Any = agent
     if name == "every_update":
         learner = FusedAfterEveryUpdate(agent)
@@ -188,65 +180,44 @@ def arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     dist.barrier()
     begun = time.perf_counter()
     cpu = time.process_time()
-    with meter.running():
+    with meter.count():
         for epoch in range(EPOCHS):
             train(learner, env, Budget(env_steps=job["env_steps"] // EPOCHS))
             if name == "fusions_8" or (name == "fusions_1" and epoch == EPOCHS - 1):
                 fuse_states(agent, exchange)
     seconds = time.perf_counter() - begun
     cpu = time.process_time() - cpu
-    if (
-        name == "gradients"
-    ):  # the networks are one, the statistics of observations were each rank's own
+    if name == "gradients":  # one network by now, but each rank has its own statistics
         fuse_by_all_reduce(agent)
-    utility, _ = evaluate(agent.policy, steps=300, num_envs=32)
+    utility, _ = evaluate(agent.policy, **JUDGE)
     return {
         "bytes_per_epoch": meter.bytes // EPOCHS,
-        "calls_per_epoch": meter.calls / EPOCHS,
         "communication_seconds_per_epoch": meter.seconds / EPOCHS,
         "seconds": seconds,
         "cpu_seconds": cpu,
-        "share": utility / evaluate(optimal_policy, steps=300, num_envs=32)[0],
-        "parameters": sum(
-            one.numel() for group in agent.optimisers.values() for one in _parameters(group)
-        ),
+        "share": utility / evaluate(optimal_policy, **JUDGE)[0],
+        "parameters": sum(one.numel() for one in list_parameters(agent)),
     }
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimiser.param_groups for one in group["params"] if one.requires_grad]
 
 
 def work(rank: int, job: dict[str, Any]) -> None:
     """One process: all arms and seeds in step with the others."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    backend = "gloo"
-    if job["device"] == "cuda":
-        torch.cuda.set_device(rank)
-        backend = "nccl"
-        job = {**job, "device": f"cuda:{rank}"}
     store = dist.FileStore(job["store"], job["ranks"])
-    dist.init_process_group(backend, store=store, rank=rank, world_size=job["ranks"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job["ranks"])
     rows = []
     for seed in range(job["seeds"]):
         for name in ARMS:
-            rows.append({"arm": name, "seed": seed, **arm(name, seed, job)})
+            rows.append({"arm": name, "seed": seed, **train_arm(name, seed, job)})
             if rank == 0:
-                print(
-                    {
-                        key: round(v, 4) if isinstance(v, float) else v
-                        for key, v in rows[-1].items()
-                    },
-                    flush=True,
-                )
+                print(rows[-1])
     Path(f"{job['store']}-{rank}.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
 
 
-def compare(job: dict[str, Any]) -> dict[str, Any]:
-    """All arms on fresh processes: means over seeds (and ranks), and how much less is said."""
+def compare(job: dict[str, Any], *, quality: bool) -> dict[str, Any]:
+    """All arms on fresh processes: means over seeds and ranks, and ratios of traffic."""
     with tempfile.TemporaryDirectory(prefix="communication-") as home:
         job = {**job, "store": str(Path(home) / "store")}
         mp.spawn(work, args=(job,), nprocs=job["ranks"])
@@ -254,73 +225,46 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
             json.loads(Path(f"{job['store']}-{rank}.json").read_text())
             for rank in range(job["ranks"])
         ]
-    rows = [row for rank in ranks for row in rank]
     figures: dict[str, Any] = {
-        "parameters": rows[0]["parameters"],
+        "parameters": ranks[0][0]["parameters"],
         "env_steps_per_rank": job["env_steps"],
+        "updates_per_epoch": job["env_steps"] // EPOCHS // (16 * job["num_envs"]),
     }
     for name in ARMS:
-        mine = [row for row in rows if row["arm"] == name]
-        shares = [row["share"] for row in ranks[0] if row["arm"] == name]
-        figures[name] = {
-            "bytes_per_epoch": mine[0]["bytes_per_epoch"],
-            "calls_per_epoch": mine[0]["calls_per_epoch"],
-            "communication_seconds_per_epoch": round(
-                statistics.fmean(row["communication_seconds_per_epoch"] for row in mine), 5
-            ),
-            "seconds": round(statistics.fmean(row["seconds"] for row in mine), 2),
-            "cpu_seconds": round(statistics.fmean(row["cpu_seconds"] for row in mine), 2),
-            "share_of_optimum": [round(share, 4) for share in shares],
-            "share_of_optimum_mean": round(statistics.fmean(shares), 4),
-        }
-    figures["updates_per_epoch"] = job["env_steps"] // EPOCHS // (16 * job["num_envs"])
-    low = figures["fusions_8"]
+        rows = [row for rank in ranks for row in rank if row["arm"] == name]
+        found = {"bytes_per_epoch": rows[0]["bytes_per_epoch"]}
+        for key in ("communication_seconds_per_epoch", "seconds", "cpu_seconds"):
+            found[key] = round(statistics.fmean(row[key] for row in rows), 5)
+        if quality:
+            shares = [round(row["share"], 4) for row in ranks[0] if row["arm"] == name]
+            found |= {"share_of_optimum": shares}
+            found["share_of_optimum_mean"] = round(statistics.fmean(shares), 4)
+        figures[name] = found
     for other in ("gradients", "every_update"):
-        figures[f"bytes_{other}_over_fusions_8"] = round(
-            figures[other]["bytes_per_epoch"] / low["bytes_per_epoch"], 1
-        )
+        times = figures[other]["bytes_per_epoch"] / figures["fusions_8"]["bytes_per_epoch"]
+        figures[f"bytes_{other}_over_fusions_8"] = round(times, 1)
     return figures
 
 
 def main() -> None:
     """The small problem with its quality, then a wider network for its traffic alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--env-steps", type=int, default=65_536, help="of each rank")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
-    job = {
+    options = read_arguments(__doc__, ranks=2, seeds=3, env_steps=65_536)
+    small = {
         "ranks": options.ranks,
         "seeds": options.seeds,
         "env_steps": options.env_steps,
         "num_envs": 32,
-        "device": options.device,
         "agent": {},
     }
-    wide = {
-        **job,
-        "seeds": 1,
-        "env_steps": 16 * 32 * EPOCHS * 2,
-        "agent": {"network": {"hidden": [256, 256]}},
-    }
+    hidden = {"network": {"hidden": [256, 256]}}
+    wide = {**small, "seeds": 1, "env_steps": 16 * 32 * EPOCHS * 2, "agent": hidden}
     record = {
         "ranks": options.ranks,
-        "device": options.device,
         "epochs": EPOCHS,
-        "small": compare(job),
+        "small": compare(small, quality=True),
+        "wide": compare(wide, quality=False),  # two updates an epoch say nothing about quality
     }
-    record["wide"] = compare(wide)
-    for name in ARMS:  # two updates an epoch say nothing about quality
-        for key in ("share_of_optimum", "share_of_optimum_mean"):
-            record["wide"][name].pop(key)
-    finish(
-        "communication" if options.device == "cpu" else "communication_cuda",
-        record,
-        seed=0,
-        save=options.save,
-    )
+    finish("communication", record, options)
 
 
 if __name__ == "__main__":

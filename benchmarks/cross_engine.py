@@ -1,14 +1,14 @@
-"""How far apart are fintrader's account and those of backtesting.py and zipline-reloaded after the
-same orders?
+"""Differences between fintrader's account and those of backtesting.py and zipline-reloaded after the
+same orders.
 
     python benchmarks/cross_engine.py [--save]
 
 A rule trades several stocks at daily bars, in whole shares at 20 bps, through fintrader; the fills
-it got are given to the other engines as orders (tests/engines/foreign.py), in an environment of
-their own (`.venv-engines`, made at the first run). `agreement` has each convention of filling that
-an engine can be set to: equity at every bar, fills, and commissions. `otherwise` has what zipline's
-account becomes where it, or a broker, does otherwise on the same orders: it says how much of a
-difference between two engines each convention makes.
+it got are given to the other engines as orders (tests/engines/foreign.py), in
+`.venv-engines`, made at the first run. `agreement` has each convention of filling that
+an engine can be set to: equity at every bar, fills, and commissions. `otherwise` has zipline's
+account where it, or a broker, follows another convention: the part of a difference between two
+engines that each convention makes.
 
 Synthetic bars, and real ones where they lie beside the checkout. A difference is the engine's
 figure less fintrader's.
@@ -16,7 +16,6 @@ figure less fintrader's.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import finish, read_arguments
 from fintrader.market.tensors import MarketTensors
 from tests.engines.cross_engine import (
     CENT,
@@ -57,9 +56,6 @@ def compare(
             versions[engine] = found["version"]
             row = {"engine": engine, "fill": fill, **apart(result, found)}
             row["same_fills"] = found["fills"] == fills_of(market, result)
-            print(
-                f"{name:10s} {engine:17s} {fill:11s} {row['largest_equity_difference_usd']:.1e} USD"
-            )
             if not row["same_fills"] or row["largest_equity_difference_usd"] >= CENT / 2:
                 raise SystemExit(f"{engine} disagrees with fintrader over the {name} bars: {row}")
             agreement.append(row)
@@ -77,7 +73,6 @@ def compare(
     otherwise = []
     for what, options in ways.items():
         row = {"what": what, **apart(result, play(ZIPLINE, market, result, settings, **options))}
-        print(f"{name:10s} {what:29s} {row['final_equity_difference_usd']:+,.4f} USD")
         otherwise.append(row)
     return {
         "symbols": market.num_assets,
@@ -93,22 +88,17 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    """Compare over synthetic bars, and over real ones where they lie beside the checkout."""
+    options = read_arguments(__doc__)
     markets = {"synthetic": compare("synthetic", synthetic(seed=options.seed), None)}
     if REAL_DAILY.exists():
         markets["real"] = compare("real", *real_market())
     else:
         print("real bars: not beside the checkout, left out", file=sys.stderr)
-    largest = max(
-        row["largest_equity_difference_usd"] for one in markets.values() for row in one["agreement"]
-    )
+    rows = [row for one in markets.values() for row in one["agreement"]]
+    largest = max(row["largest_equity_difference_usd"] for row in rows)
     figures = {"markets": markets, "largest_equity_difference_usd": largest}
-    finish("cross_engine", figures, seed=options.seed, save=options.save)
+    finish("cross_engine", figures, options)
 
 
 if __name__ == "__main__":

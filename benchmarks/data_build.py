@@ -1,6 +1,7 @@
 """Data: how fast bars become a market, how much memory that takes, and FinRL's way beside it.
 
-    python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--bars FOLDER] [--save]
+    python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--rounds 3] [--bars
+    FOLDER] [--save]
 
 1. clean and align: rows a second from bars in memory to the exchange's grid.
 2. the size of the paper: 152 tickers, 2016-01-01 to 2021-05-26 (1,359 sessions, 528,030 minutes),
@@ -10,42 +11,33 @@
    `FeatureEngineer.add_technical_indicator` does) on a subset, in turn with ours on the same bars.
 4. polars on the same work as a first build, on one core each, in turn: bars of sixteen tickers to
    arrays of a file.
-5. the paper's eight features of eight tickers: computed, and read back as they would be if chunks
-   by symbol and month kept them; why none do.
-6. a day added to 500 symbols, each a CSV of its own, and all in one Parquet file: what a build then
-   reads and writes.
+5. a day added to 500 symbols, a CSV each, and all in one Parquet file: seconds and chunks of the
+   next build.
 
-Prints one JSON object as its last line.
+`--bars` keeps the made-up bars (4 GB) for the next time.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import itertools
-import json
-import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-import venv
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from benchmarks.common import ROOT, finish
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._bench import finish, make_environment, read_arguments, run_child
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.bars.sources.bar_files import read_files
@@ -67,7 +59,7 @@ BUILD = """
 import json, resource, sys, time
 from pathlib import Path
 
-def peak():  # not ru_maxrss: that of whoever started this process counts in it
+def peak():  # ru_maxrss counts the peak of the parent process, too
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 2**20
 
@@ -112,48 +104,11 @@ print(json.dumps({"seconds": time.perf_counter() - start, "rows": len(df)}))
 """
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--symbols", type=int, default=152)
-    arguments.add_argument("--sessions", type=int, default=1359, help="sessions from 2016-01-04 on")
-    arguments.add_argument("--rounds", type=int, default=3, help="alternations with FinRL's way")
-    arguments.add_argument(
-        "--bars", type=Path, help="folder for the made-up bars (4 GB); kept for the next time"
-    )
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
-    home = Path(tempfile.mkdtemp(prefix="data-build-"))
-    bars = options.bars or home / "bars"
-    try:
-        grid = paper_grid(options.sessions)
-        make_bars(bars, grid, options.symbols, options.seed)
-        figures = {
-            "clean_and_align": clean_and_align(bars, grid),
-            "paper": paper(bars, home),
-            "finrl_way": against_finrl(bars, home, options.rounds),
-            "polars": against_polars(bars, grid, home, options.rounds),
-            "features": features_kept(bars, grid),
-            "appended": {kind: appended(home / kind, kind) for kind in ("csv", "parquet")},
-        }
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    figures["clean_align_rows_per_second"] = figures["clean_and_align"]["rows_per_second"]
-    figures["paper_build_seconds"] = figures["paper"]["first"]["seconds"]
-    figures["paper_peak_gib"] = figures["paper"]["first"]["peak_gib"]
-    figures["paper_cpu_seconds"] = figures["paper"]["first"]["cpu_seconds"]
-    figures["second_build_seconds"] = figures["paper"]["second"]["seconds"]
-    figures["load_seconds"] = figures["paper"]["second"]["load_seconds"]
-    finish("data_build", figures, seed=options.seed, save=options.save)
-
-
-def paper_grid(sessions: int) -> SessionGrid:
-    whole = session_grid(
-        "XNAS", pd.Timestamp("2016-01-01").date(), pd.Timestamp("2021-05-26").date()
-    )
-    return session_grid(
-        "XNAS", whole.dates[0].item(), whole.dates[min(sessions, whole.num_sessions) - 1].item()
-    )
+def make_grid(sessions: int) -> SessionGrid:
+    """The first sessions of the paper's years."""
+    whole = session_grid("XNAS", date(2016, 1, 1), date(2021, 5, 26))
+    last = min(sessions, whole.num_sessions) - 1
+    return session_grid("XNAS", whole.dates[0].item(), whole.dates[last].item())
 
 
 def make_bars(folder: Path, grid: SessionGrid, symbols: int, seed: int) -> None:
@@ -166,9 +121,9 @@ def make_bars(folder: Path, grid: SessionGrid, symbols: int, seed: int) -> None:
             continue
         with pq.ParquetWriter(file.with_suffix(".part"), SCHEMA, compression="zstd") as writer:
             for number in range(start, min(start + 8, symbols)):
-                writer.write_table(one_symbol(stamp, number, seed))
+                writer.write_table(make_symbol(stamp, number, seed))
         file.with_suffix(".part").rename(file)
-        print(f"made {file.name}", flush=True)
+        print(f"made {file.name}")
 
 
 SCHEMA = pa.schema(
@@ -178,7 +133,8 @@ SCHEMA = pa.schema(
 )
 
 
-def one_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
+def make_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
+    """Made-up minutes of one ticker."""
     random = np.random.default_rng((seed, number))
     close = 100 * np.exp(np.cumsum(random.normal(0, 5e-4, len(stamp))))
     open_ = np.concatenate([close[:1], close[:-1]]) * np.exp(random.normal(0, 1e-4, len(stamp)))
@@ -198,34 +154,44 @@ def one_symbol(stamp: pa.Array, number: int, seed: int) -> pa.Table:
     return pa.Table.from_arrays([stamp, name, *prices, volume], schema=SCHEMA).filter(keep)
 
 
+def read_eight(folder: Path) -> list[Any]:
+    """Bars of each ticker of the first file."""
+    file = sorted(folder.glob("*.parquet"))[0]
+    bars = read_files(FilesSettings(path=str(file), timezone="UTC"))
+    return [bars.take(bars.symbol == code) for code in range(len(bars.symbols))]
+
+
+def time_best(work: Callable[[], Any]) -> float:
+    """CPU seconds, the best of three."""
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
+    """Clean bars and put them on the exchange's grid."""
+    return [symbol_bars(to_grid(clean(part)[0], grid)[0], grid) for part in parts]
+
+
 def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """Rows a second of `clean`, `to_grid` and `symbol_bars`, best of three, with the rows shuffled
-    once more."""
-    bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
-    parts = [bars.take(bars.symbol == code) for code in range(len(bars.symbols))]
-    best: dict[str, float] = {}
-    for name in ("in_order", "shuffled"):
-        if name == "shuffled":
-            random = np.random.default_rng(0)
-            parts = [part.take(random.permutation(len(part))) for part in parts]
-        seconds = []
-        for _ in range(3):
-            start = time.process_time()
-            for part in parts:
-                symbol_bars(to_grid(clean(part)[0], grid)[0], grid)
-            seconds.append(time.process_time() - start)
-        best[name] = len(bars) / min(seconds)
+    """Rows a second of `clean`, `to_grid` and `symbol_bars`, in order and shuffled."""
+    parts = read_eight(folder)
+    random = np.random.default_rng(0)
+    shuffled = [part.take(random.permutation(len(part))) for part in parts]
+    rows = sum(len(part) for part in parts)
     return {
-        "rows": len(bars),
-        "rows_per_second": best["in_order"],
-        "rows_per_second_shuffled": best["shuffled"],
+        "rows": rows,
+        "rows_per_second": rows / time_best(lambda: align(parts, grid)),
+        "rows_per_second_shuffled": rows / time_best(lambda: align(shuffled, grid)),
     }
 
 
-def fresh_gib(home: Path, size: int = 4) -> float:
-    """System seconds to write a GiB to a file's cache where the memory is not in use yet: what the
-    machine asks for pages, whatever it is that fills them. A virtual machine may have to fetch each
-    from its host."""
+def time_fresh_gib(home: Path, size: int = 4) -> float:
+    """System seconds to write a GiB to a file's cache where the memory is not in use yet: the
+    machine's price of pages. A virtual machine may have to fetch each from its host."""
     piece = np.ones(1 << 20, dtype=np.uint8)
     with tempfile.TemporaryFile(dir=home, buffering=0) as file:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
@@ -234,142 +200,81 @@ def fresh_gib(home: Path, size: int = 4) -> float:
         return (resource.getrusage(resource.RUSAGE_SELF).ru_stime - before) / size
 
 
-def features_kept(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """CPU seconds, best of three, to compute features and to read them as float32 from Parquet
-    chunks of a month."""
-    bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
-    parts = [clean(bars.take(bars.symbol == code))[0] for code in range(len(bars.symbols))]
-    symbols = [symbol_bars(to_grid(part, grid)[0], grid) for part in parts]
-    plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
-    chunks = []
-    for one in symbols:
-        table = symbol_features(one, PAPER_FEATURES, dtype=np.float32)
-        months = grid.minutes[one.first : one.stop].astype("datetime64[ns]").astype("datetime64[M]")
-        edges = [0, *(np.flatnonzero(np.diff(months.astype(np.int64))) + 1).tolist(), len(table)]
-        for start, stop in itertools.pairwise(edges):
-            columns = {
-                name: table[start:stop, number] for number, name in enumerate(PAPER_FEATURES)
-            }
-            sink = pa.BufferOutputStream()
-            split = dict.fromkeys(columns, "BYTE_STREAM_SPLIT")
-            pq.write_table(
-                pa.table(columns), sink, compression="lz4", column_encoding=split, **plain
-            )
-            chunks.append(sink.getvalue())
-    best = {"computed": np.inf, "read": np.inf}
-    for _ in range(3):
-        start_of = time.process_time()
-        for one in symbols:
-            symbol_features(one, PAPER_FEATURES, dtype=np.float32)
-        computed = time.process_time()
-        for chunk in chunks:
-            hashlib.sha256(chunk).hexdigest()  # as every chunk is checked
-            pq.ParquetFile(pa.BufferReader(chunk)).read(use_threads=False)
-        read = time.process_time()
-        best = {
-            "computed": min(best["computed"], computed - start_of),
-            "read": min(best["read"], read - computed),
-        }
-    kept = sum(chunk.size for chunk in chunks)
-    rows = sum(len(one) for one in symbols)
-    return {
-        "rows": rows,
-        **{f"{name}_seconds": value for name, value in best.items()},
-        "bytes_a_row": kept / rows,
-    }
+def build(bars: Path, cache: Path) -> dict[str, Any]:
+    """Build a market of these bars in a process; what it took."""
+    config = cache.with_suffix(".yaml")
+    config.write_text(CONFIG.format(path=bars))
+    found: dict[str, Any] = run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
+    return found
 
 
-def paper(folder: Path, home: Path) -> dict[str, Any]:
-    config = home / "data.yaml"
-    config.write_text(CONFIG.format(path=folder))
-    runs: dict[str, Any] = {"fresh_gib_seconds": fresh_gib(home)}
-    for name in (
-        "first",
-        "first",
-        "second",
-    ):  # what the system takes for new memory differs by as much as the build
+def build_paper(folder: Path, home: Path) -> dict[str, Any]:
+    """Build twice from nothing, since the price of new memory differs by as much as the build, and
+    once more."""
+    runs: dict[str, Any] = {"fresh_gib_seconds": time_fresh_gib(home)}
+    for name in ("first", "first", "second"):
         if name == "first":
             shutil.rmtree(home / "cache", ignore_errors=True)
-        found = child(
-            [sys.executable, "-c", BUILD, str(config), str(home / "cache")], OMP_NUM_THREADS="1"
-        )
-        print(name, found, flush=True)
+        found = build(folder, home / "cache")
+        print(name, found)
         runs[name] = min(runs.get(name, found), found, key=lambda one: one["cpu_seconds"])
     return runs
 
 
-def against_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
     """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included)
     and theirs in turn."""
     some = home / "some"
     some.mkdir()
     for file in sorted(folder.glob("*.parquet"))[:2]:
         (some / file.name).symlink_to(file.resolve())
-    config = home / "some.yaml"
-    config.write_text(CONFIG.format(path=some))
     np.save(home / "minutes.npy", grid.minutes)
-    python = peer_python()
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     for number in range(rounds):
         cache = home / f"some-{number}"
-        ours.append(
-            child([sys.executable, "-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
-        )
+        ours.append(build(some, cache))
         market = MarketTensors.load(next(cache.glob("*/market.safetensors")))
         assert market.windows is not None
-        words = [
-            str(some),
-            str(home / "minutes.npy"),
-            str(market.windows.train[1]),
-            str(home / "theirs.npz"),
-        ]
-        script = str(Path(__file__).with_name("_polars_build.py"))
+        words = [some, home / "minutes.npy", market.windows.train[1], home / "theirs.npz"]
+        script = Path(__file__).with_name("_polars_build.py")
         theirs.append(
-            child([str(python), script, *words], POLARS_MAX_THREADS="1", OMP_NUM_THREADS="1")
+            run_child(
+                [str(word) for word in (script, *words)],
+                python=make_peers(),
+                POLARS_MAX_THREADS="1",
+                OMP_NUM_THREADS="1",
+            )
         )
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
         np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
         shutil.rmtree(cache)
-    cpu = {
-        "ours": min(one["cpu_seconds"] for one in ours),
-        "theirs": min(one["cpu_seconds"] for one in theirs),
-    }
-    return {
-        "symbols": market.num_assets,
-        "bars": market.num_bars,
-        "ours_cpu_seconds": cpu["ours"],
-        "theirs_cpu_seconds": cpu["theirs"],
-        "times_faster": cpu["theirs"] / cpu["ours"],
-        "ours_peak_gib": max(one["peak_gib"] for one in ours),
-        "theirs_peak_gib": max(one["peak_gib"] for one in theirs),
-    }
+    found: dict[str, Any] = {"symbols": market.num_assets, "bars": market.num_bars}
+    for name, side in (("ours", ours), ("theirs", theirs)):
+        found[f"{name}_cpu_seconds"] = min(one["cpu_seconds"] for one in side)
+        found[f"{name}_peak_gib"] = max(one["peak_gib"] for one in side)
+    found["times_faster"] = found["theirs_cpu_seconds"] / found["ours_cpu_seconds"]
+    return found
 
 
-def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
-    """Seconds until the bars of one more day are in the store, and the chunks that were written for
-    it."""
-    grid = paper_grid(sessions + 1)
+def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
+    """Seconds until the bars of one more day are in the store, and the chunks written for it."""
+    grid = make_grid(sessions + 1)
     stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
-    tables = [one_symbol(stamp, number, 1) for number in range(symbols)]
+    tables = [make_symbol(stamp, number, 1) for number in range(symbols)]
     last = pa.scalar(int(grid.minutes[grid.first_bar[sessions]]), pa.timestamp("ns", tz="UTC"))
     bars = home / "bars"
     store = Objects(home / "store")
     bars.mkdir(parents=True)
     found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
     for name in ("first", "appended"):
-        parts = (
-            [table.filter(pc.less(table["ts"], last)) for table in tables]
-            if name == "first"
-            else tables
-        )
+        parts = tables
+        if name == "first":
+            parts = [table.filter(pc.less(table["ts"], last)) for table in tables]
         if kind == "parquet":
             pq.write_table(pa.concat_tables(parts), bars / "bars.parquet")
         for part in parts if kind == "csv" else ():
-            text = part.set_column(0, "ts", part["ts"].cast(pa.string())).set_column(
-                1, "ticker", part["ticker"].cast(pa.string())
-            )
-            pa_csv.write_csv(text, bars / f"{part['ticker'][0]}.csv")
+            part.to_pandas().to_csv(bars / f"{part['ticker'][0]}.csv", index=False)
         before = set((home / "store").rglob("*.parquet"))
         start = time.perf_counter()
         cpu = time.process_time()
@@ -382,17 +287,13 @@ def appended(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> d
     return found
 
 
-def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
     """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and
     theirs in turn."""
-    bars = read_files(FilesSettings(path=str(sorted(folder.glob("*.parquet"))[0]), timezone="UTC"))
-    grid = paper_grid(100)
-    parts = []
-    for code in range(min(4, len(bars.symbols))):
-        part = bars.take((bars.symbol == code) & (bars.ts <= grid.minutes[-1]))
-        parts.append(symbol_bars(to_grid(clean(part)[0], grid)[0], grid))
-    frame(parts, grid).to_parquet(home / "subset.parquet")
-    python = peer_python()
+    grid = make_grid(100)
+    four = read_eight(folder)[:4]
+    parts = align([bars.take(bars.ts <= grid.minutes[-1]) for bars in four], grid)
+    make_frame(parts, grid).to_parquet(home / "subset.parquet")
     ours = []
     theirs = []
     for _ in range(rounds):
@@ -400,7 +301,8 @@ def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
         for part in parts:
             symbol_features(part, PAPER_FEATURES)
         ours.append(time.perf_counter() - start)
-        theirs.append(child([str(python), "-c", THEIRS, str(home / "subset.parquet")])["seconds"])
+        words = ["-c", THEIRS, str(home / "subset.parquet")]
+        theirs.append(run_child(words, python=make_peers())["seconds"])
     cells = sum(len(part) for part in parts)
     return {
         "rows": cells,
@@ -410,7 +312,8 @@ def against_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
+def make_frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
+    """The bars as FinRL takes them."""
     stamps = pd.DatetimeIndex(grid.minutes.astype("datetime64[ns]"))
     tables = [
         pd.DataFrame(
@@ -421,36 +324,27 @@ def frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def peer_python() -> Path:
-    """The interpreter of an environment that holds stockstats and polars; made when it is not
-    there."""
-    folder = ROOT / ".venv-bench-data"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run(
-            [
-                str(python),
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "stockstats",
-                "polars",
-                "pyarrow",
-                "pandas<3",
-            ],
-            check=True,
-        )
-    return python
+def make_peers() -> str:
+    """The interpreter of an environment with stockstats and polars."""
+    return str(make_environment("data", "stockstats", "polars", "pyarrow", "pandas<3"))
 
 
-def child(command: list[str], **variables: str) -> dict[str, Any]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, **variables}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def main() -> None:
+    """Measure each part."""
+    options = read_arguments(__doc__, symbols=152, sessions=1359, rounds=3, bars=Path)
+    with tempfile.TemporaryDirectory(prefix="data-build-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        bars = options.bars or home / "bars"
+        grid = make_grid(options.sessions)
+        make_bars(bars, grid, options.symbols, options.seed)
+        figures = {
+            "clean_and_align": clean_and_align(bars, grid),
+            "paper": build_paper(bars, home),
+            "finrl_way": compare_with_finrl(bars, home, options.rounds),
+            "polars": compare_with_polars(bars, grid, home, options.rounds),
+            "appended": {kind: append_a_day(home / kind, kind) for kind in ("csv", "parquet")},
+        }
+    finish("data_build", figures, options)
 
 
 if __name__ == "__main__":

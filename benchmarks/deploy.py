@@ -1,20 +1,17 @@
-"""How fast a deployment decides: replayed decisions a minute, and the time from a bar's bars to the
-last order.
+"""The pace of a deployment: replayed decisions a minute, and the time from a bar's bars to the last
+order.
 
     python benchmarks/deploy.py [--save]
 
 `quickstart`: the configuration's own market, a decision every 25 minutes, eight symbols, the
-embedded broker; the policy holds weights that nobody trained, which costs the same. The time is
+embedded broker; the policy's weights are random, which costs the same. The time is
 that of the whole loop: receive, journal, rows, policy, limits, orders, ledger. `hundred`: a hundred
 symbols of minute bars with the features of the real configurations, which look back on twenty
 sessions; the time of each decision from its first bar to its last journalled order, on one core.
-The last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
-import resource
 import sys
 import tempfile
 import time
@@ -24,10 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import ROOT, finish, read_arguments
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
@@ -64,24 +60,16 @@ class Timed(Runner):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.seconds: list[float] = []
-        self.resident: list[float] = []
-        """MiB after each decision."""
 
     def _turn(self, bar: int) -> None:
         began = time.perf_counter()
         super()._turn(bar)
         if self._is_due(bar):
             self.seconds.append(time.perf_counter() - began)
-            self.resident.append(
-                int(Path("/proc/self/statm").read_text().split()[1])
-                * resource.getpagesize()
-                / 2**20
-            )
 
 
 def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict[str, Any]:
-    """Replay a window and say how long decisions took, and whether the account is the
-    backtest's."""
+    """Replay a window; the time of its decisions, and whether the account is the backtest's."""
     settings = read_settings(data)
     whole, _ = make_market(settings)
     market = whole.split().test
@@ -121,50 +109,36 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, durable: bool) -> dict
                 level=feed.level,
             )
             began = time.perf_counter()
-            cpu = time.process_time()
             runner.run()
             wall = time.perf_counter() - began
-            cpu = time.process_time() - cpu
             decided = {
                 int(e.body["bar"]): float(e.body["equity"]) for e in journal.entries("decision")
             }
             orders = len(journal.orders())
         expected = simulate(bundle.policy, market, bundle.env).equity
     at = np.searchsorted(market.minutes.numpy(), list(decided))
-    first, *later = np.sort(runner.seconds[:1]).tolist() + np.sort(runner.seconds[1:]).tolist()
+    later = runner.seconds[1:]
     return {
         "symbols": market.num_assets,
         "decisions": len(decided),
         "orders": orders,
         "decisions_a_minute": 60 * len(decided) / wall,
-        "cpu_seconds": cpu,
-        "first_decision_seconds": first,
         "p50_seconds": float(np.quantile(later, 0.5)),
         "p99_seconds": float(np.quantile(later, 0.99)),
-        "resident_mib": {
-            "after_a_quarter": runner.resident[len(runner.resident) // 4],
-            "at_the_end": runner.resident[-1],
-        },
         "equal_to_the_backtest": bool((np.array(list(decided.values())) == expected[at]).all()),
     }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
+    """Measure the small and the large market."""
+    options = read_arguments(__doc__)
     torch.set_num_threads(1)
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     env = {name: values["env"][name] for name in ("decision_interval", "trade_rate", "cost_bps")}
     found = {"quickstart": measure(overlay(values["data"], {}), env, durable=False)}
-    print("quickstart", found["quickstart"], flush=True)
-    found["hundred"] = measure(
-        HUNDRED, {"decision_interval": 195, "benchmark": "equal_weight"}, durable=True
-    )
-    print("hundred", found["hundred"], flush=True)
-    finish("deploy", found, seed=0, save=options.save)
+    rules = {"decision_interval": 195, "benchmark": "equal_weight"}
+    found["hundred"] = measure(HUNDRED, rules, durable=True)
+    finish("deploy", found, options)
 
 
 if __name__ == "__main__":

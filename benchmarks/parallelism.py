@@ -1,4 +1,4 @@
-"""What each of the four parallelisms of ElegantRL-Podracer brings, measured on and off in turns.
+"""Each of the four parallelisms of ElegantRL-Podracer, measured on and off in turns.
 
     python benchmarks/parallelism.py [--rounds 5] [--seconds 2] [--device cpu] [--save]
 
@@ -9,8 +9,7 @@ pipeline  TD3 that learns while the accounts trade (`agent.pipeline`) against on
 ensemble  K critics as one batched network against K networks (forward and backward)
 
 Every figure is the median over the rounds of on / off within a round: above 1, the parallel form is
-faster. A machine with busy or few cores shows what it gives; a thread a process, so that processes
-do not compete with threads.
+faster. Every process has one thread, so that processes do not compete with threads.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import finish, read_arguments
+from benchmarks._learning import make_random_market
 from fintrader.agents import (
     PPO,
     TD3,
@@ -50,36 +49,12 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.market.tensors import MarketTensors
 
 ASSETS = 20
-FEATURES = 6
-BARS = 2000
 LEARNERS = 4
 MEMBERS = 5
 Rate = Callable[[], float]
 
 
-def market(device: str, seed: int) -> MarketTensors:
-    """A random market of 20 stocks."""
-    draw = torch.Generator().manual_seed(seed)
-    close = 100 * torch.exp(torch.cumsum(1e-3 * torch.randn(BARS, ASSETS, generator=draw), dim=0))
-    ones = torch.ones(BARS, ASSETS, dtype=torch.bool)
-    return MarketTensors(
-        open=close,
-        close=close,
-        volume=torch.full_like(close, 1e9),
-        features=torch.randn(BARS, ASSETS, FEATURES, generator=draw),
-        context=torch.zeros(BARS, 1),
-        tradable=ones,
-        member=ones,
-        session=torch.arange(BARS) // 390,
-        minutes=torch.arange(BARS) * 60_000_000_000,
-        benchmark=close.mean(1).double(),
-        symbols=tuple(f"S{n}" for n in range(ASSETS)),
-        feature_names=tuple(f"f{n}" for n in range(FEATURES)),
-        context_names=("zero",),
-    ).to(device)
-
-
-def rate(step: Callable[[], int], seconds: float, device: str) -> float:
+def measure_rate(step: Callable[[], int], seconds: float, device: str) -> float:
     """Units a second, of a call that says how many it did; at least two calls, one more to warm
     up."""
     step()
@@ -95,11 +70,12 @@ def rate(step: Callable[[], int], seconds: float, device: str) -> float:
 
 
 def wait(device: str) -> None:
+    """Wait until the device has done what was queued."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
-def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
+def take_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
     """Both by turns, the first of a round changing; `gain` is the median of on / off within a
     round."""
     ons = []
@@ -119,42 +95,37 @@ def in_turns(on: Rate, off: Rate, rounds: int) -> dict[str, Any]:
 # --- worker ---------------------------------------------------------------------------------------
 
 
-def accounts_rate(bars: MarketTensors, count: int, options: argparse.Namespace) -> Rate:
-    env = TradingEnv(
-        bars,
-        EnvSettings(num_envs=count, episode_bars=500),
-        device=options.device,
-        seed=options.seed,
-    )
-    env.reset(seed=options.seed)
-    action = torch.rand(count, ASSETS, device=env.device) * 0.1
+def run_steps(env: Any, action: torch.Tensor, seconds: float, device: str) -> float:
+    """Steps a second of all accounts of an environment."""
 
     def step() -> int:
         for _ in range(20):
             env.step(action)
-        return 20 * count
+        return 20 * len(action)
 
-    return lambda: rate(step, options.seconds, options.device)
+    return measure_rate(step, seconds, device)
 
 
-def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
+def run_accounts(bars: MarketTensors, count: int, options: argparse.Namespace) -> Rate:
+    """So many accounts of one vector environment."""
+    settings = EnvSettings(num_envs=count, episode_bars=500)
+    env = TradingEnv(bars, settings, device=options.device, seed=options.seed)
+    env.reset(seed=options.seed)
+    action = torch.rand(count, ASSETS, device=env.device) * 0.1
+    return lambda: run_steps(env, action, options.seconds, options.device)
+
+
+def run_copies(workers: Any, options: argparse.Namespace) -> Rate:
+    """Eight copies of one environment."""
     name = "HalfCheetah-v5" if importlib.util.find_spec("mujoco") else "Pendulum-v1"
+    settings = GymnasiumSettings(id=name, num_envs=8, workers=workers)
 
     def measure() -> float:
-        env = WorkerEnv.make(
-            GymnasiumSettings(id=name, num_envs=8, workers=workers), seed=options.seed
-        )
+        env = WorkerEnv.make(settings, seed=options.seed)
         env.reset(seed=options.seed)
-        action = torch.zeros(8, env.layout.num_actions)
-
-        def step() -> int:
-            for _ in range(20):
-                env.step(action)
-            return 160
-
-        found = rate(step, options.seconds, "cpu")
+        rate = run_steps(env, torch.zeros(8, env.layout.num_actions), options.seconds, "cpu")
         env.close()
-        return found
+        return rate
 
     return measure
 
@@ -163,8 +134,8 @@ def copies_rate(workers: Any, options: argparse.Namespace) -> Rate:
 
 
 class OneAfterAnother:
-    """K learners, each with its share of the accounts, averaged after every update: what a batch of
-    them replaces."""
+    """K learners, each with its share of the accounts, averaged after every update; a batch of
+    learners replaces them."""
 
     def __init__(self, settings: PPO, layout: Any, options: argparse.Namespace) -> None:
         self.learners: list[Any] = [
@@ -203,7 +174,7 @@ class OneAfterAnother:
         return metrics
 
 
-def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+def run_team(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Updates a second of K learners of PPO, 16 accounts each; only the updates are timed."""
     settings = PPO(
         num_steps=16, network=NetworkSettings(hidden=(64, 64)), learners=LEARNERS if together else 1
@@ -216,16 +187,17 @@ def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) 
         team = make_agent(settings, env.layout, device=options.device, seed=options.seed)
 
     def measure() -> float:
-        spent = [0.0]
+        spent = 0.0
         before = team.update
 
         def update() -> Any:
+            nonlocal spent
             wait(options.device)
             started = time.perf_counter()
             found = before()
             if found is not None:
                 wait(options.device)
-                spent[0] += time.perf_counter() - started
+                spent += time.perf_counter() - started
             return found
 
         team.update = update
@@ -233,7 +205,7 @@ def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) 
             result = train(team, env, Budget(seconds=options.seconds))
         finally:
             team.update = before
-        return result.updates / spent[0]
+        return result.updates / spent
 
     return measure
 
@@ -241,7 +213,7 @@ def team_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) 
 # --- pipeline -------------------------------------------------------------------------------------
 
 
-def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+def run_pipeline(on: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Env-steps a second of TD3, one update for each step of 256 accounts."""
     settings = TD3(
         learning_starts=2_000, batch_size=256, buffer_size=20_000, report_every=20, pipeline=on
@@ -269,7 +241,7 @@ def pipeline_rate(on: bool, bars: MarketTensors, options: argparse.Namespace) ->
 # --- ensemble -------------------------------------------------------------------------------------
 
 
-def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
+def run_critics(together: bool, bars: MarketTensors, options: argparse.Namespace) -> Rate:
     """Gradients a second of 5 critics on 256 rows."""
     layout = TradingEnv(bars, EnvSettings(num_envs=1)).layout
     network = NetworkSettings(hidden=(64, 64), layer_norm=True)
@@ -288,62 +260,39 @@ def critics_rate(together: bool, bars: MarketTensors, options: argparse.Namespac
             torch.autograd.backward(critic(obs, latent).pow(2).mean())
         return 1
 
-    return lambda: rate(step, options.seconds, options.device)
+    return lambda: measure_rate(step, options.seconds, options.device)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--pipeline-reports", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    """Measure both forms of each parallelism."""
+    options = read_arguments(__doc__, rounds=5, seconds=2.0, device="cpu", pipeline_reports=8)
     torch.set_num_threads(1)
-    bars = market(options.device, options.seed)
-
+    bars = make_random_market(2000, ASSETS, 6, seed=options.seed, context=1).to(options.device)
     pairs: dict[str, tuple[Rate, Rate]] = {
         "worker_accounts_1024_over_1": (
-            accounts_rate(bars, 1024, options),
-            accounts_rate(bars, 1, options),
+            run_accounts(bars, 1024, options),
+            run_accounts(bars, 1, options),
         ),
-        "worker_processes_over_one": (copies_rate("async", options), copies_rate("sync", options)),
+        "worker_processes_over_one": (run_copies("async", options), run_copies("sync", options)),
         "learner_batched_over_sequential": (
-            team_rate(True, bars, options),
-            team_rate(False, bars, options),
+            run_team(True, bars, options),
+            run_team(False, bars, options),
         ),
         "pipeline_over_turns": (
-            pipeline_rate(True, bars, options),
-            pipeline_rate(False, bars, options),
+            run_pipeline(True, bars, options),
+            run_pipeline(False, bars, options),
         ),
         "ensemble_batched_over_separate_critics": (
-            critics_rate(True, bars, options),
-            critics_rate(False, bars, options),
+            run_critics(True, bars, options),
+            run_critics(False, bars, options),
         ),
     }
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"learners": LEARNERS, "critics": MEMBERS, "rounds": options.rounds}
     for name, (on, off) in pairs.items():
-        figures[name] = in_turns(on, off, options.rounds)
-        print(
-            f"{name}: {figures[name]['gain']:.2f} times, rounds {figures[name]['gains']}",
-            flush=True,
-        )
-    figures |= {
-        "learners": LEARNERS,
-        "critics": MEMBERS,
-        "rounds": options.rounds,
-        "device": options.device,
-    }
-    figures["load"] = os.getloadavg()[0]
-    finish(
-        "parallelism" if options.device == "cpu" else "parallelism_cuda",
-        figures,
-        seed=options.seed,
-        save=options.save,
-    )
+        figures[name] = take_turns(on, off, options.rounds)
+        print(name, figures[name])
+    figures |= {"device": options.device, "load": os.getloadavg()[0]}
+    finish("parallelism" if options.device == "cpu" else "parallelism_cuda", figures, options)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""The quickstart as a newcomer runs it: what its test window shows, its share of an oracle's
-growth, its time.
+"""The quickstart as a newcomer runs it: figures of its test window, its share of an oracle's growth,
+its time.
 
     python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
 
-Every seed is a run of `configs/quickstart.yaml` in a process, a folder and a data cache of its own;
-the first is what `make run` gives on this machine. Shares are of the log growth that the oracle
+Every seed is a run of `configs/quickstart.yaml` in its own process, folder and data cache; the first
+is that of `make run` on this machine. Shares are of the log growth that the oracle
 made of the same window (`share_of_oracle`). The seconds are of the whole command, `load` says how
-busy the machine was when it began. The last line is one JSON object.
+busy the machine was when it began. `--runs` keeps the folders; finished ones are not run again.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -20,10 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import ROOT, finish, read_arguments
 from fintrader.results.formatting import PAPER_COLUMNS
 from fintrader.results.run import Run
 
@@ -32,32 +30,18 @@ SHOWN = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark
 KEYS = ("sessions", *(key for key, _ in PAPER_COLUMNS))
 
 
-def run(seed: int, runs: Path) -> Path:
-    """A run from nothing, its folder."""
+def run(seed: int, runs: Path) -> None:
+    """Run from nothing, in a folder of `runs`."""
     name = f"quickstart-{seed}"
-    words = [
-        sys.executable,
-        "-m",
-        "fintrader",
-        "run",
-        str(CONFIG),
-        "--name",
-        name,
-        "--seed",
-        str(seed),
-    ]
-    words += ["--runs-dir", str(runs), "--cache", str(runs / f"{name}-cache")]
-    subprocess.run(
-        words,
-        check=True,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    return runs / name
+    options = {"name": name, "seed": seed, "runs-dir": runs, "cache": runs / f"{name}-cache"}
+    words = [sys.executable, "-m", "fintrader", "run", str(CONFIG)]
+    words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(words, check=True, cwd=ROOT, env=env)
 
 
-def figures(folder: Path) -> dict[str, Any]:
-    """What a finished run came to."""
+def describe(folder: Path) -> dict[str, Any]:
+    """Figures of a finished run."""
     opened = Run(folder)
     stored = opened.backtest("test")
     honesty = stored.honesty
@@ -79,44 +63,28 @@ def figures(folder: Path) -> dict[str, Any]:
             for row in stored.sensitivity
             if row["kind"] == "capital_usd"
         },
-        "stage_seconds": {
-            name: stage["seconds"] for name, stage in opened.manifest["stages"].items()
-        },
     }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--seeds", type=int, nargs="+", default=[7, 1, 2], help="the configuration's own is 7"
-    )
-    arguments.add_argument(
-        "--runs", type=Path, help="keep the run folders here; finished ones are not run again"
-    )
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
-
+    """Run every seed; the configuration's own is 7."""
+    options = read_arguments(__doc__, seeds=[7, 1, 2], runs=Path)
+    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         home = options.runs or Path(scratch)
-        rows = []
         for seed in options.seeds:
             load = os.getloadavg()[0]
             began = time.monotonic()
-            fresh = not (home / f"quickstart-{seed}" / "backtest" / "metrics.json").is_file()
-            folder = run(seed, home) if fresh else home / f"quickstart-{seed}"
-            row = figures(folder) | {
-                "seconds": time.monotonic() - began if fresh else None,
-                "load": load,
-            }
+            folder = home / f"quickstart-{seed}"
+            is_fresh = not (folder / "backtest" / "metrics.json").is_file()
+            if is_fresh:
+                run(seed, home)
+            seconds = time.monotonic() - began if is_fresh else None
+            row = describe(folder) | {"seconds": seconds, "load": load}
             rows.append(row)
             share = row["share_of_oracle"]["ensemble"]
-            print(
-                f"seed {seed}: share {share:.3f}, {row['seconds'] or 0:.0f} s, {row['verdict']}",
-                flush=True,
-            )
-        finish("quickstart", {"runs": rows}, seed=options.seeds[0], save=options.save)
+            print(f"seed {seed}: share {share:.3f}, {seconds or 0:.0f} s, {row['verdict']}")
+    finish("quickstart", {"runs": rows}, options)
 
 
 if __name__ == "__main__":

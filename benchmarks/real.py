@@ -1,7 +1,8 @@
-"""What agents are worth on real bars, walking forward: beside the benchmark they may tilt away
-from, ridge, and chance.
+"""Agents on real bars, walking forward: beside the benchmark they may tilt away from, ridge, and
+chance.
 
     python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
+    python benchmarks/real.py --bars FOLDER --noise [--seeds 1] [--save]
 
 FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`,
 `walkforward_us14.yaml`, `nasdaq100_2016.yaml`) and the index's membership. Every set is walked
@@ -15,14 +16,13 @@ noise                  the daily bars with nothing but noise for features, other
 A figure is of the daily returns beyond those of the benchmark portfolio, net of costs on both
 sides: a year's, its information ratio, the interval of 95 % by a paired block bootstrap, and how
 many folds it was not below. *Within* is the share of folds that ended within 10 basis points of the
-benchmark. *Without information* is what the same search made of the features of other days.
+benchmark. *Without information* is the same search on the features of other days.
 `ensemble` is shrunk towards the benchmark by its evidence, `best` is a pod as it is; with each set
-stands the verdict on its ensemble. The last line is one JSON object.
+stands the verdict on its ensemble. Runs are kept in `--runs` and gone on with.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -31,10 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import finish
+from benchmarks._bench import ROOT, finish, read_arguments
 from fintrader import metrics as m
 from fintrader.config import overlay, read_yaml
 from fintrader.pipeline.config import RunConfig
@@ -55,7 +54,7 @@ NEAR = 1e-3
 """Of the benchmark: 10 basis points over a fold."""
 
 
-def planted(ic: float) -> dict[str, Any]:
+def plant(ic: float) -> dict[str, Any]:
     """A signal of the next twenty sessions, whose edge no fold's test may share with its
     training."""
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
@@ -79,13 +78,13 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
         N100,
         {"walkforward": {**MINUTES, "embargo_sessions": 1, "anchored": True}},
     ),
-    "planted_15": ("walkforward_daily", DAILY, planted(0.15)),
-    "planted_05": ("walkforward_daily", DAILY, planted(0.05)),
-    "noise": ("walkforward_daily", DAILY, {**planted(0.0), "data": {"features": {"names": []}}}),
+    "planted_15": ("walkforward_daily", DAILY, plant(0.15)),
+    "planted_05": ("walkforward_daily", DAILY, plant(0.05)),
+    "noise": ("walkforward_daily", DAILY, {**plant(0.0), "data": {"features": {"names": []}}}),
 }
 
 
-def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
+def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     """The shipped configuration of a set, over the bars in `bars`."""
     config, file, changes = SETS[name]
     values = read_yaml(ROOT / "configs" / f"{config}.yaml")
@@ -103,7 +102,7 @@ def configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     return RunConfig.model_validate(overlay(overlay(overlay(values, where), changes), own))
 
 
-def active(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
+def list_active_returns(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
     """Daily returns beyond the benchmark's, a fold each."""
     returns = stored.daily_returns()
     days = (returns[strategy] - returns[against]).to_numpy()
@@ -112,7 +111,7 @@ def active(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
     return [days[(dates >= first) & (dates <= last)] for first, last in windows]
 
 
-def interval(days: Array, seed: int = 0) -> list[float]:
+def bootstrap_interval(days: Array, seed: int = 0) -> list[float]:
     """95 % of a year's mean, by a circular block bootstrap."""
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, len(days), (DRAWS, -(-len(days) // BLOCK)))
@@ -122,8 +121,8 @@ def interval(days: Array, seed: int = 0) -> list[float]:
     return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
 
 
-def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[str, Any]:
-    """What a set of folds came to."""
+def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[str, Any]:
+    """Figures of a strategy over its folds."""
     days = np.concatenate(folds)
     growth = np.array([np.prod(1 + fold) - 1 for fold in folds])
     deviation = float(days.std(ddof=1))
@@ -131,7 +130,7 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
     return {
         "sessions": len(days),
         "active_return": float(m.TRADING_DAYS * days.mean()),
-        "interval": interval(days),
+        "interval": bootstrap_interval(days),
         "information_ratio": (
             float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0
         ),
@@ -140,69 +139,42 @@ def figures(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[s
         "sharpe": known["sharpe"],
         "cumulative_return": known["cumulative_return"],
         "invested_share": known.get("invested_share"),
-        "turnover": known.get("turnover"),
+    }
+
+
+def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
+    """Walk a set forward with one seed; print and return its figures."""
+    began = time.monotonic()
+    stored = read_backtest(walk_forward(read_configuration(name, bars, runs, seed)) / "backtest")
+    found = {
+        strategy: describe(list_active_returns(stored, strategy, "equal_weight"), stored, strategy)
+        for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
+        if strategy in stored.strategies
+    }
+    free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
+    verdict = stored.honesty["verdict"]
+    active = {name: f"{value['active_return']:+.2%}" for name, value in found.items()}
+    print(f"{name}/{seed} active a year {active}, {verdict}")
+    return {
+        **found,
+        "without_information": free,
+        "equal_weight": stored.metrics["equal_weight"],
+        "verdict": verdict,
+        "seconds": time.monotonic() - began,
     }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument("--bars", type=Path, required=True)
-    arguments.add_argument("--set", nargs="+", choices=[*SETS], default=[*SETS][:-1])
-    arguments.add_argument(
-        "--seeds", type=int, default=1, help="walk-forwards a set, each of pods of its own"
-    )
-    arguments.add_argument(
-        "--runs", type=Path, default=ROOT / "runs" / "real", help="kept, and gone on with"
-    )
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
-
-    rows: dict[str, Any] = {}
-    for name in options.set:
-        for seed in range(options.seeds):
-            began = time.monotonic()
-            stored = read_backtest(
-                walk_forward(configuration(name, options.bars, options.runs, seed)) / "backtest"
-            )
-            found = {
-                strategy: figures(active(stored, strategy, "equal_weight"), stored, strategy)
-                for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
-                if strategy in stored.strategies
-            }
-            free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
-            if free:
-                active_free = free["active_return"]
-                ratio = free["information_ratio"]
-                print(
-                    f"{name}/{seed} without information: active {active_free:+.2%}/y, IR {ratio}",
-                    flush=True,
-                )
-            row = {
-                **found,
-                "without_information": free,
-                "equal_weight": stored.metrics["equal_weight"],
-                "verdict": stored.honesty["verdict"],
-                "seconds": time.monotonic() - began,
-            }
-            rows[f"{name}/{seed}"] = row
-            print(f"{name}/{seed} {row['verdict']}", flush=True)
-            for strategy, value in found.items():
-                low, high = value["interval"]
-                print(
-                    f"{name}/{seed} {strategy:12s} active {value['active_return']:+.2%}/y"
-                    f" [{low:+.1%}, {high:+.1%}] IR {value['information_ratio']:+.2f}, not below in"
-                    f" {value['folds_not_below']}, within 10 bps {value['within_10_bps']:.0%},"
-                    f" Sharpe {value['sharpe']:.2f}",
-                    flush=True,
-                )
-    finish(
-        "real_noise" if options.set == ["noise"] else "real",
-        {"sets": rows},
-        seed=0,
-        save=options.save,
-    )
+    """Every set with every seed."""
+    runs = ROOT / "runs" / "real"
+    sets = [name for name in SETS if name != "noise"]
+    options = read_arguments(__doc__, bars=Path, set=sets, noise=False, seeds=1, runs=runs)
+    rows = {
+        f"{name}/{seed}": walk(name, options.bars, options.runs, seed)
+        for name in (["noise"] if options.noise else options.set)
+        for seed in range(options.seeds)
+    }
+    finish("real_noise" if options.noise else "real", {"sets": rows}, options)
 
 
 if __name__ == "__main__":

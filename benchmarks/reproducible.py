@@ -1,8 +1,8 @@
-"""What `reproducible: across_machines` gives, and what it costs.
+"""Benefit and cost of `reproducible: across_machines`.
 
     python benchmarks/reproducible.py [--quick] [--save]
 
-`bytes`: hashes of what small trainings (PPO, SAC), and a backtest of the first, end with, under
+`bytes`: hashes of the results of small trainings (PPO, SAC), and of a backtest of the first, under
 either setting: `here`, as libraries choose on this processor, and `there`, in an environment that
 has them choose as on another one (AVX2 instead of AVX-512, a C library without fused
 multiply-adds). Across machines the two are equal, and equal to those of the same versions on any
@@ -12,17 +12,12 @@ Rates are account steps a second of process CPU time on one thread, the best of 
 the settings alternate: the environment alone (4,096 accounts, random weights), and trainings with
 default agents (256 accounts); 100 stocks with 8 features. `times` is how much slower across
 machines is, the median of the rounds' own ratios.
-
-The last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._bench import finish, read_arguments, run_child
 from fintrader import reproducible
 
 SETTINGS = ("same_machine", "across_machines")
@@ -45,8 +41,8 @@ THERE = {
 }
 
 
-def results() -> dict[str, str]:
-    """Hashes of what small trainings and a backtest end with."""
+def hash_results() -> dict[str, str]:
+    """Hashes of the results of small trainings and a backtest."""
     from benchmarks.env import make_market
     from fintrader import TradingEnv, backtest, train
     from fintrader.agents import PPO, SAC
@@ -54,7 +50,7 @@ def results() -> dict[str, str]:
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:12]
 
-    market = make_market(0, 10).window(0, 1000)
+    market = make_market(10, seed=0).window(0, 1000)
     found = {}
     for name, agent in (("ppo", PPO(num_steps=32)), ("sac", SAC(learning_starts=500))):
         trained = train(agent, TradingEnv(market, num_envs=32, seed=1), env_steps=4096, seed=2)
@@ -65,7 +61,7 @@ def results() -> dict[str, str]:
     return found
 
 
-def rates(seconds: float) -> dict[str, float]:
+def measure_rates(seconds: float) -> dict[str, float]:
     """Account steps a second of CPU time: the environment alone, and trainings."""
     import torch
 
@@ -73,7 +69,7 @@ def rates(seconds: float) -> dict[str, float]:
     from fintrader import TradingEnv, train
     from fintrader.agents import PPO, SAC
 
-    market = make_market(0)
+    market = make_market(100, seed=0)
     found = {}
 
     def per_second(step: Callable[[], int]) -> float:
@@ -103,65 +99,39 @@ def rates(seconds: float) -> dict[str, float]:
     return found
 
 
-def child(setting: str, what: str, seconds: float, outer: dict[str, str]) -> dict[str, Any]:
-    """The figures of a process under `setting`."""
+def ask(setting: str, seconds: float, outer: dict[str, str]) -> Any:
+    """Hashes (no seconds) or rates of a process under `setting`."""
     before = ["-m", "fintrader.reproducible"] if setting == "across_machines" else []
-    words = [sys.executable, *before, __file__, "--child", what, "--seconds", str(seconds)]
-    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
-    variables = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        **outer,
-    }
-    done = subprocess.run(words, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_child([*before, __file__, "--child", str(seconds)], OMP_NUM_THREADS="1", **outer)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/reproducible.json"
-    )
-    parser.add_argument("--child", choices=("results", "rates"), help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        import torch  # noqa: F401  (what is settled below)
+    """Compare the bytes, then alternate the rates. `--quick`: one short round."""
+    options = read_arguments(__doc__, quick=False, child=float)
+    if options.child is not None:
+        import torch  # noqa: F401  (is settled below)
 
         reproducible.settle()
-        print(json.dumps(results() if options.child == "results" else rates(options.seconds)))
+        print(json.dumps(measure_rates(options.child) if options.child else hash_results()))
         return
     rounds, seconds = (1, 1.0) if options.quick else (3, 10.0)
     found: dict[str, Any] = {"bytes": {}, "equal": {}}
     for setting in SETTINGS:
-        both = {
-            place: child(setting, "results", 0, outer)
-            for place, outer in (("here", {}), ("there", THERE))
-        }
-        found["bytes"][setting], found["equal"][setting] = both, both["here"] == both["there"]
-        print(
-            f"{setting}: {'equal' if found['equal'][setting] else 'other'} bytes here and there:"
-            f" {both}",
-            flush=True,
-        )
+        both = {"here": ask(setting, 0, {}), "there": ask(setting, 0, THERE)}
+        found["bytes"][setting] = both
+        found["equal"][setting] = both["here"] == both["there"]
+        print(f"{setting}: {both}")
     timed: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
     for _ in range(rounds):
         for setting in SETTINGS:
-            timed[setting].append(child(setting, "rates", seconds, {}))
-            print(f"{setting}: {timed[setting][-1]}", flush=True)
+            timed[setting].append(ask(setting, seconds, {}))
+            print(f"{setting}: {timed[setting][-1]}")
     for name in timed["same_machine"][0]:
         of = {setting: [rate[name] for rate in timed[setting]] for setting in SETTINGS}
         times = median(same / across for same, across in zip(*of.values(), strict=True))
         best = {f"{setting}_steps_per_second": round(max(values)) for setting, values in of.items()}
         found[name] = {**best, "times": round(times, 2)}
-    from benchmarks.common import finish
-
-    finish("reproducible", found, seed=0, save=options.save)
+    finish("reproducible", found, options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Does a tournament find better agents than the same budget spent otherwise? A plan, made before it
 was carried out.
 
-    python benchmarks/tournament.py --bars FOLDER [--markets 21] [--first 1] [--jobs 2] [--home
-    FOLDER] [--save]
+    python benchmarks/tournament.py --bars FOLDER [--markets 21] [--first 1] [--arms tournament
+    ...] [--jobs 2] [--home FOLDER] [--save]
 
 Markets: a signal planted into the daily bars of a random 40 symbols of the NASDAQ-100 (2015-10 to
 2018-02, in FOLDER as for `real.py`), of information coefficient 0.05, 0.10 and 0.15 by turns,
@@ -38,19 +38,15 @@ market; `tournament` against each other arm by Wilcoxon's signed-rank test, two-
 correction over the five that are not ours (seeds, random, asha, tpe, ray_pbt). Beside it utility on
 the validation window per CPU second, and the information ratio.
 
-Settings were chosen on markets 100 to 105. What is done is kept in --home and not done again.
-Prints one JSON object as its last line.
+Settings were chosen on markets 100 to 105. Figures are kept in `--home`, runs/tournament by default,
+and not measured again.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -58,10 +54,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks._search_arms import ARMS, PEERS, WHOLE, Market, run_arm
-from benchmarks.common import finish
+from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._search_arms import ARMS, PEERS, WHOLE, Market
 from fintrader.files import write_json
 
 COEFFICIENTS = (0.05, 0.10, 0.15)
@@ -69,8 +64,8 @@ SYMBOLS = 40
 OWN = "tournament"
 
 
-def one_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -> dict[str, Any]:
-    """Every arm once; what is done is only read."""
+def measure_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -> dict[str, Any]:
+    """Every arm once; figures that are there are only read."""
     market = Market.planted(home, bars, number, COEFFICIENTS[number % len(COEFFICIENTS)], SYMBOLS)
     done = home / f"market-{number}.json"
     known: dict[str, Any] = json.loads(done.read_text()) if done.exists() else {}
@@ -78,17 +73,14 @@ def one_market(home: Path, bars: Path, number: int, arms: tuple[str, ...]) -> di
         if name in known:
             continue
         began = time.monotonic()
-        known |= run_arm(name, market, number)
+        known |= ARMS[name](market, name, number)
         write_json(done, known)
-        told = ", ".join(
-            f"{arm} {100 * known[arm]['utility']:+.2f}" for arm in known if arm.startswith(name)
-        )
-        print(f"market {number}: {told} in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"market {number}: {name} in {time.monotonic() - began:.0f} s")
     return {"market": number, "ic": market.ic, **known}
 
 
-def corrected(ps: dict[str, float]) -> dict[str, float]:
-    """Holm's correction."""
+def correct(ps: dict[str, float]) -> dict[str, float]:
+    """Correct p-values as Holm does."""
     adjusted = dict[str, float]()
     least = 0.0
     for place, (name, p) in enumerate(sorted(ps.items(), key=lambda one: one[1])):
@@ -127,46 +119,27 @@ def compare(table: list[dict[str, Any]]) -> dict[str, Any]:
     rivals = {
         name: one["p"] for name, one in against.items() if name in PEERS and one["p"] is not None
     }
-    for name, p in corrected(rivals).items():
+    for name, p in correct(rivals).items():
         against[name]["p_holm"] = p
     return {"arms": rows, "against": against}
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    """Every market with every arm."""
+    home = ROOT / "runs" / "tournament"
+    options = read_arguments(
+        __doc__, bars=Path, markets=21, first=1, arms=list(ARMS), jobs=2, home=home
     )
-    arguments.add_argument("--bars", type=Path, required=True)
-    arguments.add_argument("--markets", type=int, default=21)
-    arguments.add_argument("--first", type=int, default=1, help="the first market")
-    arguments.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    arguments.add_argument("--jobs", type=int, default=2, help="markets at work at once")
-    arguments.add_argument(
-        "--home", type=Path, help="keep the runs in this folder, and go on from what it holds"
-    )
-    arguments.add_argument("--save", action="store_true")
-    options = arguments.parse_args()
-    home = (options.home or Path(tempfile.mkdtemp(prefix="tournament-"))).resolve()
+    home = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    numbers = range(options.first, options.first + options.markets)
-    arms = tuple(options.arms)
-    try:
-        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-            waiting = [
-                pool.submit(one_market, home, options.bars.resolve(), number, arms)
-                for number in numbers
-            ]
-            table = [one.result() for one in waiting]
-    finally:
-        if options.home is None:
-            shutil.rmtree(home, ignore_errors=True)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        waiting = [
+            pool.submit(measure_market, home, options.bars.resolve(), number, tuple(options.arms))
+            for number in range(options.first, options.first + options.markets)
+        ]
+        table = [one.result() for one in waiting]
     figures = {"markets": options.markets, "env_steps": WHOLE * 6, "symbols": SYMBOLS}
-    finish(
-        "tournament",
-        {**figures, **compare(table), "table": table},
-        seed=options.first,
-        save=options.save,
-    )
+    finish("tournament", {**figures, **compare(table), "table": table}, options)
 
 
 if __name__ == "__main__":

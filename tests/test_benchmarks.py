@@ -1,5 +1,4 @@
-"""What the benchmarks judge by, and the short form of the simulated cluster of
-`benchmarks/scaling.py`."""
+"""Yardsticks of the benchmarks, and a short form of their simulated cluster."""
 
 from __future__ import annotations
 
@@ -7,18 +6,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks import time_to_return
-from benchmarks._planted import OURS, log_return, rule, windows
-from benchmarks.cluster.prediction import PAPER, amdahl, overhead, paper
-from benchmarks.cluster.simulation import Simulated, World, check, settings, simulate
+from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from benchmarks._learning import SESSION
+from benchmarks._planted import OURS, VALIDATION, log_return, rule, windows
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
+from benchmarks.scaling import PAPER, add_overhead, describe_paper, fit_amdahl
 from fintrader.agents import PPO, Budget, make_agent, train
-from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import TradingEnv
 from fintrader.results.leaderboard_reader import canonical
 from tests.engines.chaos import events_of
@@ -41,34 +38,10 @@ def test_no_weights_near_kellys_grow_faster() -> None:
     )  # twice Kelly: nothing
 
 
-def test_the_rule_earns_and_a_finrl_policy_sees_finrl_states() -> None:
-    _, market = time_to_return.windows(1)
-    assert market.num_bars == time_to_return.VALIDATION * time_to_return.SESSION
-    window = market.window(0, 60)
-    assert time_to_return.log_return(time_to_return.rule, market, time_to_return.OURS) > 0.1
-    seen: list[np.ndarray] = []
-
-    def act(state: np.ndarray) -> np.ndarray:
-        seen.append(state)
-        return np.where(
-            np.arange(time_to_return.ASSETS) == 0, 1.0, 0.05
-        )  # buys the first, below the band elsewhere
-
-    policy = time_to_return.FinrlPolicy(act)
-    account = BacktestAccount(window, time_to_return.THEIRS)
-    account.act(policy(account))
-    policy(account)
-    first, second = seen
-    count = time_to_return.ASSETS
-    assert first.shape == (3 + 3 * count + count * (1 + time_to_return.NOISE_FEATURES),)
-    assert first[0] == pytest.approx(1e6 * 2**-12)
-    np.testing.assert_allclose(first[3 : 3 + count], window.close[0].numpy() * 2**-6, rtol=1e-6)
-    held = second[3 + count : 3 + 2 * count] * 2**6
-    assert held.tolist() == [100.0] + [0.0] * (count - 1)
-    assert second[3 + 2 * count : 3 + 3 * count].tolist() == [0.0] + [1.0] * (count - 1)
-    assert second[0] == pytest.approx(
-        (1e6 - 100 * float(window.close[1, 0]) * 1.001) * 2**-12, rel=1e-5
-    )
+def test_a_rule_that_knows_the_planted_signal_earns() -> None:
+    _, market = windows(1)
+    assert market.num_bars == VALIDATION * SESSION
+    assert log_return(rule, market, OURS) > 0.1
 
 
 def test_nothing_near_the_closed_form_is_better() -> None:
@@ -102,12 +75,9 @@ def test_analytic_gradients_come_near_the_optimum() -> None:
 
 SAMPLES = {
     "warm_start": [1.0, 3.0],
-    "cold_start": [9.0],
     "task_start": [10.0, 12.0],
     "checkpoint": [0.05],
     "evaluation": [4.0, 6.0],
-    "snapshot_get": [0.5],
-    "snapshot_put": [0.25],
     "snapshot_s3_get": [1.5],
     "snapshot_s3_put": [2.0],
     "result_file": [0.1],
@@ -115,9 +85,12 @@ SAMPLES = {
 
 
 def test_the_papers_efficiency_is_36_percent() -> None:
-    assert [round(found["efficiency_16_to_80"], 2) for found in paper().values()] == [0.36, 0.36]
+    assert [round(found["efficiency_16_to_80"], 2) for found in describe_paper().values()] == [
+        0.36,
+        0.36,
+    ]
     for times in PAPER.values():
-        fit = amdahl(times)
+        fit = fit_amdahl(times)
         for gpus, seconds in times.items():
             assert fit["serial_seconds"] + fit["parallel_gpu_seconds"] / int(gpus) == pytest.approx(
                 seconds
@@ -125,14 +98,8 @@ def test_the_papers_efficiency_is_36_percent() -> None:
 
 
 def test_a_pods_overhead_is_the_sum_of_its_parts() -> None:
-    local, remote = (overhead(SAMPLES, 100.0, there) for there in (False, True))
-    assert local == {
-        "start": [13.0, 15.0],
-        "end": [4.35, 6.35],
-    }  # ten checkpoints are half a second
-    assert remote == {"start": [14.0, 16.0], "end": [6.1, 8.1]}
-    without_ray = {name: samples for name, samples in SAMPLES.items() if name != "task_start"}
-    assert overhead(without_ray, 100.0, False)["start"] == [12.0]
+    # ten checkpoints are half a second
+    assert add_overhead(SAMPLES, 100.0) == {"start": [14.0, 16.0], "end": [6.1, 8.1]}
 
 
 ROUGH = World(
@@ -151,7 +118,7 @@ ROUGH = World(
 def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path: Path) -> None:
     """Failures, preempted nodes, results after the pod was given up, and three deaths of the
     orchestrator."""
-    asked = settings(240, 48)
+    asked = make_settings(240, 48)
     outcome = simulate(tmp_path / "run", asked, ROUGH, kill_after=(60, 61, 200))
     check(outcome, asked)
     cluster = outcome.cluster
@@ -164,8 +131,8 @@ def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path: Path) -> None:
 
 def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) -> None:
     world = World(gpus=32, pod=(300.0, 300.0), preemption_rate=1 / 2000, away=500.0, seed=1)
-    outcome = simulate(tmp_path / "run", settings(160, 32), world)
-    check(outcome, settings(160, 32))
+    outcome = simulate(tmp_path / "run", make_settings(160, 32), world)
+    check(outcome, make_settings(160, 32))
     assert outcome.cluster.losses["drained"] > 5
     # a GPU that is there and has work waits for the next turn at most
     assert max(outcome.cluster.idle) <= 0.6
@@ -175,9 +142,9 @@ def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) 
 @pytest.mark.slow
 def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path: Path, scheduler: str) -> None:
     if scheduler == "submission":
-        asked = settings(80, 16, order="submission", pool_size=16)
+        asked = make_settings(80, 16, order="submission", pool_size=16)
     else:
-        asked = settings(72, 16, scheduler="generational", population=24, survivors=4)
+        asked = make_settings(72, 16, scheduler="generational", population=24, survivors=4)
 
     def run(name: str, world: World, **more: Any) -> Simulated:
         outcome = simulate(tmp_path / name, asked, world, **more)
@@ -197,7 +164,7 @@ def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path: Path) -> None
     """64 pods of 100 s and 10 s of overhead on 16 GPUs: four waves, and at most a few turns between
     them."""
     world = World(gpus=16, pod=(100.0, 100.0), start=(8.0,), end=(2.0,))
-    outcome = simulate(tmp_path / "run", settings(64, 16), world)
+    outcome = simulate(tmp_path / "run", make_settings(64, 16), world)
     assert 4 * 110 <= outcome.makespan <= 4 * 110 + 4 * 0.2
     assert outcome.cluster.busy == pytest.approx(64 * 110)
 

@@ -3,21 +3,23 @@
 `install` wraps the operations themselves (`os.open`, `os.write`, `os.fsync`, `os.replace`,
 `os.link`, `os.unlink`, `os.ftruncate`, and SQLite's statements and commits), so nothing in the
 engine has to know about it, and an operation that is added later is covered without being listed.
-`benchmarks/chaos.py` runs it at full length, the tests briefly.
+Tests strike at some operations and moments; with `FINTRADER_EVERY_STRIKE` set they strike at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,24 @@ WRAPPED = ("open", "write", "fsync", "replace", "link", "unlink", "ftruncate")
 DONE = 0
 REFUSED = 7
 BROKEN = 9
+
+
+def amount(some: int, every: int) -> int:
+    """The number of strikes, or the stride between them: `every` of a whole campaign, else `some`.
+
+    A whole campaign takes an hour: FINTRADER_EVERY_STRIKE=1 pytest -k struck tests/tournament
+    """
+    return every if os.environ.get("FINTRADER_EVERY_STRIKE") else some
+
+
+def count_up(mark: Callable[[int], Path], stride: int) -> Iterator[int]:
+    """Number operations until three in a row were not reached, which is to say left no mark."""
+    at = 1
+    missed = 0
+    while missed < 3:
+        yield at
+        missed = 0 if mark(at).exists() else missed + 1
+        at += stride
 
 
 @dataclass
@@ -306,6 +326,23 @@ def kill_at_work(run: RunFolder, pods: int) -> Outcome:
     children = psutil.Process(pid).children(recursive=True)
     os.kill(pid, signal.SIGKILL)
     return ended(pid, run, children, target="orchestrator")
+
+
+def kill_at_random(run: RunFolder, pods: int, seed: int, target: str) -> Outcome:
+    """SIGKILL the orchestrator of spawned pods, or a pod, within 1.6 s of the first pod's start."""
+    chance = random.Random(seed)
+    pid = fork_race(run, pods)
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it ended before its moment came
+        orchestrator = psutil.Process(pid)
+        until(lambda: bool(orchestrator.children()) or gone(pid), "the first pod's process")
+        time.sleep(chance.uniform(0, 1.6))
+        children = orchestrator.children(recursive=True)
+        if target == "orchestrator":
+            orchestrator.kill()
+        elif children:
+            chance.choice(children).kill()
+    return ended(pid, run, children, target=target)
 
 
 def ended(pid: int, run: RunFolder, children: list[psutil.Process], *, target: str) -> Outcome:

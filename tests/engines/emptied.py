@@ -1,21 +1,30 @@
-"""A tournament whose run lies in a store: strike its head, empty its disk, and see whether anything
-is missing."""
+"""A tournament whose run lies in a store: strike its head, empty its disk, and look for what is
+missing.
+
+`python -m tests.engines.emptied RUN URL MACHINE` is such a head, in a process.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import StorageDamagedError
+from fintrader.errors import FintraderError, StorageDamagedError
 from fintrader.files import read_jsonl, unseal
 from fintrader.runs import RunFolder
+from fintrader.storage import lease
 from fintrader.storage.mirror import attach, mirror_of
 from fintrader.storage.objects import Objects
+from fintrader.tournament.settings import TournamentSettings
 from tests.engines import chaos
-from tests.engines.chaos import DONE, everything
+from tests.engines.chaos import DONE, REFUSED, everything
+from tests.engines.races import settings, stub_race
 
 
 def results_in(url: str) -> dict[str, bytes]:
@@ -88,3 +97,31 @@ def place(home: Path, name: str) -> tuple[RunFolder, str]:
     """A run's folder and its URL in a store on the same disk."""
     (home / "machine").mkdir(exist_ok=True)
     return RunFolder(home / "machine" / name), f"file://{home}/store/{name}"
+
+
+def start(run: RunFolder, url: str, pods: int, machine: str = "") -> subprocess.Popen[bytes]:
+    """Start a head with pods in processes, on a `machine` of that name or on this one."""
+    words = ["-m", "tests.engines.emptied", str(run.root), url, str(pods), machine]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen([sys.executable, *words], env=variables, stdout=quiet, stderr=quiet)
+
+
+def main(root: str, url: str, pods: str, machine: str) -> None:
+    """Run the tournament; on a named machine with the patience that a real one has."""
+    run = RunFolder(Path(root))
+    attach(run.root, url)
+    patience = {}
+    if machine:
+        lease._kernel = lambda: machine  # type: ignore[assignment]
+        patience = {"orphan_seconds": TournamentSettings().orphan_seconds}
+    wanted = settings(pods=int(pods), workers=2, retries=50, fresh=0.2, **patience)
+    try:
+        stub_race(run, wanted, body="tests.engines.chaos:body", data_hash="data")
+    except FintraderError as error:
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -22,7 +22,7 @@ FEE = 2e-3
 @pytest.fixture(scope="module")
 def market():  # type: ignore[no-untyped-def]
     """Six assets, of which each trades in four bars of five."""
-    market = windowed(make_market(0, assets=6).window(0, 300))
+    market = windowed(make_market(6, seed=0).window(0, 300))
     traded = torch.rand(market.tradable.shape, generator=torch.Generator().manual_seed(1)) < 0.8
     return replace(market, tradable=traded)
 

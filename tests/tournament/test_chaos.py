@@ -1,10 +1,15 @@
-"""The short form of `benchmarks/chaos.py`."""
+"""Does any kill, torn write or full disk lose, double or change a tournament's result?
+
+After each, the same command must complete, and all that a seed fixes must equal an undisturbed run.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+import subprocess
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,9 +21,12 @@ from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.store import RunStore
-from tests.engines import chaos, stubs
-from tests.engines.chaos import DONE, REFUSED, Faults, Tally, everything, forked
+from tests.engines import chaos, evaluators, stubs
+from tests.engines.chaos import DONE, REFUSED, Faults, Tally, amount, everything, forked
+from tests.engines.waiting import gone, until
 from tests.tournament.conftest import PODS
+
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +38,10 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
     ("mode", "stride"),
     [
         ("kill", 61),
-        pytest.param("kill", 23, marks=pytest.mark.slow),
-        pytest.param("torn", 41, marks=pytest.mark.slow),
+        pytest.param("kill", amount(23, 1), marks=SLOW),
+        pytest.param("torn", amount(41, 1), marks=SLOW),
         ("full", 41),
-        pytest.param("full", 19, marks=pytest.mark.slow),
+        pytest.param("full", amount(19, 1), marks=SLOW),
     ],
 )
 def test_struck_at_many_operations(
@@ -51,19 +59,89 @@ def test_struck_at_many_operations(
     assert tally.hits >= 0.5 * tally.scenarios > 2
 
 
+@pytest.mark.parametrize("moments", [(3, 14), pytest.param((), marks=SLOW, id="all along")])
 def test_pods_struck_in_their_own_process(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    undisturbed: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    moments: tuple[int, ...],
 ) -> None:
-    for at in (3, 14):
+    """The orchestrator lives on and tries again."""
+
+    def mark(at: int) -> Path:
+        return tmp_path / f"{at}.mark"
+
+    expected = everything(undisturbed)
+    for at in moments or chaos.count_up(mark, amount(31, 1)):
         run = RunFolder(tmp_path / f"pod-{at}")
-        plan = {"mode": "kill", "at": at, "mark": str(tmp_path / f"{at}.mark")}
+        plan = {"mode": "kill", "at": at, "mark": str(mark(at))}
         monkeypatch.setenv("CHAOS_POD", json.dumps(plan))
         assert forked(run, PODS, processes=True).status == DONE
-        assert (tmp_path / f"{at}.mark").exists()
-        assert {event["reason"] for event in chaos.events_of(run, "lost")} <= {
-            "killed"
-        }  # it may have published before it died
-        assert everything(run) == everything(undisturbed)
+        reasons = {event["reason"] for event in chaos.events_of(run, "lost")}
+        assert reasons <= {"killed"}  # it may have published before it died
+        problems = chaos.check(run, {}, expected)
+        assert all(problem.startswith("left behind") for problem in problems), problems
+    assert all(mark(at).exists() for at in moments or (1,))
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["kill", "torn", "full"])
+def test_evaluators_struck_in_their_own_process(
+    tmp_path: Path, undisturbed: RunFolder, mode: str
+) -> None:
+    def plan(at: int) -> evaluators.Plan:
+        return evaluators.Plan(mode, tmp_path / f"{at}.mark", at=at)
+
+    tally = Tally()
+    expected = everything(undisturbed)
+    for at in chaos.count_up(lambda at: plan(at).mark, amount(7, 1)):
+        strike = partial(evaluators.struck, pods=PODS, plan=plan(at))
+        tally.strike_and_recover(tmp_path, f"run-{at}", PODS, expected, strike)
+    assert tally.problems == []
+    assert tally.hits > 2
+    assert (mode == "full") == (tally.stopped > 0)
+
+
+@SLOW
+@pytest.mark.parametrize("target", ["orchestrator", "pod", "evaluator"])
+def test_struck_at_random_moments(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0.08")
+    tally = Tally()
+    expected = everything(undisturbed)
+    for seed in range(amount(4, 100)):
+        strike = partial(chaos.kill_at_random, pods=PODS, seed=seed, target=target)
+        if target == "evaluator":
+            strike = partial(evaluators.struck_at_random, pods=PODS, seed=seed)
+        tally.strike_and_recover(tmp_path, f"run-{seed}", PODS, expected, strike)
+    assert tally.problems == []
+    assert tally.hits > 0
+
+
+@SLOW
+def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small disk takes the right to mount one")
+    try:
+        run = RunFolder(disk / "run")
+        stops = 0
+        for size in (64, 96, 128, 160, 224, 512, 4096):
+            subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+            status = forked(run, PODS).status
+            if status == DONE:
+                break
+            assert status == REFUSED, f"an untyped error at {size} KiB"
+            stops += 1
+        assert stops > 0
+        assert chaos.check(run, {}, everything(undisturbed)) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
 
 
 def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -> None:
@@ -83,6 +161,21 @@ def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFol
     assert not lease.is_held(run, None)
     assert lease.current_token(run) == 1
     assert not (run.root / "tournament.json").exists()
+
+
+@SLOW
+def test_of_two_orchestrators_that_race_for_a_folder_one_is_refused(
+    tmp_path: Path, undisturbed: RunFolder
+) -> None:
+    for number in range(amount(3, 20)):
+        run = RunFolder(tmp_path / f"pair-{number}")
+        stubs.plant(run, "p0001", "wait")
+        pair = [chaos.fork(partial(chaos.race, run, PODS)) for _ in range(2)]
+        until(lambda pair=pair: any(gone(pid) for pid in pair), "one of them to give up")
+        stubs.release(run, ["p0001"])
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pair]
+        assert sorted(codes) == [DONE, REFUSED]
+        assert chaos.check(run, {}, everything(undisturbed)) == []
 
 
 def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
-"""Tournaments whose run lies in a store. The long form is `benchmarks/store_chaos.py`."""
+"""Tournaments whose run lies in a store: killed, moved to an empty disk, damaged, looked at."""
 
 from __future__ import annotations
 
+import random
 import shutil
+import subprocess
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 
 from fintrader.errors import CheckpointError, ConfigError, RunError, StorageDamagedError
@@ -27,7 +31,9 @@ from fintrader.tournament.status import compare, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked
+from tests.engines.object_stores import BUCKET
 from tests.engines.thread_launcher import ThreadLauncher
+from tests.engines.waiting import gone, until
 from tests.tournament.conftest import PODS, Race
 
 
@@ -121,11 +127,11 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
     ("mode", "stride"),
     [
         ("kill", 151),
-        pytest.param("kill", 61, marks=pytest.mark.slow),
-        pytest.param("torn", 151, marks=pytest.mark.slow),
+        pytest.param("kill", chaos.amount(61, 3), marks=pytest.mark.slow),
+        pytest.param("torn", chaos.amount(151, 3), marks=pytest.mark.slow),
     ],
 )
-def test_killed_anywhere_then_the_disk_is_emptied(
+def test_struck_anywhere_then_the_disk_is_emptied(
     tmp_path: Path, undisturbed: RunFolder, mode: str, stride: int
 ) -> None:
     expected = everything(undisturbed)
@@ -143,13 +149,69 @@ def test_killed_anywhere_then_the_disk_is_emptied(
     assert struck > 1
 
 
-def test_killed_in_the_middle_of_a_pod_then_the_disk_is_emptied(
+def test_struck_in_the_middle_of_a_pod_then_the_disk_is_emptied(
     tmp_path: Path, undisturbed: RunFolder
 ) -> None:
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
     strike = partial(chaos.kill_at_work, pods=PODS)
     assert emptied.strike_and_empty(run, url, PODS, everything(undisturbed), strike) == (True, [])
+
+
+@pytest.mark.slow
+def test_struck_at_random_moments_before_s3_then_the_disk_is_emptied(
+    tmp_path: Path, undisturbed: RunFolder, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head in a process, and its pods in theirs, are killed after a share of what a whole run
+    takes."""
+    monkeypatch.setenv("STUB_SECONDS", "0.2")
+    expected = everything(undisturbed)
+    chance = random.Random(5)
+    began = time.perf_counter()
+    assert emptied.start(RunFolder(tmp_path / "first"), f"s3://{BUCKET}/first", PODS).wait() == DONE
+    whole = time.perf_counter() - began
+    struck = 0
+    for number in range(chaos.amount(2, 40)):
+        run = RunFolder(tmp_path / "machine" / f"run-{number}")
+        url = f"s3://{BUCKET}/run-{number}"
+        head = emptied.start(run, url, PODS)
+        with suppress(subprocess.TimeoutExpired):
+            head.wait(timeout=chance.uniform(0.25, 1.0) * whole)
+        struck += head.poll() is None
+        head.kill()
+        head.wait()
+        before = emptied.results_in(url)
+        problems = emptied.lost_before(run, url)
+        shutil.rmtree(run.root, ignore_errors=True)
+        assert emptied.start(run, url, PODS).wait() == DONE
+        assert problems + emptied.check(run, url, before, expected, PODS) == []
+    assert struck > 0
+
+
+@pytest.mark.slow
+def test_another_machine_takes_over_from_a_head_that_was_struck(
+    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the leases of a real run, and with pods that outlive their head."""
+    for number in range(chaos.amount(1, 3)):
+        url = f"file://{tmp_path}/store/{number}"
+        one, two = (RunFolder(tmp_path / machine / f"{number}") for machine in ("one", "two"))
+        monkeypatch.setenv("STUB_SECONDS", "60")
+        first = emptied.start(one, url, PODS, "one")
+        until(lambda run=one: bool(chaos.events_of(run, "launched")), "the first pod")
+        assert emptied.start(two, url, PODS, "two").wait() == chaos.REFUSED
+        pods = psutil.Process(first.pid).children()
+        first.kill()
+        first.wait()
+        before = emptied.results_in(url)
+        monkeypatch.setenv("STUB_SECONDS", "0")
+        second = emptied.start(two, url, PODS, "two")
+        while second.wait() == chaos.REFUSED:  # a supervisor starts it again, until the lease ends
+            second = emptied.start(two, url, PODS, "two")
+        assert second.returncode == DONE
+        assert chaos.events_of(two, "resumed")
+        until(lambda pods=pods: all(gone(pod.pid) for pod in pods), "the first machine's pods")
+        assert emptied.check(two, url, before, everything(undisturbed), PODS) == []
 
 
 def test_a_superseded_head_and_its_pods_change_nothing(

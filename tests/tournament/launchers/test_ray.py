@@ -1,5 +1,4 @@
-"""Pods on a Ray cluster of several nodes, all on loopback. The long form is
-`benchmarks/ray_chaos.py`."""
+"""Pods on a Ray cluster of several nodes, all on loopback."""
 
 from __future__ import annotations
 

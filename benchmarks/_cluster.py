@@ -1,9 +1,8 @@
-"""A cluster that exists on a simulated clock only: the orchestrator and all its parts are the real
-ones.
+"""A cluster on a simulated clock, in front of the real orchestrator and all its parts.
 
 Pods are events: they start, end, are lost, are preempted with their node, or publish after they
-were given up. Every pod that ends writes its result to the real store; what is replaced is the
-hours in between. `benchmarks/scaling.py` runs it at full size, the tests briefly.
+were given up. Every pod that ends writes its result to the real store; only the hours in between
+are simulated. `scaling.py` and `search.py` run it at full size, the tests briefly.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tests.engines.chaos import events_of
 from tests.engines.races import stub_race
 
 Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
-"""spec, store -> score, snapshot and env-steps: what the pod's training comes to."""
+"""spec, store -> score, snapshot and env-steps of the pod's training."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class World:
     pod: tuple[float, float] = (600.0, 600.0)
     """Training with evaluation: uniform between the two."""
     start: tuple[float, ...] = (0.0,)
-    """Samples of what a pod takes before it trains, drawn with replacement."""
+    """Seconds of a pod before it trains: samples, drawn with replacement."""
     end: tuple[float, ...] = (0.0,)
-    """Samples of what a pod takes to store what came out."""
+    """Seconds of a pod to store its result: samples."""
     failure_rate: float = 0.0
     """Losses per second of a pod at work."""
     preemption_rate: float = 0.0
@@ -57,21 +56,17 @@ class World:
     away: float = 300.0
     """A preempted node comes back after so long."""
     zombies: float = 0.0
-    """Share of lost pods that publish their result all the same, a moment after they were given
-    up."""
+    """Share of lost pods that still publish their result, a moment after they were given up."""
     seed: int = 0
 
 
 class SimulatedClock(MonotonicClock):
-    """Jumps from event to event. `charge`: the real CPU seconds of a turn pass on the simulated
-    clock, times this."""
+    """Jumps from event to event; the real CPU seconds of a turn, times `charge`, pass as well."""
 
     def __init__(self, charge: float = 0.0) -> None:
         self.time = 0.0
         self.charge = charge
         self.cpu = 0.0
-        self.turns: list[float] = []
-        """CPU seconds of each of the orchestrator's turns."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._mark = time.process_time()
@@ -84,14 +79,13 @@ class SimulatedClock(MonotonicClock):
         heapq.heappush(self._events, (moment, next(self._count), call))
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass and everything happen that happens in them."""
+        """Let `seconds` pass, with their events."""
         self._until(self.time + seconds)
         self._mark = time.process_time()
 
     def wait(self, inbox: queue.SimpleQueue[Any], seconds: float) -> Any | None:
         spent = time.process_time() - self._mark
         self.cpu += spent
-        self.turns.append(spent)
         end = self.time + seconds
         self._until(self.time + spent * self.charge)
         while inbox.empty() and self._events and self._events[0][0] <= end:
@@ -118,12 +112,11 @@ class _Work:
     place: int
     future: Future[PodResult]
     began: float
-    ends: float
     alive: bool = True
 
 
 class SimulatedCluster:
-    """A launcher whose pods are events. Notes everything that the checks afterwards need."""
+    """A launcher whose pods are events, and a record for the checks afterwards."""
 
     def __init__(self, run: RunFolder, clock: SimulatedClock, world: World, score: Score) -> None:
         self.clock = clock
@@ -135,8 +128,7 @@ class SimulatedCluster:
         self.gone: set[int] = set()
         self.work: dict[str, _Work] = {}
         self.left: dict[str, float] = {}
-        """Seconds of training that a lost pod, which has its own checkpoints, still has before
-        it."""
+        """Seconds of training that a lost pod, which has its checkpoints, still needs."""
         self.vacant_since: dict[int, float] = dict.fromkeys(self.free, 0.0)
         self.idle: list[float] = []
         """Seconds a GPU stood empty before a pod that was new."""
@@ -167,22 +159,19 @@ class SimulatedCluster:
             self.problems.append(f"{spec.pod} launched twice at once")
         place = min(self.free)
         self.free.discard(place)
-        if not self.attempts[
-            spec.pod
-        ]:  # later attempts may find a cluster that has run out of work
+        # Later attempts may find a cluster that has run out of work.
+        if not self.attempts[spec.pod]:
             self.idle.append(self.clock.time - self.vacant_since[place])
         world = self.world
         random = self.random
         training = self.left.get(spec.pod) or float(random.uniform(*world.pod))
-        if self.store.has_result(
-            spec.pod
-        ):  # of an attempt that was given up: `run_pod` returns it at once
+        # `run_pod` returns the result of an attempt that was given up at once.
+        if self.store.has_result(spec.pod):
             training = 0.0
-        starting = world.start[int(random.integers(len(world.start)))]
-        seconds = starting + training + world.end[int(random.integers(len(world.end)))]
+        starting = float(random.choice(world.start))
+        seconds = starting + training + float(random.choice(world.end))
         future: Future[PodResult] = Future()
-        work = _Work(spec, attempt, place, future, self.clock.time, self.clock.time + seconds)
-        self.work[spec.pod] = work
+        work = self.work[spec.pod] = _Work(spec, attempt, place, future, self.clock.time)
         self.attempts[spec.pod] += 1
         failure = (
             float(random.exponential(1 / world.failure_rate)) if world.failure_rate else math.inf
@@ -192,7 +181,7 @@ class SimulatedCluster:
             zombie = float(random.uniform()) < world.zombies
             self.clock.at(self.clock.time + failure, lambda: self._lose(work, "killed", zombie))
         else:
-            self.clock.at(work.ends, lambda: self._finish(work))
+            self.clock.at(self.clock.time + seconds, lambda: self._finish(work))
         return future
 
     def progress(self) -> dict[str, PodProgress]:
@@ -272,16 +261,15 @@ class SimulatedCluster:
         self._await_preemption(node)
 
 
-def arithmetic(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
-    """A score that only the spec's seed decides, with ties; one pod in fifty diverges and has
-    none."""
+def score_by_seed(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
+    """A score from the spec's seed alone, with ties; one pod in fifty diverges and has none."""
     value = int.from_bytes(hashlib.sha256(str(spec.seed).encode()).digest()[:4], "big") / 2**32
     return (None if spec.seed % 50 == 7 else round(value, 3)), spec.pod.encode(), 100
 
 
 @dataclass
 class Simulated:
-    """What a simulated tournament came to."""
+    """The outcome of a simulated tournament."""
 
     run: RunFolder
     cluster: SimulatedCluster
@@ -304,17 +292,14 @@ def simulate(
     settings: TournamentSettings,
     world: World,
     *,
-    score: Score = arithmetic,
+    score: Score = score_by_seed,
     charge: float = 0.0,
     kill_after: tuple[int, ...] = (),
     agent: Any = None,
     stop: Callable[[Orchestrator, float], bool] | None = None,
 ) -> Simulated:
-    """Run the tournament. `kill_after`: numbers of applied results after which the orchestrator
-    dies and comes back.
-
-    A killed orchestrator's pods die with it. `stop` ends the simulation early.
-    """
+    """Run the tournament. The orchestrator dies, with its pods, after each number of applied results
+    in `kill_after`, and comes back. `stop` ends the simulation early."""
     run = RunFolder(folder)
     clock = SimulatedClock(charge)
     cluster = SimulatedCluster(run, clock, world, score)
@@ -360,10 +345,7 @@ def simulate(
         return outcome
 
 
-# --- what must hold afterwards --------------------------------------------------------------------
-
-
-def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
+def make_settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
     """A tournament by arrival over that many pods."""
     values: dict[str, Any] = {
         "fresh": 0.25,
@@ -379,8 +361,8 @@ def settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
 
 
 def check(outcome: Simulated, settings: TournamentSettings) -> None:
-    """Nothing lost, nothing doubled, capacity honoured, and the board is what its pods' results
-    say."""
+    """Assert that nothing is lost or doubled, that capacity was honoured, and that the board follows
+    from its pods' results."""
     cluster = outcome.cluster
     run = outcome.run
     assert not cluster.problems, cluster.problems[:5]

@@ -1,14 +1,14 @@
-"""Evaluators that can be killed: as on Ray a pod is trained in one place and evaluated in another,
-but without Ray.
+"""Evaluators that can be killed, without Ray: a pod trains in a thread of the orchestrator, and its
+evaluation is a process.
 
-Pods train in threads of the orchestrator's process; each evaluation (`evaluate_pod`) is a process
-of its own, forked by a small server that was itself forked before there were any threads.
+A small server forks these processes. It was itself forked before there were any threads.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import threading
@@ -28,8 +28,7 @@ from tests.engines.thread_launcher import ThreadLauncher
 
 @dataclass(frozen=True)
 class Plan:
-    """How evaluators are struck: one of them at its `at`-th operation, or (`random`) after so many
-    seconds."""
+    """Strike one evaluator at its `at`-th operation, or (`random`) `after` some seconds."""
 
     mode: str
     """`kill`, `torn`, `full` as in `chaos.Faults`; `random`."""
@@ -41,8 +40,8 @@ class Plan:
 
 
 class Evaluators:
-    """The server: forks an evaluator for each task, strikes it if planned, and tells what became of
-    it."""
+    """The server: it forks an evaluator for each task, strikes it if planned, and reports its
+    end."""
 
     def __init__(self, plan: Plan) -> None:
         ours, theirs = socket.socketpair()
@@ -118,8 +117,7 @@ def _evaluator(task: dict[str, Any], plan: Plan, said: int) -> int:
 
 
 class ApartLauncher(ThreadLauncher):
-    """Trains in threads and has the evaluation done elsewhere. A lost evaluator is a lost pod, as
-    on Ray."""
+    """Train in threads and evaluate elsewhere; a lost evaluator is a lost pod, as on Ray."""
 
     def __init__(
         self,
@@ -162,8 +160,7 @@ class ApartLauncher(ThreadLauncher):
 
 
 def struck(run: RunFolder, pods: int, plan: Plan) -> chaos.Outcome:
-    """A tournament in a fork of this process, whose evaluators are processes of their own; one of
-    them is struck."""
+    """Run a tournament in a fork of this process and strike one of its evaluators."""
 
     def launching() -> Any:
         server = Evaluators(plan)  # forked before there are threads, and before the lease
@@ -174,3 +171,11 @@ def struck(run: RunFolder, pods: int, plan: Plan) -> chaos.Outcome:
     outcome = chaos.forked(run, pods, launching=launching)
     outcome.hits = int(plan.mark.exists())
     return outcome
+
+
+def struck_at_random(run: RunFolder, pods: int, seed: int) -> chaos.Outcome:
+    """SIGKILL one of the evaluators within 20 ms of its start, which is about what it takes."""
+    chance = random.Random(seed)
+    mark = run.root.with_suffix(".mark")
+    after = chance.uniform(0, 0.02)
+    return struck(run, pods, Plan("random", mark, after=after, nth=chance.randint(1, pods)))

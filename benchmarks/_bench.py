@@ -1,0 +1,230 @@
+"""What the benchmarks share: arguments, records, rates in turn, other processes, peers' packages.
+
+Every benchmark takes `--seed` and `--save`, and ends with its figures as one JSON object on the
+last line; `--save` also writes them to `benchmarks/results/`. Importing this gives every process
+that a benchmark starts one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fintrader.files import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / ".venv-bench"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+Run = Callable[[int], int]
+"""Takes a number of steps; returns how many units of work they were."""
+
+
+# --- arguments and records ------------------------------------------------------------------------
+
+
+def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
+    """Parse the command line: an option for each keyword, which is its default.
+
+    A type instead of a value: None unless given. A list: one or more of its values, all by default.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in {"seed": 0, "save": False, **options}.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default)
+        elif isinstance(default, list):
+            values = default if isinstance(default[0], str) else None
+            parser.add_argument(
+                flag, nargs="+", type=type(default[0]), default=default, choices=values
+            )
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Name processor, cores, memory, versions and, if any, GPU."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.M)
+        cpu = models[0] if models else cpu
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def read_commit() -> str:
+    """Name the checkout's commit, marked if files differ from it."""
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+
+    head = ask("rev-parse", "--short=12", "HEAD").strip() or "unknown"
+    return head + ("+changes" if ask("status", "--porcelain", "-uno").strip() else "")
+
+
+def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print the last line; with `--save` also write `benchmarks/results/<name>.json`."""
+    record = {"benchmark": name, **figures, "machine": describe_machine()}
+    record |= {"commit": read_commit(), "seed": options.seed}
+    if options.save:
+        path = ROOT / "benchmarks" / "results" / f"{name}.json"
+        write_text(path, json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record))
+
+
+class FinishedRuns:
+    """Finished runs of a long benchmark, a JSON file each in `runs/benchmarks/<name>/`, so that a
+    stopped one goes on where it was."""
+
+    def __init__(self, name: str, *, fresh: bool = False) -> None:
+        """`fresh`: measure everything again."""
+        self.folder = ROOT / "runs" / "benchmarks" / name
+        self.fresh = fresh
+        self.commits: set[str] = set()
+        """Commits of all runs handed out."""
+
+    def get(
+        self, key: str, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the run of `key` if it had equal `settings`; else measure and keep it. Print its end."""
+        path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', key)}.json"
+        wanted = json.loads(json.dumps(settings))
+        stored = json.loads(path.read_text()) if path.is_file() and not self.fresh else {}
+        if stored.get("settings") != wanted:
+            stored = {"settings": wanted, "record": {**measure(), "commit": read_commit()}}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(stored))
+        record: dict[str, Any] = stored["record"]
+        self.commits.add(record["commit"])
+        print(key, record.get("curve", [record])[-1])
+        return record
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+def alternate(
+    runs: Mapping[str, Run],
+    rounds: int,
+    seconds: float,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Measure units a second of each run in each round, one after the other in every round."""
+    steps = {}
+    for name, run in runs.items():
+        run(2)  # compiles, and finds its memory
+        begun = clock()
+        run(2)
+        steps[name] = max(1, round(2 * seconds / max(clock() - begun, 1e-6)))
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            begun = clock()
+            done = run(steps[name])
+            rates[name].append(done / (clock() - begun))
+    return rates
+
+
+class Figures(dict[str, Any]):
+    """What was measured, by name."""
+
+    def add_rates(self, rates: Mapping[str, list[float]], pattern: str) -> None:
+        """Note the best round of each run, under the pattern with its name put in."""
+        self.update({pattern.format(run): max(values) for run, values in rates.items()})
+
+    def add_times(
+        self, name: str, ours: list[float], theirs: list[float] | None, factor: float = 1.0
+    ) -> None:
+        """Note how many times as fast ours is: the median of the rounds' own ratios, and their
+        range; None where there is no peer."""
+        self[name] = None
+        if theirs is not None:
+            rounds = [factor * our / their for our, their in zip(ours, theirs, strict=True)]
+            self[name] = median(rounds)
+            self.setdefault("ranges", {})[name] = [min(rounds), max(rounds)]
+
+    def merge(self, other: Figures) -> None:
+        """Take over another part's figures."""
+        self.setdefault("ranges", {}).update(other.pop("ranges", {}))
+        self.update(other)
+
+
+def summarise(values: Sequence[float]) -> dict[str, float]:
+    """Mean and range over the seeds."""
+    mean = round(sum(values) / len(values), 4)
+    return {"mean": mean, "min": min(values), "max": max(values)}
+
+
+def milliseconds(seconds: float, digits: int = 2) -> float:
+    return round(1000 * seconds, digits)
+
+
+# --- other processes and packages -----------------------------------------------------------------
+
+
+def run_child(
+    words: Sequence[str], *, paths: Sequence[Path] = (), python: str = sys.executable, **env: str
+) -> Any:
+    """Run Python with these words; return its last line of output, which is JSON."""
+    known = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(ROOT), *map(str, paths), known]))
+    variables = {**os.environ, "PYTHONPATH": path, **env}
+    done = subprocess.run([python, *words], env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)[:200]} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class NoPeer(Exception):
+    """A peer cannot be had here, and why."""
+
+
+def install_peer(package: str, version: str) -> Path:
+    """A folder with that package alone, without what it depends on. Raises NoPeer."""
+    target = PEERS / f"{package}-{version}"
+    if not target.exists():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+        done = subprocess.run([*pip, f"{package}=={version}"], capture_output=True, text=True)
+        if done.returncode:
+            raise NoPeer(f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}")
+    return target
+
+
+def make_environment(name: str, *packages: str) -> Path:
+    """The interpreter of an environment that holds these packages; made when it is not there."""
+    folder = ROOT / f".venv-bench-{name}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *packages], check=True)
+    return python

@@ -1,2 +1,0 @@
-"""Parts of `benchmarks/scaling.py`: measured constants, the curve they predict, its picture, a
-simulated cluster."""
