@@ -45,7 +45,7 @@ from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.market.features import PAPER_FEATURES, symbol_features
 from fintrader.market.tensors import MarketTensors
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 CONFIG = """
 path: {path}
@@ -264,7 +264,7 @@ def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) 
     tables = [make_symbol(stamp, number, 1) for number in range(symbols)]
     last = pa.scalar(int(grid.minutes[grid.first_bar[sessions]]), pa.timestamp("ns", tz="UTC"))
     bars = home / "bars"
-    store = Objects(home / "store")
+    store = ObjectStore(home / "store")
     bars.mkdir(parents=True)
     found: dict[str, Any] = {"symbols": symbols, "sessions": sessions}
     for name in ("first", "appended"):

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
 from fintrader.runs import RunFolder
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.process import worker_environment
 from fintrader.tournament.spec import BODY, PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
@@ -231,7 +231,7 @@ def time_store(store: RunStore, result: PodResult, count: int) -> dict[str, Samp
     figures = {"snapshot_put": put, "snapshot_get": get}
     figures["result_file"] = time_calls(lambda: store.write_result(next(left)), count)
     with pytest.MonkeyPatch.context() as patch, object_stores.s3(patch):
-        there = Objects(f"s3://{object_stores.BUCKET}/snapshots")
+        there = ObjectStore(f"s3://{object_stores.BUCKET}/snapshots")
         names = iter(digests)
         figures["snapshot_s3_put"] = time_calls(lambda: there.put(next(names), data), count)
         stored = iter(digests)

@@ -18,7 +18,7 @@ from fintrader import files, runs, seeding
 from fintrader.errors import CheckpointError, RunError, UnsafePathError
 from fintrader.files import atomic_file, read_json, seal, unseal, write_bytes
 from fintrader.runs import Manifest, RunFolder
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import LeaderboardIndex
 
@@ -238,12 +238,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def lock(path: Path) -> None:
-    with Objects(path.parent).lock():
+    with ObjectStore(path.parent).lock():
         pass
 
 
 def fetch(path: Path) -> None:
-    store = Objects(path.parents[3] / "store")
+    store = ObjectStore(path.parents[3] / "store")
     store.put("a", b"x")
     store.get_file("a", path, files.file_sha256(path.parents[3] / "store" / "a"))
 
@@ -255,9 +255,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "append_jsonl": lambda path: files.append_jsonl(path, {}),
     "open_file": lambda path: files.open_file(path, "ab"),
     "make_folder": lambda path: files.make_folder(path),
-    "put": lambda path: Objects(path.parent).put(path.name, b"x"),
-    "create": lambda path: Objects(path.parent).create(path.name, b"x"),
-    "put_file": lambda path: Objects(path.parent).put_file(path.name, Path(__file__)),
+    "put": lambda path: ObjectStore(path.parent).put(path.name, b"x"),
+    "create": lambda path: ObjectStore(path.parent).create(path.name, b"x"),
+    "put_file": lambda path: ObjectStore(path.parent).put_file(path.name, Path(__file__)),
     "get_file": fetch,
     "events": lambda path: EventLog(path).append({"event": "x"}),
     "database": lambda path: LeaderboardIndex(path),
@@ -267,8 +267,8 @@ INSIDE: dict[str, Callable[[Path], object]] = {
     "remove": lambda path: files.remove(path),
     "remove_tree": lambda path: files.remove_tree(path.parent / "folder"),
     "move": lambda path: files.move(path, path.with_name("moved")),
-    "objects remove": lambda path: Objects(path.parent).remove(path.name),
-    "objects sweep": lambda path: Objects(path.parent).sweep(),
+    "objects remove": lambda path: ObjectStore(path.parent).remove(path.name),
+    "objects sweep": lambda path: ObjectStore(path.parent).remove_temporaries(),
     "objects lock": lock,
     "run lock": lambda path: RunFolder(path.parent).lock().__enter__(),
 }
@@ -347,7 +347,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "read_json": lambda path: files.read_json(path),
     "read_jsonl": lambda path: files.read_jsonl(path),
     "file_sha256": lambda path: files.file_sha256(path),
-    "get": lambda path: Objects(path.parent).get(path.name),
+    "get": lambda path: ObjectStore(path.parent).get(path.name),
 }
 
 

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from fintrader.bars.bars import COLUMNS, Array, Bars, concat
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 FORMAT = "fintrader-bars-3"
 MANIFEST = "manifest.json"
@@ -42,7 +42,7 @@ _MANIFEST = re.compile(r"(?:(?P<folder>.*)/)?(?P<name>manifest(-[0-9a-f]{16})?\.
 class Collection:
     """The chunks of one identity."""
 
-    objects: Objects
+    objects: ObjectStore
     identity: Mapping[str, Any]
     chunks: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
     """symbol -> month -> pieces (several when a month came in more than one go)."""
@@ -62,7 +62,7 @@ class Collection:
 
     @classmethod
     def open(
-        cls, root: Objects, kind: str, identity: Mapping[str, Any], sha256: str | None = None
+        cls, root: ObjectStore, kind: str, identity: Mapping[str, Any], sha256: str | None = None
     ) -> Collection:
         """What the store holds of an identity; empty when nothing. Of a file, `sha256` is that of
         its content.
@@ -70,7 +70,7 @@ class Collection:
         Raises DataError when the manifest is damaged.
         """
         text = json.dumps([FORMAT, identity], sort_keys=True)
-        home = root.below(f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        home = root.open_below(f"{kind}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
         if sha256 is None:
             collection = cls(home, identity)
         else:
@@ -91,7 +91,7 @@ class Collection:
     def others(self) -> Iterator[Collection]:
         """What the store holds of the same files with another content. Raises DataError when a
         manifest is damaged."""
-        for name in self.objects.names():
+        for name in self.objects.list_names():
             match = _MANIFEST.fullmatch(name)
             if match is not None and not match["folder"] and name != self.manifest:
                 body = _manifest(self.objects.get(name) or b"", self.objects, name)
@@ -155,9 +155,9 @@ class Collection:
     def tidy(self) -> None:
         """Remove what no manifest names. Call it while holding the lock. Raises DataError for a
         damaged manifest."""
-        self.objects.sweep()
+        self.objects.remove_temporaries()
         self.objects.remove(*unnamed(self.objects))
-        if not self.objects.names():
+        if not self.objects.list_names():
             self.objects.clear()
 
     def pieces(
@@ -217,7 +217,7 @@ class Collection:
         return found
 
 
-def _manifest(data: bytes, where: Objects, name: str) -> dict[str, Any]:
+def _manifest(data: bytes, where: ObjectStore, name: str) -> dict[str, Any]:
     """What `Collection.save` wrote. Raises DataError when it is not that, to the bit."""
     damaged = DataError(f"{where}/{name} is damaged; delete {where} and build again")
     body = unseal(data, damaged)
@@ -226,14 +226,14 @@ def _manifest(data: bytes, where: Objects, name: str) -> dict[str, Any]:
     return body
 
 
-def verify_store(root: Objects) -> list[str]:
+def verify_store(root: ObjectStore) -> list[str]:
     """One line for everything in a store that is not what was stored; empty when all is well."""
     found: dict[str, None] = {}  # each once: manifests share chunks
-    for name in root.names():
+    for name in root.list_names():
         match = _MANIFEST.fullmatch(name)
         if match is None:
             continue
-        objects = root.below(match["folder"]) if match["folder"] else root
+        objects = root.open_below(match["folder"]) if match["folder"] else root
         try:
             body = _manifest(root.get(name) or b"", objects, match["name"])
         except DataError as error:
@@ -243,13 +243,13 @@ def verify_store(root: Objects) -> list[str]:
     return list(found)
 
 
-def unnamed(home: Objects, manifests: Container[str] | None = None) -> list[str]:
+def unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:
     """The objects of a collection's folder that none of these manifests (all by default) names,
     other manifests too.
 
     Raises DataError for a damaged one.
     """
-    names = home.names()
+    names = home.list_names()
     named = {
         name
         for name in names

@@ -24,8 +24,8 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
 from fintrader.market.tensors import MarketTensors
-from fintrader.storage.lease import StoreLease, held_here, hold
-from fintrader.storage.objects import Objects
+from fintrader.storage.lease import StoreLease, find_lease, hold
+from fintrader.storage.objects import ObjectStore
 
 _PAID_AFTER_DAYS = 60
 """A dividend reaches the account at most so long after its ex-date."""
@@ -44,10 +44,10 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
     number = _number(broker, journal)
     state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     folder = state / "fintrader" / "accounts" / re.sub(r"\W", "_", f"{broker.kind}-{number}")
-    objects = Objects(folder)
+    objects = ObjectStore(folder)
     with contextlib.ExitStack() as stack:
         try:
-            if held_here(objects) is not None:
+            if find_lease(objects) is not None:
                 raise RunError(f"{folder} is in use by this process")
             folder.mkdir(parents=True, exist_ok=True)
             lease = stack.enter_context(hold(objects))

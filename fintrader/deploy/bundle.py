@@ -41,7 +41,7 @@ from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.scaling import statistics_hash
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
-from fintrader.storage.objects import Objects, read_whole
+from fintrader.storage.objects import ObjectStore, read_whole
 
 FORMAT = "fintrader-bundle-1"
 POLICY = "policy.safetensors"
@@ -180,7 +180,7 @@ def freeze(
             "the policy reads how much of its window is left (time_left), which nobody knows live;"
             " train it with env.clock: none or session, or with agent.network.account: false"
         )
-    home = Objects(folder)
+    home = ObjectStore(folder)
     parts: dict[str, bytes] = {
         POLICY: Path(policy).read_bytes(),
         NORMALISATION: (json.dumps(market.meta["normalisation"], sort_keys=True) + "\n").encode(),

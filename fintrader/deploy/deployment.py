@@ -33,7 +33,7 @@ from fintrader.results.backtest_files import read_backtest
 from fintrader.results.run import Run
 from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 REPORT = "drift.json"
 
@@ -79,7 +79,7 @@ def paper(where: str, settings: PaperSettings) -> Path:
             f"the policy was trained on bars of {trained}, not of {settings.feed}, where features"
             " may mean something else; add --other-feed true to trade it all the same"
         )
-    with hold(Objects(home)):
+    with hold(ObjectStore(home)):
         _run(home, bundle, settings, market, cache)
     return home
 

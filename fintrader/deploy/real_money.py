@@ -34,7 +34,7 @@ from fintrader.deploy.settings import LiveSettings
 from fintrader.errors import DeployError
 from fintrader.files import read_json, seal, unseal, write_bytes
 from fintrader.storage.lease import hold
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 ENDPOINT = "https://api.alpaca.markets"
 VARIABLES = ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY")
@@ -69,7 +69,7 @@ def live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     consent = consented(home, bundle, number, settings, report, ask)
     place = real_one(home, bundle)
     chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
-    with hold(Objects(place)), Journal(place / JOURNAL) as journal:
+    with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
         feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
         until = int(dt.datetime.fromisoformat(consent["until"]).timestamp() * 1e9)
         Runner(

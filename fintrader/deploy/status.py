@@ -21,7 +21,7 @@ from fintrader.deploy.reconcile import expected, filled_since
 from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json, unseal
 from fintrader.storage.lease import is_held
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 BUNDLE = "bundle/bundle.json"
 JOURNAL = "journal.sqlite"
@@ -167,14 +167,14 @@ def read(home: Path) -> Status:
             (e for kind in _NEWS for e in journal.entries(kind)), key=lambda entry: -entry.seq
         )
     stopped = halted is not None and (resumed is None or resumed.seq < halted.seq)
-    if flattening and not is_held(Objects(home)):
+    if flattening and not is_held(ObjectStore(home)):
         why += "; nothing runs it: start it again to go on"
     if ended is not None:
         state = "finished"
     elif stopped:
         state = "halted"
     else:
-        state = "running" if is_held(Objects(home)) else "stopped"
+        state = "running" if is_held(ObjectStore(home)) else "stopped"
         if state == "running" and seen is not None and time.time_ns() - seen > SILENT_NS:
             state = "silent"
     return Status(

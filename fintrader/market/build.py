@@ -59,7 +59,7 @@ from fintrader.market.universe import (
 )
 from fintrader.progress import Progress
 from fintrader.storage.mirror import Markets
-from fintrader.storage.objects import Objects, read_whole
+from fintrader.storage.objects import ObjectStore, read_whole
 
 if TYPE_CHECKING:
     from fintrader.market.tensors import MarketTensors
@@ -101,7 +101,7 @@ def build_market(
     if feed.inputs_need_bars:
         feed.prepare(progress)  # what a vendor has is only known once it was asked
     path = market_path(settings, feed, cache)
-    folder = Objects(path.parent)
+    folder = ObjectStore(path.parent)
     try:
         built = path.is_file()
     except OSError as error:
@@ -113,7 +113,7 @@ def build_market(
     with folder.lock():
         if path.is_file():  # somebody else built it while this process waited
             return _shared(path, markets)
-        folder.sweep()
+        folder.remove_temporaries()
         if markets is not None and markets.fetch(path.parent.name, path.parent):
             return path
         with _drafted(settings, feed, path.parent, progress) as (draft, report):

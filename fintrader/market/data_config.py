@@ -16,7 +16,7 @@ from fintrader.errors import ConfigError
 from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
-from fintrader.storage.mirror import Markets, mirror_of
+from fintrader.storage.mirror import Markets, find_mirror
 
 
 class Placed(Protocol):
@@ -130,8 +130,8 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
 
 def store_of(config: Placed) -> str | None:
     """URL of the store of a run: of the one its folder is a copy of, else the setting."""
-    mirror = mirror_of(config.folder.root)
-    return config.store if mirror is None else mirror.store
+    mirror = find_mirror(config.folder.root)
+    return config.store if mirror is None else mirror.store_url
 
 
 def markets_of(config: Placed) -> Markets | None:

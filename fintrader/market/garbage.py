@@ -14,7 +14,7 @@ from fintrader.errors import DataError
 from fintrader.files import unseal
 from fintrader.market.build import RECORD, market_path, portable
 from fintrader.market.settings import DataSettings, bar_store, open_feed
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 _ADDRESS = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 
@@ -25,7 +25,7 @@ class Garbage:
 
     markets: dict[Path, int] = field(default_factory=dict)
     """Folders of built markets, and their bytes."""
-    objects: dict[str, tuple[Objects, list[str]]] = field(default_factory=dict)
+    objects: dict[str, tuple[ObjectStore, list[str]]] = field(default_factory=dict)
     """By the URL of a collection of bars: its objects that nothing refers to."""
     bytes_of_objects: int = 0
 
@@ -48,12 +48,12 @@ class Garbage:
     def remove(self) -> None:
         """Remove it all. Raises StorageError."""
         for path in self.markets:
-            with Objects(path).lock():
+            with ObjectStore(path).lock():
                 shutil.rmtree(path, ignore_errors=True)
         for home, names in self.objects.values():
             with home.lock():
                 home.remove(*names)
-                if not home.names():
+                if not home.list_names():
                     home.clear()
 
 
@@ -74,7 +74,7 @@ def find_garbage(
     """
     live_markets = set(markets)
     live_bars = dict[str, set[str]]()
-    stores: dict[str, Objects] = {}
+    stores: dict[str, ObjectStore] = {}
     for one in settings:
         chosen = one.effective()
         feed = open_feed(chosen, cache)
@@ -94,11 +94,11 @@ def find_garbage(
             )
     for store in stores.values():
         for name in sorted(
-            {"/".join(name.split("/")[:2]) for name in store.names() if name.count("/") >= 2}
+            {"/".join(name.split("/")[:2]) for name in store.list_names() if name.count("/") >= 2}
         ):
-            home = store.below(name)
+            home = store.open_below(name)
             keep = live_bars.get(home.url, set())
-            names = unnamed(home, keep) if keep else home.names()
+            names = unnamed(home, keep) if keep else home.list_names()
             if names:
                 garbage.objects[home.url] = home, names
                 garbage.bytes_of_objects += 0 if home.local is None else _size(home.local, names)
@@ -107,7 +107,7 @@ def find_garbage(
 
 def _made_from(path: Path, settings: DataSettings) -> bool:
     """Whether a market was built of these settings, whatever the bars were then."""
-    data = Objects(path).get(RECORD)
+    data = ObjectStore(path).get(RECORD)
     return data is not None and unseal(data, DataError(f"{path / RECORD} is damaged"))[
         "settings"
     ] == portable(settings)

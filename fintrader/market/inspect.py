@@ -39,7 +39,7 @@ from fintrader.files import unseal, write_json, write_text
 from fintrader.market.build import RECORD, market_path
 from fintrader.market.settings import DataSettings, bar_store, open_source
 from fintrader.progress import SILENT, Progress
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 
 def dry_run(settings: DataSettings, *, cache: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _check_record(market: Path) -> None:
     """Raise DataError when the record of a market is missing, or is not what was written, to the
     bit."""
     again = f"delete {market.parent} and build it again"
-    data = Objects(market.parent).get(RECORD)
+    data = ObjectStore(market.parent).get(RECORD)
     if data is None:
         raise DataError(f"{RECORD} is missing; {again}")
     unseal(data, DataError(f"{RECORD} is damaged; {again}"))

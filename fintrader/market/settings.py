@@ -29,7 +29,7 @@ from fintrader.market.index_level import BenchmarkSettings
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
 from fintrader.market.universe import UniverseSettings, index_tickers, load_membership
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 SourceSettings = Annotated[
     FilesSettings
@@ -259,10 +259,10 @@ def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str],
     return sorted(inside), False
 
 
-def bar_store(settings: DataSettings, cache: Path) -> Objects:
+def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
     """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of
     markets."""
     if settings.store is not None:
-        return Objects(settings.store)
+        return ObjectStore(settings.store)
     cache = Path(cache)
-    return Objects(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
+    return ObjectStore(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")

@@ -44,7 +44,7 @@ from fintrader.results.formatting import (
 from fintrader.results.looks import Ledger
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
-from fintrader.storage.mirror import Mirror, mirror_of
+from fintrader.storage.mirror import Mirror, find_mirror
 from fintrader.tournament.inheritance import Heirs, Inheritance, has_pods, inherit
 from fintrader.tournament.run_tournament import CHANGEABLE, TournamentResult
 from fintrader.tournament.run_tournament import run_tournament as run_race
@@ -423,7 +423,7 @@ def search(
     trained = {"env": config.trading, "agent": config.agents, "seed": config.seed}
     where: dict[str, Any] = {
         "folder": folder,
-        "mirror": mirror_of(folder.root),
+        "mirror": find_mirror(folder.root),
         "market": market,
         "data_hash": data_hash,
     }

@@ -20,9 +20,16 @@ from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.seams import OBSERVERS, load_part
 from fintrader.storage.lease import hold, is_held
-from fintrader.storage.mirror import Mirror, attach, copies, mirror_of, working_copy
-from fintrader.storage.objects import Objects
-from fintrader.storage.outages import Waiting, outages
+from fintrader.storage.mirror import (
+    Mirror,
+    attach,
+    find_mirror,
+    locate_cache,
+    locate_working_copy,
+    open_working_copy,
+)
+from fintrader.storage.objects import ObjectStore
+from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
@@ -106,14 +113,14 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     with folder.lock():
         folder.refuse_unsafe()
         patience = (
-            outages(config.tournament.outage_seconds, Waiting(reporter()))
+            allow_outages(config.tournament.outage_seconds, OutageReporter(reporter()))
             if folder.manifest.is_file()
             else contextlib.nullcontext()
         )
         with contextlib.ExitStack() as held:
             with patience:
                 mirror = (
-                    mirror_of(folder.root)
+                    find_mirror(folder.root)
                     if config.store is None
                     else attach(folder.root, f"{config.store}/{config.name}")
                 )
@@ -127,7 +134,7 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
 
 def run_store(folder: RunFolder) -> RunStore:
     """The files of a tournament, in its folder or in the store that this is a copy of."""
-    return open_store_of_run(folder, mirror_of(folder.root))
+    return open_store_of_run(folder, find_mirror(folder.root))
 
 
 def index_tournaments(root: Path, *, again: bool = False) -> None:
@@ -154,29 +161,29 @@ def open_run(where: str) -> Path:
     if not is_url(where):
         return Path(where)
     url = check_url(where)
-    if not Objects(url).names():
-        Objects(url).reach()
+    if not ObjectStore(url).list_names():
+        ObjectStore(url).check_access()
         raise RunError(
             f"{url}: no run lies here; give the URL of the store and the name of the run"
         )
-    home = working_copy(url, copies("runs"))
+    home = open_working_copy(url, locate_cache("runs"))
     refresh(home)
     return home
 
 
 def open_store(url: str) -> Path:
     """A folder with a copy of every run in a store, as `open_run` makes one of each."""
-    store = Objects(check_url(url))
-    store.reach()
-    for name in store.folders():
+    store = ObjectStore(check_url(url))
+    store.check_access()
+    for name in store.list_folders():
         if not name.startswith("."):
             open_run(f"{store.url}/{name}")
-    return working_copy(f"{store.url}/any", copies("runs"), attached=False).parent
+    return locate_working_copy(f"{store.url}/any", locate_cache("runs")).parent
 
 
 def refresh(home: Path) -> None:
     """Bring a copy that is only looked at up to date."""
-    mirror = mirror_of(home)
+    mirror = find_mirror(home)
     if mirror is None:
         return
     with contextlib.ExitStack() as stack:

@@ -1,2 +1,1 @@
-"""A run's files in an object store: whole objects, a lease, and the working copy of a run on this
-machine's disk."""
+"""Object stores: whole objects, the lease of a run, and its working copy on the local disk."""

@@ -1,14 +1,14 @@
-"""The lease of a run in a store: at most one process, on whatever machine, drives the run.
+"""The lease of a run in a store: at most one process, on any machine, drives the run.
 
-    <run>/lease/<token>.json        the holder with the highest token is the one that counts
+    <run>/lease/<token>.json        the holder with the highest token counts
 
-Taking the run over is the creation of the next token's object, which a store lets only one of
-several succeed in. The holder beats: every few seconds it writes its object again and looks whether
-a higher token stands there. A silent holder is taken for dead after `LAPSE_SECONDS` of the
-*observer's* clock, so no two clocks are ever compared; one whose process is visibly gone from this
-machine, at once. A holder that only slept finds the higher token and stops. What it wrote in the
-meantime changes nothing: results are created once, and everything else carries the token it was
-written under, of which readers take the highest.
+A process takes a run over by creating the object of the next token; the store lets only one of
+several creators succeed. Every few seconds the holder renews its lease: it writes its object again
+and looks for a higher token. A holder that stops renewing is presumed dead after `LAPSE_SECONDS` of
+the *observer's* clock, and no two clocks are compared; a process that has visibly ended on this
+machine is presumed dead at once. A holder that was only suspended finds the higher token and stops.
+Its late writes change nothing: results are created once, everything else carries the token under
+which it was written, and readers take the highest token.
 """
 
 from __future__ import annotations
@@ -26,100 +26,103 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError, StorageOfflineError
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 BEAT_SECONDS = 6.0
-"""Between two signs of life."""
+"""Seconds between two renewals."""
 LEASE_SECONDS = 20.0
-"""A holder that could not show one for so long asks the store before it acts again."""
+"""Age of the last renewal, in seconds, from which a holder asks the store before it acts again."""
 LAPSE_SECONDS = 30.0
-"""An observer waits so long, which is more, before it takes a silent holder for dead."""
+"""Silence, in seconds, after which an observer presumes a holder dead. It exceeds `LEASE_SECONDS`,
+so that the holder stops before its successor starts."""
 _NAME = re.compile(r"lease/(\d{6,})\.json")
 _held: dict[str, StoreLease] = {}
 _lock = threading.Lock()
 
 
 class StoreLease:
-    """Held by this process; it beats by itself until it is released."""
+    """A lease that this process holds; a thread renews it until it is released."""
 
-    def __init__(self, objects: Objects, token: int) -> None:
+    def __init__(self, objects: ObjectStore, token: int) -> None:
         self.objects = objects
         self.token = token
-        self.lost = False
+        self.is_lost = False
         self.listing: frozenset[str] | None = None
-        """What the store held when this process looked last."""
+        """Names of the run's objects when this process last listed them."""
         self.index: dict[str, str] | None = None
-        """The files of the run as they were published last: name -> hash."""
+        """The run's files as last published: name -> hash."""
         self.counts: dict[str, int] = {}
-        """Records written so far, by kind."""
+        """Number of records written under this lease, by kind."""
         self._beats = 0
         self._confirmed = time.monotonic()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True, name="store lease")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="store lease")
 
     def start(self) -> None:
+        """Start the thread that renews the lease."""
         self._thread.start()
 
-    def check(self, *, sure: bool = False) -> None:
-        """Raises RunError when another process has taken over, StorageOfflineError when nobody can
-        say.
+    def check(self, *, ask_store: bool = False) -> None:
+        """Raise RunError when another process has taken over, StorageOfflineError when the store
+        does not answer.
 
-        `sure`: ask now, however lately it was asked.
+        `ask_store`: ask the store now, even if the last renewal is recent.
         """
-        if not self.lost and (sure or time.monotonic() - self._confirmed > LEASE_SECONDS):
-            self.beat()
-        if self.lost:
+        is_stale = time.monotonic() - self._confirmed > LEASE_SECONDS
+        if not self.is_lost and (ask_store or is_stale):
+            self.renew()
+        if self.is_lost:
             raise RunError(
                 f"{self.objects}: another process has taken this run over; this one stops"
             )
 
-    def beat(self) -> None:
-        """Show that this process lives, and see whether another one has taken over."""
+    def renew(self) -> None:
+        """Show that this process lives, and check that no other one has taken over."""
         began = time.monotonic()
-        if newest(self.objects) != self.token:
-            self.lost = True
+        if find_newest_token(self.objects) != self.token:
+            self.is_lost = True
             return
         self._beats += 1
-        self.objects.put(_name(self.token), _record(self.token, self._beats))
+        self.objects.put(_name_record(self.token), _encode_record(self.token, self._beats))
         self._confirmed = began
 
-    def number(self, kind: str) -> int:
-        """0, 1, 2, … for each kind of record written under this lease."""
+    def take_number(self, kind: str) -> int:
+        """Return the next number (0, 1, 2, …) of a kind of record written under this lease."""
         with _lock:
             count = self.counts.get(kind, 0)
             self.counts[kind] = count + 1
             return count
 
     def release(self) -> None:
-        """Let the next one have it at once."""
+        """Stop renewing, and let the next process have the run at once."""
         self._ended.set()
         self._thread.join()
-        if not self.lost:
-            with contextlib.suppress(StorageError):  # then it lapses
+        if not self.is_lost:
+            with contextlib.suppress(StorageError):  # an unreachable store lets the lease lapse
                 self.objects.put(
-                    _name(self.token), _record(self.token, self._beats + 1, released=True)
+                    _name_record(self.token),
+                    _encode_record(self.token, self._beats + 1, released=True),
                 )
 
-    def _keep(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS) and not self.lost:
-            with contextlib.suppress(StorageError):  # `check` asks again once it has been too long
-                self.beat()
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS) and not self.is_lost:
+            with contextlib.suppress(StorageError):  # `check` asks again when the lease is stale
+                self.renew()
 
 
 @contextlib.contextmanager
-def hold(objects: Objects, *, above: int = 0) -> Iterator[StoreLease]:
-    """Hold the run at `objects`. Within one process it may be held several times over; the token
-    stays the same.
+def hold(objects: ObjectStore, *, above: int = 0) -> Iterator[StoreLease]:
+    """Hold the run at `objects`, under a token higher than `above`.
 
-    The token is higher than `above`. Raises RunError when a living process, here or elsewhere,
-    holds the run.
+    The process that holds it may hold it again, under the same token. Raises RunError when another
+    living process, here or elsewhere, holds the run.
     """
     held = _held.get(objects.url)
     if held is not None:
         held.check()
         yield held
         return
-    lease = StoreLease(objects, _take(objects, above))
+    lease = StoreLease(objects, _acquire_token(objects, above))
     _held[objects.url] = lease
     lease.start()
     try:
@@ -129,22 +132,21 @@ def hold(objects: Objects, *, above: int = 0) -> Iterator[StoreLease]:
         lease.release()
 
 
-def held_here(objects: Objects) -> StoreLease | None:
-    """The lease that this process holds, if any."""
+def find_lease(objects: ObjectStore) -> StoreLease | None:
+    """Find the lease that this process holds; None without one."""
     return _held.get(objects.url)
 
 
-def newest(objects: Objects) -> int:
-    """The highest token that anybody has taken, 0 before the first."""
-    tokens = (_NAME.fullmatch(name) for name in objects.names("lease"))
+def find_newest_token(objects: ObjectStore) -> int:
+    """Find the highest token taken; 0 before the first."""
+    tokens = (_NAME.fullmatch(name) for name in objects.list_names("lease"))
     return max((int(match.group(1)) for match in tokens if match), default=0)
 
 
-def is_held(objects: Objects) -> bool:
-    """Whether somebody seems to be at work, going by the clocks (for `fintrader status`; nothing
-    depends on it)."""
-    token = newest(objects)
-    record = _read(objects, token) if token else None
+def is_held(objects: ObjectStore) -> bool:
+    """Check whether a process seems to hold the run, by comparing clocks: for display only."""
+    token = find_newest_token(objects)
+    record = _read_record(objects, token) if token else None
     return (
         record is not None
         and not record["released"]
@@ -152,78 +154,82 @@ def is_held(objects: Objects) -> bool:
     )
 
 
-# a forked child holds nothing: the lease, and the thread that keeps it, stayed with its parent
+# A forked child holds nothing: the lease and the thread that renews it stay with the parent.
 os.register_at_fork(after_in_child=lambda: _held.clear())
 
 
-def note(objects: Objects, token: int) -> None:
-    """Say here, too, which token counts elsewhere."""
-    objects.put(_name(token), _record(token, 0))
-    objects.remove(*(name for name in objects.names("lease") if name != _name(token)))
+def record_token(objects: ObjectStore, token: int) -> None:
+    """Make a token that counts elsewhere the only one here."""
+    objects.put(_name_record(token), _encode_record(token, 0))
+    objects.remove(*(name for name in objects.list_names("lease") if name != _name_record(token)))
 
 
-def claim(objects: Objects) -> int:
-    """Take the next token, whoever holds the last one; nobody else has or gets the same."""
+def claim(objects: ObjectStore) -> int:
+    """Take the next token, even from a living holder. No other process has or gets the same."""
     while True:
-        token = newest(objects) + 1
-        if _claimed(objects, token):
-            _sweep(objects, token)
+        token = find_newest_token(objects) + 1
+        if _try_claim(objects, token):
+            _remove_older(objects, token)
             return token
 
 
-def _claimed(objects: Objects, token: int) -> bool:
-    if not objects.create(_name(token), _record(token, 0)):
-        return False  # somebody else was faster
-    # faster by far: that token may have been taken, superseded and swept away while this process
-    # slept
-    return newest(objects) == token
+def _try_claim(objects: ObjectStore, token: int) -> bool:
+    if not objects.create(_name_record(token), _encode_record(token, 0)):
+        return False  # another process was faster
+    # While this process slept the token may have been taken, superseded and removed by others.
+    return find_newest_token(objects) == token
 
 
-def _take(objects: Objects, above: int) -> int:
+def _acquire_token(objects: ObjectStore, above: int) -> int:
     while True:
-        last = newest(objects)
+        last = find_newest_token(objects)
         if last:
             _wait_for_its_end(objects, last)
         token = max(last, above) + 1
-        if not _claimed(objects, token):
+        if not _try_claim(objects, token):
             continue
-        if objects.exclusive and not objects.create(_name(token), b"{}"):
-            _sweep(objects, token)
+        if objects.is_exclusive and not objects.create(_name_record(token), b"{}"):
+            _remove_older(objects, token)
             return token
-        # this store lets anybody write over anything: the best there is, is to see who wrote last
-        objects.put(_name(token), _record(token, 0))
+        # Any writer may overwrite an object of this store: write, wait, and see whose record stays.
+        objects.put(_name_record(token), _encode_record(token, 0))
         print(
-            f"fintrader: {objects}: this store cannot write conditionally, so nothing but you keeps"
-            " two machines from driving one run at the same time",
+            f"fintrader: {objects}: this store has no conditional writes and cannot keep two"
+            " machines from driving one run; start the run on one machine only",
             file=sys.stderr,
         )
         time.sleep(min(2.0, BEAT_SECONDS))
-        record = _read(objects, token)
-        if newest(objects) == token and record is not None and record["id"] == identity():
-            _sweep(objects, token)
+        record = _read_record(objects, token)
+        if (
+            find_newest_token(objects) == token
+            and record is not None
+            and record["id"] == identity()
+        ):
+            _remove_older(objects, token)
             return token
 
 
-def _wait_for_its_end(objects: Objects, token: int) -> None:
-    """Return once the holder of `token` has released it, is dead, or has shown no life for long
-    enough."""
-    seen: Any = None
+def _wait_for_its_end(objects: ObjectStore, token: int) -> None:
+    """Return once the holder of `token` has released it, is dead, or has not renewed it for
+    `LAPSE_SECONDS`. Raises RunError as soon as it renews."""
+    last_beat: Any = None
     since = time.monotonic()
-    warned = False
+    has_warned = False
     while True:
-        record = _read(objects, token)
+        record = _read_record(objects, token)
         if record is None or record["released"] or _is_dead(record["id"]):
             return
-        if seen is not None and record["beat"] != seen:
+        if last_beat is not None and record["beat"] != last_beat:
             raise RunError(
                 f"{objects} is in use by process {record['id']['pid']} on {record['id']['host']}; "
                 "wait for it or stop it first"
             )
-        seen = record["beat"]
-        if time.monotonic() - since > LAPSE_SECONDS:
+        last_beat = record["beat"]
+        silence = time.monotonic() - since
+        if silence > LAPSE_SECONDS:
             return
-        if not warned and time.monotonic() - since > BEAT_SECONDS:
-            warned = True
+        if not has_warned and silence > BEAT_SECONDS:
+            has_warned = True
             print(
                 f"{objects}: its last holder, on {record['id']['host']}, is silent; taking over in"
                 f" {LAPSE_SECONDS:g} s",
@@ -232,22 +238,18 @@ def _wait_for_its_end(objects: Objects, token: int) -> None:
         time.sleep(min(0.5, BEAT_SECONDS / 4))
 
 
-def _sweep(objects: Objects, token: int) -> None:
-    """Earlier holders' objects: the highest token is all that counts."""
-    old = [
-        name
-        for name in objects.names("lease")
-        if (match := _NAME.fullmatch(name)) and int(match.group(1)) < token
-    ]
+def _remove_older(objects: ObjectStore, token: int) -> None:
+    """Remove the records of holders before `token`."""
+    matches = [_NAME.fullmatch(name) for name in objects.list_names("lease")]
     with contextlib.suppress(StorageOfflineError):
-        objects.remove(*old)
+        objects.remove(*(match[0] for match in matches if match and int(match[1]) < token))
 
 
-def _name(token: int) -> str:
+def _name_record(token: int) -> str:
     return f"lease/{token:06d}.json"
 
 
-def _record(token: int, beat: int, *, released: bool = False) -> bytes:
+def _encode_record(token: int, beat: int, *, released: bool = False) -> bytes:
     record = {
         "token": token,
         "beat": beat,
@@ -258,15 +260,15 @@ def _record(token: int, beat: int, *, released: bool = False) -> bytes:
     return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
-def _read(objects: Objects, token: int) -> dict[str, Any] | None:
-    data = objects.get(_name(token))
+def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
+    data = objects.get(_name_record(token))
     if data is None:
         return None
     try:
         record = json.loads(data)
         if {"beat", "released", "time", "id"} <= set(record):
             return dict(record)
-        if not record:  # the probe of a store without conditional writes stands there for a moment
+        if not record:  # for a moment, the probe for conditional writes stands in its place
             return {
                 "beat": -1,
                 "released": False,
@@ -276,19 +278,19 @@ def _read(objects: Objects, token: int) -> dict[str, Any] | None:
     except (ValueError, TypeError):
         pass
     raise StorageDamagedError(
-        f"{objects}/{_name(token)} is damaged; delete it when nothing drives the run"
+        f"{objects}/{_name_record(token)} is damaged; delete it when no process drives the run"
     )
 
 
 def identity() -> dict[str, Any]:
-    """This process, as no other of this or another machine is described."""
+    """Describe this process uniquely among all processes of all machines."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "born": born(pid), "kernel": _kernel()}
 
 
 def _kernel() -> str:
-    """This boot of this machine, and which processes can be seen: what makes a process number mean
-    something."""
+    """Name the boot of this machine and the process namespace, in which process numbers are
+    valid; empty where the system does not say."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink(
             "/proc/self/ns/pid"
@@ -297,7 +299,7 @@ def _kernel() -> str:
 
 
 def born(pid: int) -> int:
-    """Start of a living process in kernel ticks; 0 when there is none, and for a zombie."""
+    """Start of a living process in kernel ticks; 0 for a missing process or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -306,11 +308,11 @@ def born(pid: int) -> int:
 
 
 def is_here(process: dict[str, Any]) -> bool:
-    """Whether a process (its `identity`) ran where its number means something to this one."""
+    """Check that the process with this `identity` shares this machine and process namespace."""
     kernel = _kernel()
     return kernel != "" and process["kernel"] == kernel
 
 
 def _is_dead(process: dict[str, Any]) -> bool:
-    """Whether that process ran here and is gone. False wherever that cannot be known."""
+    """Check that a process ran here and has ended; False where that cannot be known."""
     return is_here(process) and born(int(process["pid"])) != process["born"]

@@ -1,10 +1,9 @@
-"""Whole objects below one folder: put, get, create once, list. Local paths, `s3://`, `gs://`,
-whatever fsspec reaches.
+"""Whole objects below one folder: put, get, create once, list; on local paths, `s3://`, `gs://` and
+whatever else fsspec reaches.
 
-Everything that runs, markets and bars need of a store is here, and it is little: puts are atomic (a
-reader sees a whole object or none), and `create` writes an object only where none stands. The
-second is what nothing else can be built from: S3 has `If-None-Match`, Google's storage a
-generation, a local disk a hard link.
+Runs, markets and bars need two guarantees of a store: a put is atomic (a reader sees a whole object
+or none), and `create` writes an object only where none stands. For the second S3 offers
+`If-None-Match`, Google's storage a generation, a local disk a hard link.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ from fintrader.files import (
     unseal,
     write_bytes,
 )
-from fintrader.storage.outages import under_way
+from fintrader.storage.outages import list_budgets
 
 T = TypeVar("T")
 R = TypeVar("R")
 EXCLUSIVE = frozenset({"file", "memory", "s3", "s3a", "gs", "gcs"})
-"""Protocols whose `create` is one atomic operation (of an S3 server that knows `If-None-Match`)."""
+"""Protocols whose `create` is one atomic operation (on S3, if the server knows `If-None-Match`)."""
 PARALLEL = 16
-"""Requests under way at once."""
+"""Concurrent requests."""
 PATIENCE_SECONDS = 30.0
-"""How long a store that does not answer is tried again, beyond what its own client does."""
+"""Seconds for which an unreachable store is retried, on top of its client's own retries."""
 _OFFLINE_WORDS = (
     "connect",
     "timeout",
@@ -80,54 +79,53 @@ _OFFLINE_ERRNO |= {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNR
 _memory = threading.Lock()
 
 
-class Objects:
-    """Objects below one folder, by relative name. Raises ConfigError for a URL that holds a
+class ObjectStore:
+    """The objects below one folder, by relative name. Raises ConfigError for a URL that holds a
     secret."""
 
     def __init__(self, where: str | Path, *, patience: float | None = None) -> None:
-        """`where`: a local path (also as `file:///…`), or a URL that fsspec knows.
+        """Open the folder `where`: a local path (also as `file:///…`), or a URL that fsspec knows.
 
-        `patience`: seconds for which a store that does not answer is tried again; None:
-        `PATIENCE_SECONDS`, or within `outages` as long as that says.
+        `patience`: seconds for which an unreachable store is retried; None stands for
+        `PATIENCE_SECONDS`, or within `allow_outages` for its budget.
         """
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
         self.protocol = self.url.partition("://")[0] if is_url(self.url) else "file"
-        self.exclusive = self.protocol in EXCLUSIVE
-        """Whether `create` lets exactly one of several writers win."""
-        self.private = self.protocol == "memory"
-        """Whether only this process sees the objects."""
+        self.is_exclusive = self.protocol in EXCLUSIVE
+        """True if `create` lets exactly one of several writers win."""
+        self.is_private = self.protocol == "memory"
+        """True if only this process sees the objects."""
         self.local: Path | None = None
-        self._seen = False
-        """Whether a local folder has been there."""
+        self._was_there = False
+        """True once a local folder has been seen."""
         self._fs: Any = None
         self._root = ""
         if self.protocol == "file":
             self.local = Path(urlsplit(self.url).path if is_url(self.url) else self.url)
         else:
-            self._fs, self._root = file_system(self.url)
+            self._fs, self._root = open_file_system(self.url)
             self._root = self._root.rstrip("/")
 
     def __str__(self) -> str:
         return self.url
 
-    def expect(self) -> None:
-        """From now on a local folder that is not there is one that does not answer, not an empty
-        one."""
-        self._seen = True
+    def expect_folder(self) -> None:
+        """From now on treat a missing local folder as an unreachable store, not as an empty one."""
+        self._was_there = True
 
-    def _look(self) -> None:
-        """Raises OSError when a local folder that was there is gone: its disk, not what lay on it;
-        nothing is to be written where it was mounted."""
-        if self._seen and self.local is not None and not self.local.is_dir():
+    def _check_mounted(self) -> None:
+        """Raise OSError when a local folder has vanished: its disk was unmounted, and a write would
+        land in the empty mount point."""
+        if self._was_there and self.local is not None and not self.local.is_dir():
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(self.local))
 
-    def below(self, name: str) -> Objects:
-        """The objects below a folder of this one."""
-        return Objects(f"{self.url}/{name}", patience=self.patience)
+    def open_below(self, name: str) -> ObjectStore:
+        """Open a folder below this one as a store."""
+        return ObjectStore(f"{self.url}/{name}", patience=self.patience)
 
     def get(self, name: str) -> bytes | None:
-        """An object's bytes, None when there is none; `""` is the object that the URL itself names.
+        """Read an object; None when it does not exist. `""` is the object that the URL itself names.
 
         Raises StorageError.
         """
@@ -135,63 +133,61 @@ class Objects:
         def read() -> bytes | None:
             if self.local is not None:
                 return read_bytes(self.local / name)
-            # s3fs asks for the size first unless told that one request is enough; files of any size
-            # go by `get_file`
+            # With more than one request s3fs asks for the size first. Large files use `get_file`.
             more = {"max_concurrency": 1} if self.protocol in ("s3", "s3a") else {}
             data: bytes = self._fs.cat_file(self._path(name), **more)
             return data
 
-        return self._find(name, read)
+        return self._find_or_none(name, read)
 
-    def get_sealed(self, name: str) -> dict[str, Any] | None:
-        """What `files.seal` was given, None when there is no such object. Raises
+    def read_sealed(self, name: str) -> dict[str, Any] | None:
+        """Read the dictionary that `files.seal` sealed; None when the object does not exist. Raises
         StorageDamagedError, StorageError."""
         data = self.get(name)
-        return None if data is None else unseal(data, self.damaged(name))
+        return None if data is None else unseal(data, self.build_damage_error(name))
 
-    def damaged(self, name: str) -> StorageDamagedError:
-        """The error that says that an object is not what it was."""
+    def build_damage_error(self, name: str) -> StorageDamagedError:
+        """Build the error for an object that differs from what was stored."""
         return StorageDamagedError(
-            f"{self.url}/{name} is not what was stored (half of it, or changed)"
+            f"{self.url}/{name} is not what was stored (truncated or changed)"
         )
 
     def put(self, name: str, data: bytes, *, sync: bool = True) -> None:
-        """Write an object whole, over whatever stood there. Raises StorageError.
+        """Write an object atomically, replacing any earlier one. Raises StorageError.
 
-        Without `sync` a local file may get lost with the machine (see `files.atomic_file`).
+        Without `sync` a local file may be lost in a power cut (see `files.atomic_file`).
         """
 
         def write() -> None:
             if self.local is not None:
                 write_bytes(self.local / name, data, sync=sync)
             else:
-                self._fs.pipe_file(self._target(name), data)
+                self._fs.pipe_file(self._prepare_path(name), data)
 
         self._call(name, write)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object where none stands; True if it now holds `data`, False if something else
-        stood there.
+        """Write an object unless it exists; True if it now holds `data`, False if it held other
+        data before.
 
-        An equal object counts as ours: the answer to an earlier, successful try may have been lost
-        on the way. Exactly one of several writers of different data gets True where `exclusive`
-        holds.
+        An equal object counts as written, since the answer to an earlier, successful try may have
+        been lost. With `is_exclusive` exactly one of several writers of different data gets True.
         """
 
         def write() -> bool:
             if self.local is not None:
                 return publish(self.local / name, data)
-            path = self._target(name)
-            if self.private:
+            path = self._prepare_path(name)
+            if self.is_private:
                 with _memory:
                     if self._fs.exists(path):
                         return False
                     self._fs.pipe_file(path, data)
                 return True
-            if not self.exclusive and self._fs.exists(path):
+            if not self.is_exclusive and self._fs.exists(path):
                 return False
             try:
-                self._fs.pipe_file(path, data, **({"mode": "create"} if self.exclusive else {}))
+                self._fs.pipe_file(path, data, **({"mode": "create"} if self.is_exclusive else {}))
             except FileExistsError:
                 return False
             return True
@@ -199,7 +195,7 @@ class Objects:
         return self._call(name, write) or self.get(name) == data
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
+        """Check whether the object exists."""
 
         def look() -> bool:
             if self.local is not None:
@@ -207,10 +203,10 @@ class Objects:
             self._fs.invalidate_cache()
             return bool(self._fs.info(self._path(name))["type"] == "file")
 
-        return self._find(name, look) or False
+        return self._find_or_none(name, look) or False
 
     def remove(self, *names: str) -> None:
-        """Remove objects; those that are not there count as removed."""
+        """Remove objects; missing ones count as removed."""
 
         def unlink(name: str) -> None:
             if self.local is not None:
@@ -226,16 +222,16 @@ class Objects:
         """Remove all objects, and a local folder with them."""
         if self.local is not None:
             remove_tree(self.local)
-            self._seen = False
+            self._was_there = False
         else:
-            self.remove(*self.names())
+            self.remove(*self.list_names())
 
     def put_file(self, name: str, path: Path) -> None:
         """Write a file of any size as an object. Raises StorageError."""
 
         def copy() -> None:
             if self.local is None:
-                self._fs.put_file(str(path), self._target(name))
+                self._fs.put_file(str(path), self._prepare_path(name))
                 return
             with open_file(path) as source, atomic_file(self.local / name) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -243,11 +239,10 @@ class Objects:
         self._call(name, copy)
 
     def get_file(self, name: str, path: Path, sha256: str) -> bool:
-        """Write an object of any size to `path`, atomically and only if its content is what
-        `sha256` says.
+        """Copy an object of any size to `path`, atomically, and check its hash; False if it does not
+        exist.
 
-        False if there is none. Raises StorageDamagedError when the content is another,
-        StorageError.
+        Raises StorageDamagedError when the content has another hash than `sha256`, StorageError.
         """
         refuse_irregular(path)
         make_folder(path.parent)
@@ -258,18 +253,18 @@ class Objects:
                 if self.local is not None:
                     refuse_irregular(self.local / name)
                     shutil.copyfile(self.local / name, temporary)
-                elif self.private:  # fsspec's one file object has one position for all its readers
+                elif self.is_private:  # in memory all readers share one file position: read at once
                     temporary.write_bytes(self._fs.cat_file(self._path(name)))
                 else:
                     self._fs.get_file(self._path(name), str(temporary))
                 return True
 
-            if self._find(name, copy) is None:
+            if self._find_or_none(name, copy) is None:
                 return False
             with temporary.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != sha256:
-                raise self.damaged(name)
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != sha256:
+                raise self.build_damage_error(name)
             move(temporary, path)
             return True
         except OSError as error:
@@ -281,8 +276,8 @@ class Objects:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def names(self, below: str = "") -> list[str]:
-        """Names of all objects whose path begins with the folder `below`, sorted."""
+    def list_names(self, below: str = "") -> list[str]:
+        """List the names of all objects below the folder `below`, sorted."""
 
         def find() -> list[str]:
             top = f"{self._root}/{below}".rstrip("/")
@@ -293,13 +288,13 @@ class Objects:
             self._fs.invalidate_cache()
             return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
 
-        found = self._find(below, find) or []
+        found = self._find_or_none(below, find) or []
         return sorted(
             name for name in found if name and not PurePosixPath(name).name.startswith(".")
         )
 
-    def folders(self) -> list[str]:
-        """Names of the folders directly below, sorted."""
+    def list_folders(self) -> list[str]:
+        """List the names of the folders directly below, sorted."""
 
         def look() -> list[str]:
             if self.local is not None:
@@ -310,33 +305,31 @@ class Objects:
                 PurePosixPath(entry["name"]).name for entry in found if entry["type"] == "directory"
             ]
 
-        return sorted(self._find("", look) or [])
+        return sorted(self._find_or_none("", look) or [])
 
-    def gather(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`call` of every item, several at once; the first error is raised."""
+    def map(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Call `call` with every item, up to `PARALLEL` at once. Raises the first error."""
         todo: Sequence[T] = list(items)
         if len(todo) < 2:
             return [call(item) for item in todo]
         with ThreadPoolExecutor(max_workers=min(PARALLEL, len(todo))) as pool:
             return list(pool.map(call, todo))
 
-    def reach(self) -> None:
-        """Make sure that there is something to talk to. Raises StorageError: no bucket, no right,
-        no answer."""
+    def check_access(self) -> None:
+        """Check that the store can be used. Raises StorageError: no bucket, no right, no answer."""
 
         def look() -> None:
             if self.local is not None:
                 make_folder(self.local)
-            elif not self.private:
+            elif not self.is_private:
                 self._fs.invalidate_cache()
                 self._fs.ls(self._root)
 
-        self._find("", look)  # an empty folder of a bucket is as good as none
+        self._find_or_none("", look)  # a bucket has no empty folders: a missing one is fine
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Wait until no other process of this machine holds the folder (no lock where it is no
-        local one)."""
+        """Lock a local folder against other processes of this machine; elsewhere do nothing."""
         home = self.local
         if home is None:
             yield
@@ -350,9 +343,9 @@ class Objects:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def sweep(self, *, deep: bool = True) -> None:
-        """Remove what a killed process left half-written here (and below); call it while holding
-        the lock."""
+    def remove_temporaries(self, *, deep: bool = True) -> None:
+        """Remove the temporary files of killed processes here and, with `deep`, in folders below.
+        The caller holds the lock."""
         if self.local is not None:
             for file in self.local.rglob(".*.tmp") if deep else self.local.glob(".*.tmp"):
                 remove(file)
@@ -360,56 +353,59 @@ class Objects:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _target(self, name: str) -> str:
-        """Where to write an object; file servers need its folder first, object stores know none."""
+    def _prepare_path(self, name: str) -> str:
+        """Return the path to write an object to. File servers need its folder first."""
         path = self._path(name)
-        if not self.exclusive:
+        if not self.is_exclusive:
             self._fs.makedirs(str(PurePosixPath(path).parent), exist_ok=True)
         return path
 
-    def _find(self, name: str, call: Callable[[], R]) -> R | None:
-        """Do it; None where there is no such object."""
+    def _find_or_none(self, name: str, call: Callable[[], R]) -> R | None:
+        """Run `call` as `_call` does; None where the object does not exist."""
         try:
             return self._call(name, call)
         except FileNotFoundError:
             return None
 
     def _call(self, name: str, call: Callable[[], R]) -> R:
-        """Do it; what the network swallowed is tried again for a while. FileNotFoundError passes
-        through."""
+        """Run `call`, and retry while the store does not answer. Raises StorageError, and
+        FileNotFoundError for a missing object."""
         began = time.monotonic()
         pause = 0.1
         while True:
             try:
-                self._look()
+                self._check_mounted()
                 answer = call()
-                self._seen = self._seen or (self.local is not None and self.local.is_dir())
+                self._was_there = self._was_there or (
+                    self.local is not None and self.local.is_dir()
+                )
                 return answer
             except FintraderError:
                 raise
             except Exception as error:
                 if isinstance(error, FileNotFoundError) and not _is_missing_bucket(error):
                     raise
-                problem = self._problem(name, error)
+                problem = self._translate_error(name, error)
                 if (
                     not isinstance(problem, StorageOfflineError)
-                    or time.monotonic() + pause > began + self._patient()
+                    or time.monotonic() + pause > began + self._measure_patience()
                 ):
                     raise problem from None
-            for outage in under_way():
-                outage.waiting(problem)
+            for budget in list_budgets():
+                budget.notify(problem)
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
 
-    def _patient(self) -> float:
-        """Seconds for which to try again, as it is now: who leaves `outages` waits no longer."""
+    def _measure_patience(self) -> float:
+        """Return the seconds for which to retry at this moment: the end of an `allow_outages` block
+        shortens them."""
         if self.patience is not None:
             return self.patience
-        return max((outage.seconds for outage in under_way()), default=PATIENCE_SECONDS)
+        return max((budget.seconds for budget in list_budgets()), default=PATIENCE_SECONDS)
 
-    def _problem(self, name: str, error: Exception) -> StorageError:
-        """The typed error to raise. A client's own text may quote the request, so only its kind is
-        shown."""
+    def _translate_error(self, name: str, error: Exception) -> StorageError:
+        """Translate a client's error into a typed one. The client's text may quote the request with
+        its credentials, so only the error's class is shown."""
         kind = type(error).__name__
         code = getattr(error, "errno", None)
         where = f"{self.url}/{name}" if name else self.url
@@ -419,7 +415,7 @@ class Objects:
             )
         if isinstance(error, FileNotFoundError):
             return StorageAccessError(
-                f"{where}: there is no such bucket; create it, or mend the URL"
+                f"{where}: the bucket does not exist; create it, or correct the URL"
             )
         if isinstance(error, PermissionError) and self.local is None:
             return StorageAccessError(
@@ -430,9 +426,9 @@ class Objects:
                 f"{where}: no credentials ({kind}); set them in the environment "
                 "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
             )
-        offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
+        is_offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
         words = f"{kind} {error}".lower()
-        if offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
+        if is_offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
             return StorageOfflineError(
                 f"{where}: the store does not answer ({kind}); check the network and the URL"
             )
@@ -456,9 +452,9 @@ def _is_missing_bucket(error: Exception) -> bool:
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL and the path within it. Raises StorageError saying what to
-    install or set."""
+def open_file_system(url: str) -> tuple[Any, str]:
+    """Open the fsspec file system of a URL; returns it and the path within it. Raises StorageError
+    that names the package to install or the setting to correct."""
     import fsspec  # type: ignore[import-untyped]
 
     protocol = url.partition("://")[0]
@@ -468,7 +464,7 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         if protocol in _EXTRAS:
             raise StorageError(
-                f"{url}: it needs another package: {install_command(_EXTRAS[protocol])}"
+                f"{url}: another package is needed: {install_command(_EXTRAS[protocol])}"
             ) from None
         raise StorageError(f"{url}: {error}; install the package it names") from None
     except ValueError as error:
@@ -477,22 +473,22 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def read_whole(path: str, setting: str) -> bytes:
-    """A small file's bytes, by local path or URL. Raises DataError naming the setting when there is
-    none to read."""
+    """Read a small file, by local path or URL. Raises DataError, which names the `setting`, when it
+    cannot be read."""
     try:
-        data = Objects(path).get("")
+        data = ObjectStore(path).get("")
     except (StorageError, UnsafePathError) as error:
         raise DataError(f"{error}; see {setting}") from None
     if data is None:
-        raise DataError(f"{path}: no such file; see {setting}")
+        raise DataError(f"{path} does not exist; see {setting}")
     return data
 
 
 def read_csv(path: str, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and row of a small CSV file with a header. Raises DataError when it cannot be
-    read."""
+    """Read a small CSV file with a header; yields line numbers and rows. Raises DataError, which
+    names the `setting`, when it cannot be read."""
     try:
         text = read_whole(path, setting).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path}: cannot be read (no UTF-8 text); see {setting}") from None
+        raise DataError(f"{path} is not UTF-8 text; see {setting}") from None
     yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2)

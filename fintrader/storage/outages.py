@@ -1,8 +1,7 @@
-"""How long a store that does not answer is waited for, and who is told.
+"""Retry budget for an unreachable store, and how its outages are reported.
 
-By default a request is tried again for half a minute (`objects.PATIENCE_SECONDS`). Whoever has
-something to lose waits longer, for as long as a block lasts: a tournament waits an hour while its
-pods train on.
+By default a request is retried for half a minute (`objects.PATIENCE_SECONDS`). Within
+`allow_outages` it is retried longer: a tournament waits an hour while its pods train on.
 """
 
 from __future__ import annotations
@@ -16,51 +15,51 @@ from dataclasses import dataclass
 from fintrader.errors import StorageError
 from fintrader.progress import Progress
 
-SAID_SECONDS = 60.0
-"""Between two outages; one that goes on is one."""
+REPORT_SECONDS = 60.0
+"""Failed requests less than this many seconds apart belong to one outage, reported once."""
 
 
 @dataclass(eq=False)
-class Outage:
-    """What somebody in this process is ready to sit out."""
+class RetryBudget:
+    """Seconds for which requests are retried, and the callback before each further try."""
 
     seconds: float
-    waiting: Callable[[StorageError], None]
+    notify: Callable[[StorageError], None]
 
 
-_outages: list[Outage] = []
+_budgets: list[RetryBudget] = []
 
 
-def under_way() -> tuple[Outage, ...]:
-    """Of all blocks that this process is in."""
-    return tuple(_outages)
+def list_budgets() -> tuple[RetryBudget, ...]:
+    """List the budgets of all `allow_outages` blocks that this process is in."""
+    return tuple(_budgets)
 
 
 @contextlib.contextmanager
-def outages(
-    seconds: float, waiting: Callable[[StorageError], None] = lambda problem: None
+def allow_outages(
+    seconds: float, notify: Callable[[StorageError], None] = lambda problem: None
 ) -> Iterator[None]:
-    """Until the end of the block this process waits so long for a store that does not answer, and
-    calls `waiting` with the problem before every further try."""
-    outage = Outage(seconds, waiting)
-    _outages.append(outage)
+    """Within the block, retry requests to an unreachable store for `seconds`, and call `notify`
+    with the problem before every further try."""
+    budget = RetryBudget(seconds, notify)
+    _budgets.append(budget)
     try:
         yield
     finally:
-        _outages.remove(outage)
+        _budgets.remove(budget)
 
 
-class Waiting:
-    """Says once an outage, and no more than once a minute, that the store is waited for."""
+class OutageReporter:
+    """Callback that reports each outage of a store once."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._said = -math.inf
+        self._last_problem = -math.inf
 
     def __call__(self, problem: StorageError) -> None:
         now = time.monotonic()
-        if now - self._said > SAID_SECONDS:
+        if now - self._last_problem > REPORT_SECONDS:
             self.progress.event(
                 {"event": "outage", "detail": str(problem)}, f"  waiting for the store: {problem}"
             )
-        self._said = now
+        self._last_problem = now

@@ -38,7 +38,7 @@ from fintrader.errors import CheckpointError, ConfigError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
 from fintrader.tournament.generator import get, has, put
 from fintrader.tournament.leaderboard import FinishedPod
@@ -152,7 +152,7 @@ def copied(store: RunStore, source: RunStore) -> Inheritance | None:
 
 def has_pods(folder: RunFolder) -> bool:
     """Whether a run has pods that others can start from."""
-    return bool(_ranked(open_store(folder, mirror_of(folder.root))))
+    return bool(_ranked(open_store(folder, find_mirror(folder.root))))
 
 
 def _ranked(source: RunStore) -> list[FinishedPod]:
@@ -170,7 +170,7 @@ def _taken_over(store: RunStore, address: str, folder: RunFolder, heirs: Heirs) 
             " blocks these would be judged on; set it to holdout here, or start from nothing (no"
             " --from, no walkforward.warm_start)"
         )
-    source = open_store(folder, mirror_of(folder.root))
+    source = open_store(folder, find_mirror(folder.root))
     ranked = _ranked(source)
     if not ranked:
         hint = "let its own command finish first" if folder.root.is_dir() else "no run lies there"

@@ -27,10 +27,10 @@ from typing import IO, Any
 from fintrader.errors import RunError, StorageError, TournamentError
 from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import StoreLease, claim, hold, newest, note
+from fintrader.storage.lease import StoreLease, claim, find_newest_token, hold, record_token
 from fintrader.storage.lease import is_held as is_held_remotely
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Lease:
     remote: StoreLease | None = None
     """The same, in the run's store."""
 
-    def check(self, *, sure: bool = False) -> None:
-        """Raises TournamentError when another orchestrator has taken over. `sure`: as the run's
+    def check(self, *, ask_store: bool = False) -> None:
+        """Raises TournamentError when another orchestrator has taken over. `ask_store`: as the run's
         store has it now."""
         if current_token(self.run) != self.token:
             raise TournamentError(
@@ -51,7 +51,7 @@ class Lease:
             )
         if self.remote is not None:
             try:
-                self.remote.check(sure=sure)
+                self.remote.check(ask_store=ask_store)
             except RunError as error:
                 raise TournamentError(str(error)) from None
 
@@ -101,7 +101,7 @@ def _claimed(run: RunFolder, remote: StoreLease | None) -> int:
     try:
         if remote is None:
             return claim(_here(run))
-        note(_here(run), remote.token)
+        record_token(_here(run), remote.token)
     except StorageError as error:
         raise TournamentError(str(error)) from None
     return remote.token
@@ -127,12 +127,12 @@ def try_lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool:
 
 def current_token(run: RunFolder) -> int:
     """The newest holder's token, 0 before the first."""
-    return newest(_here(run))
+    return find_newest_token(_here(run))
 
 
-def _here(run: RunFolder) -> Objects:
+def _here(run: RunFolder) -> ObjectStore:
     """The run's folder as a store of its own."""
-    return Objects(run.root.absolute())
+    return ObjectStore(run.root.absolute())
 
 
 def is_held(run: RunFolder, mirror: Mirror | None) -> bool:

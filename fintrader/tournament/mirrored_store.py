@@ -15,7 +15,7 @@ from pathlib import Path
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
 from fintrader.files import file_sha256, publish, read_bytes, remove, write_text
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import newest
+from fintrader.storage.lease import find_newest_token
 from fintrader.storage.mirror import Markets, Mirror
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -46,7 +46,7 @@ class MirroredStore(RunStore):
         new = [
             path for path in here if f"{prefix}pods/{path.parent.name}/{path.name}" not in listing
         ]
-        self.mirror.objects.gather(self._push, new)
+        self.mirror.objects.map(self._push, new)
         over = {name.rpartition("/")[0] for name in listing if name.endswith("/result.json")}
         left = [
             name for name in listing if (match := _STATE.fullmatch(name)) and match["pod"] in over
@@ -78,23 +78,23 @@ class MirroredStore(RunStore):
         self.mirror.append_events(lines, everything)
 
     def superseded(self, token: int) -> bool:
-        return newest(self.mirror.objects) > max(token, current_token(self.run))
+        return find_newest_token(self.mirror.objects) > max(token, current_token(self.run))
 
     def market(self, digest: str, path: Path) -> Path:
         if path.exists():
             return path
         folder = self.mirror.home / ".markets" / digest
-        if not (folder / "market.safetensors").is_file() and not Markets(self.mirror.store).fetch(
-            digest, folder
-        ):
+        if not (folder / "market.safetensors").is_file() and not Markets(
+            self.mirror.store_url
+        ).fetch(digest, folder):
             raise CheckpointError(
-                f"{self.mirror.store} has no market {digest[:12]}; run the same command again"
+                f"{self.mirror.store_url} has no market {digest[:12]}; run the same command again"
             )
         return folder / "market.safetensors"
 
     def keep_market(self, digest: str, path: Path) -> None:
         if path.is_file():
-            Markets(self.mirror.store).keep([digest], {"market.safetensors": path})
+            Markets(self.mirror.store_url).keep([digest], {"market.safetensors": path})
 
     def keep_training(
         self, spec: PodSpec, folder: Path, seconds: float
@@ -102,7 +102,7 @@ class MirroredStore(RunStore):
         return synchronised(self.mirror, spec, folder, seconds) if seconds else nullcontext()
 
     def write_specs(self, specs: Sequence[PodSpec]) -> list[PodSpec]:
-        return self.mirror.objects.gather(self.write_spec, specs)
+        return self.mirror.objects.map(self.write_spec, specs)
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
         """First there, then here: what is only here has never been, and what stands there is what
@@ -117,7 +117,7 @@ class MirroredStore(RunStore):
         try:
             return super().read_spec(pod)
         except TournamentError:
-            text = self.mirror.pod_file(pod, "spec.json")
+            text = self.mirror.read_pod_file(pod, "spec.json")
             if text is None:
                 raise
             self._have(self.spec_path(pod), text)
@@ -172,7 +172,7 @@ class MirroredStore(RunStore):
         """Bring a pod's result from the object store, if it has one. A damaged one is taken away
         there."""
         try:
-            text = self.mirror.pod_file(pod, "result.json")
+            text = self.mirror.read_pod_file(pod, "result.json")
         except StorageDamagedError:
             self._forget(pod, "result.json")
             return False

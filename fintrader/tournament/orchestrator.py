@@ -322,7 +322,7 @@ class Orchestrator:
         if failed <= self.settings.retries:
             self._requeue(spec, failure.reason)
             return
-        self.lease.check(sure=True)  # a verdict is final: one who only slept may not speak it
+        self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
         why = {
             "reason": failure.reason,
             "detail": failure.detail,

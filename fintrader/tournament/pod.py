@@ -31,7 +31,7 @@ from fintrader import logs, reproducible
 from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
 from fintrader.files import file_sha256
-from fintrader.storage.outages import outages
+from fintrader.storage.outages import allow_outages
 from fintrader.tournament.at_work import at_work, outlive
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.process import Channel, location_of
@@ -168,7 +168,9 @@ def _patient(context: PodContext) -> Iterator[None]:
         return
     context.report = remembered
     try:
-        with outages(context.outage_seconds, lambda _: report(*last[:2], "waiting for the store")):
+        with allow_outages(
+            context.outage_seconds, lambda _: report(*last[:2], "waiting for the store")
+        ):
             yield
     finally:
         context.report = report

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.events import EventLog
@@ -36,7 +36,7 @@ def repair(
     Raises TournamentError when the tournament is running.
     """
     done: list[str] = []
-    with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
+    with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
         done += [
             f"{path.relative_to(run.root)}: stood where something else belongs; now"
             f" {aside(path).name}"

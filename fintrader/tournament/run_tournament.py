@@ -31,7 +31,7 @@ from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.outages import Waiting, outages
+from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble, check_tilts
 from fintrader.tournament.folds import make_blocks
@@ -145,7 +145,7 @@ def run_tournament(
             launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
         orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
-        with outages(settings.outage_seconds, Waiting(progress or SILENT)):
+        with allow_outages(settings.outage_seconds, OutageReporter(progress or SILENT)):
             try:
                 orchestrator.race(progress or SILENT, watch, title)
             finally:

@@ -14,7 +14,7 @@ from fintrader.config import Settings
 from fintrader.errors import TournamentError
 from fintrader.files import read_bytes, seal, seal_of, unseal
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, mirror_at
+from fintrader.storage.mirror import Mirror, open_mirror
 
 Message = dict[str, Any]
 """What processes of a pod send each other: one JSON object."""
@@ -256,7 +256,7 @@ class PodContext:
             "slot",
         )
         more |= {name: task[name] for name in given if name in task}
-        return cls(RunFolder(run), Path(task["market"]), mirror_at(run, task["mirror"]), **more)
+        return cls(RunFolder(run), Path(task["market"]), open_mirror(run, task["mirror"]), **more)
 
 
 class Fenced(TournamentError):

@@ -75,7 +75,9 @@ class TrainingState:
             if data is None:
                 return False
             if marker.is_file() and read_bytes(marker).decode() == hashlib.sha256(data).hexdigest():
-                self._files = unseal(data, self.objects.damaged(f"{self.name}.json"))["files"]
+                self._files = unseal(data, self.objects.build_damage_error(f"{self.name}.json"))[
+                    "files"
+                ]
                 return False
             arrived = self.folder / ".arrived"
             remove_tree(arrived)
@@ -102,7 +104,7 @@ class TrainingState:
     def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
         """All files of a state; none when it belongs to another spec. Raises
         StorageDamagedError."""
-        body = unseal(data, self.objects.damaged(f"{self.name}.json"))
+        body = unseal(data, self.objects.build_damage_error(f"{self.name}.json"))
         if body["spec"] != self.digest:
             return {}
         files: dict[str, str] = body["files"]
@@ -116,7 +118,7 @@ class TrainingState:
             if not self.objects.get_file(f"{self.name}/{files[name]}", to / name, files[name]):
                 raise StorageDamagedError(f"{self.objects}/{self.name}/{files[name]} is missing")
 
-        self.objects.gather(bring, files)
+        self.objects.map(bring, files)
         return files
 
     def save(self) -> bool:
@@ -129,7 +131,7 @@ class TrainingState:
                     return False
                 known = set(self._files.values())
                 new = {digest: name for name, digest in files.items() if digest not in known}
-                self.objects.gather(
+                self.objects.map(
                     lambda digest: self.objects.put_file(
                         f"{self.name}/{digest}", taken / new[digest]
                     ),
@@ -237,4 +239,4 @@ def clear(mirror: Mirror, pod: str) -> None:
     name = f"{mirror.prefix}pods/{pod}/state"
     if mirror.objects.exists(f"{name}.json"):
         mirror.objects.remove(f"{name}.json")
-        mirror.objects.remove(*mirror.objects.names(name))
+        mirror.objects.remove(*mirror.objects.list_names(name))

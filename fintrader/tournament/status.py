@@ -14,7 +14,7 @@ from fintrader.errors import RunError, TournamentError
 from fintrader.files import read_json, read_jsonl, write_json
 from fintrader.results.leaderboard_reader import canonical, read_leaderboard, read_pods
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
@@ -42,7 +42,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     losses = Counter(event["reason"] for event in events if event.get("event") == "lost")
     at_work = [_at_work(run, pod) for pod in pods if pod["state"] == "running"]
     finished = [event for event in events if event.get("event") == "finished"]
-    active = leases.is_held(run, mirror_of(run.root))
+    active = leases.is_held(run, find_mirror(run.root))
     now = time.time()
     return {
         "run": run.root.name,
@@ -149,7 +149,7 @@ def effect(run: RunFolder, pods: int | None) -> str:
             else "`order: submission`"
         )
         requested += f", but at most {bound}: {why} lets no more work at once"
-    if leases.is_held(run, mirror_of(run.root)):
+    if leases.is_held(run, find_mirror(run.root)):
         return f"at work from the next reconcile on: {requested}"
     if any(event.get("event") == "finished" for event in read_jsonl(run.events)):
         return (
@@ -173,7 +173,7 @@ def rebuild(run: RunFolder) -> int:
     Raises TournamentError when the folder holds no tournament, or one that is running.
     """
     require_tournament(run)
-    with leases.acquire(run, mirror_of(run.root), patience_seconds=0.0):
+    with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
         return make_index(run)
 
 

@@ -28,7 +28,7 @@ from fintrader.results.audit import Check
 from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard, read_pods
 from fintrader.runs import POD_NAME, RunFolder
 from fintrader.seeding import derive
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament import lease as leases
 from fintrader.tournament.at_work import at_work_in
 from fintrader.tournament.ensemble import build_ensemble
@@ -70,7 +70,7 @@ class Found:
 
     @classmethod
     def of(cls, run: RunFolder, generator: Generator | None) -> Found:
-        found = cls(run, open_store(run, mirror_of(run.root)), generator)
+        found = cls(run, open_store(run, find_mirror(run.root)), generator)
         found.events, found.broken_lines = read_log(run.events)
         for pod in found.pods:
             try:
@@ -261,7 +261,7 @@ def verify(
 
     Raises TournamentError when it is running, or the folder holds none.
     """
-    if leases.is_held(run, mirror_of(run.root)) or at_work_in(run):
+    if leases.is_held(run, find_mirror(run.root)) or at_work_in(run):
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
     if wrong := run.misplaced():
         return [

@@ -17,7 +17,7 @@ from fintrader.results.folders import RunsFolder, is_locked
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from fintrader_app import launch
 from tests.engines.chaos import race
 
@@ -155,11 +155,11 @@ def test_copies_follow_until_the_app_has_gone(
     home = pipeline.open_store(store)
     turns: list[Any] = [
         lambda: race(RunFolder(tmp_path / "runs" / "one"), 3, processes=False),
-        lambda: monkeypatch.setattr(Objects, "reach", away),
+        lambda: monkeypatch.setattr(ObjectStore, "check_access", away),
         lambda: None,
     ]
 
-    def away(_: Objects) -> None:
+    def away(_: ObjectStore) -> None:
         raise StorageError("no answer")
 
     def sleep(_: float) -> None:
@@ -174,7 +174,7 @@ def test_copies_follow_until_the_app_has_gone(
 
 
 def test_a_run_at_work_elsewhere_is_shown_as_such(store: str) -> None:
-    with hold(Objects(f"{store}/one")):
+    with hold(ObjectStore(f"{store}/one")):
         runs = RunsFolder.at(pipeline.open_store(store))
         assert is_locked(runs.run("one"))
     pipeline.open_store(store)

@@ -23,7 +23,7 @@ from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import file_settings, minute_table, write_csv
 from tests.bars.test_files import read
 
@@ -256,7 +256,7 @@ def test_whatever_is_no_empty_text_is_a_ticker(tmp_path: Path) -> None:
     assert market.symbols == tuple(sorted(NAMES))
     cache = tmp_path / "cache"
     build_market(file_settings(path), cache=cache)
-    assert verify_store(Objects(cache / "bars")) == []
+    assert verify_store(ObjectStore(cache / "bars")) == []
     assert not [
         file
         for file in tmp_path.rglob("*")

@@ -217,7 +217,7 @@ def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
     np.testing.assert_array_equal(built.close.numpy(), local.close.numpy())
     assert build_market(wanted, cache=tmp_path / "cache") == path
     store = bar_store(wanted, tmp_path / "cache")
-    parquet = [name for name in store.names() if name.endswith(".parquet")]
+    parquet = [name for name in store.list_names() if name.endswith(".parquet")]
     assert len(parquet) == 2
     assert verify_store(store) == []
     store.put(parquet[0], b"x")
@@ -266,7 +266,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
     assert built[0] == built[1]  # the address holds contents and no path
     assert MarketTensors.load(built[0]).benchmark_name == "index"
     with pytest.raises(
-        DataError, match=r"memory://side/none.csv: no such file; see data.benchmark.path"
+        DataError, match=r"memory://side/none.csv does not exist; see data.benchmark.path"
     ):
         build_market(
             settings("memory://side/bars.zip", benchmark={"path": "memory://side/none.csv"}),

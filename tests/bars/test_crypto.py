@@ -24,7 +24,7 @@ from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.inspect import examine
 from fintrader.market.settings import DataSettings
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import as_bars, minute_table
 
 DAY = pd.Timedelta("1D")
@@ -118,7 +118,7 @@ def ccxt_feed(
     settings = validate(CcxtSettings, base | values, "test")
     vendor = Ccxt(settings, ccxt.bitstamp({"enableRateLimit": False}))
     how: dict[str, Any] = {"today": dt.date(2024, 3, 5), "sleep": lambda _: None}
-    return VendorFeed(vendor, settings, symbols, "24/7", Objects(store), **how)
+    return VendorFeed(vendor, settings, symbols, "24/7", ObjectStore(store), **how)
 
 
 def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path: Path) -> None:

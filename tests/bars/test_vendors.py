@@ -23,7 +23,7 @@ from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import describe, dry_run, quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
 
@@ -88,7 +88,7 @@ def feed_of(
         vendor = Yahoo(validate(YahooSettings, base | values, "test"), requests.Session())
     else:
         vendor = Alpaca(validate(AlpacaSettings, base | {"endpoint": ENDPOINT} | values, "test"))
-    return VendorFeed(vendor, vendor.settings, symbols, "XNAS", Objects(store), **how)
+    return VendorFeed(vendor, vendor.settings, symbols, "XNAS", ObjectStore(store), **how)
 
 
 def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def test_bars_come_as_they_are_and_once(
             mine.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]").astype("int64")
         )
         np.testing.assert_array_equal(got.ts, stamps)
-    assert verify_store(Objects(tmp_path / "store")) == []
+    assert verify_store(ObjectStore(tmp_path / "store")) == []
     asked = len(fake.requests)
     again = feed_of(kind, tmp_path / "store")
     again.prepare()
@@ -223,7 +223,7 @@ def test_an_empty_answer_is_asked_for_again(
     assert {item.get("ticker") or item["symbols"] for item in fake.requests[asked:]} == {"BBB"}
     assert len(feed.bars("BBB")) == len(feed.bars("AAA")) == 14 * 390
     assert feed.bars("BBB").is_sorted()
-    assert verify_store(Objects(tmp_path)) == []
+    assert verify_store(ObjectStore(tmp_path)) == []
     asked = len(fake.requests)
     feed_of(kind, tmp_path).prepare()
     assert len(fake.requests) == asked
@@ -463,4 +463,4 @@ def test_retries_wait_twice_as_long_each_time() -> None:
 def test_without_tickers_there_is_nothing_to_ask(tmp_path: Path) -> None:
     settings = YahooSettings(start=dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to ask for"):
-        VendorFeed(Yahoo(settings), settings, [], "XNAS", Objects(tmp_path), today=TODAY)
+        VendorFeed(Yahoo(settings), settings, [], "XNAS", ObjectStore(tmp_path), today=TODAY)

@@ -22,7 +22,7 @@ from fintrader.deploy.runner import JOURNAL
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import hold
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.engines.deployments import (
     MINUTE,
     LiveClock,
@@ -264,10 +264,10 @@ def test_only_one_may_run_it(deployed: tuple[Path, Bundle, MarketTensors]) -> No
     home, _, _ = deployed
     code = (
         "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects"
-        " import Objects\nfrom fintrader.errors import RunError\ntry:\n   "
-        " hold(Objects(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
+        " import ObjectStore\nfrom fintrader.errors import RunError\ntry:\n   "
+        " hold(ObjectStore(sys.argv[1])).__enter__()\nexcept RunError as error:\n    print(error)"
     )
-    with hold(Objects(home)):
+    with hold(ObjectStore(home)):
         second = subprocess.run(
             [sys.executable, "-c", code, str(home)], capture_output=True, text=True, check=True
         )

@@ -207,10 +207,10 @@ def test_an_account_that_was_taken_over_is_left_at_once(
             if (
                 now > int(market.minutes[3])
                 and runner._lease is not None
-                and not runner._lease.lost
+                and not runner._lease.is_lost
             ):
                 claim(runner._lease.objects)  # as another process does once this one is silent
-                runner._lease.beat()
+                runner._lease.renew()
                 sent.append(len(server.orders))
 
         assert isinstance(runner.clock, SteppedClock)

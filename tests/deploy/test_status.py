@@ -17,7 +17,7 @@ from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
 from fintrader.errors import ConfigError, DeployError
 from fintrader.storage.lease import hold
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.engines.deployments import frozen, replayed, run_live, settings
 
 DATA = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions": [0.6, 0.3, 0.1]})
@@ -101,7 +101,7 @@ def test_a_loop_that_stands_still_is_not_running(home: Path, tmp_path: Path) -> 
     assert found.decision is not None
     assert found.held == pytest.approx(found.decision.body["shares"])
     assert found.cash_usd == pytest.approx(found.decision.body["cash"])
-    with hold(Objects(tmp_path / "x")):
+    with hold(ObjectStore(tmp_path / "x")):
         beat = json.loads((tmp_path / "x" / "heartbeat.json").read_text())
         assert status.read(tmp_path / "x").state == "running"
         beat["time"] -= 10 * 60 * 10**9

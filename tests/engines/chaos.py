@@ -30,7 +30,7 @@ import psutil
 from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from tests.engines import stubs
 from tests.engines.waiting import gone, until
 
@@ -230,7 +230,7 @@ def everything(run: RunFolder) -> Any:
     from fintrader.results.leaderboard_reader import canonical
     from fintrader.tournament.mirrored_store import open_store
 
-    store = open_store(run, mirror_of(run.root))
+    store = open_store(run, find_mirror(run.root))
     for spec in store.specs().values():
         result = store.read_result(spec.pod)
         assert result.snapshot is not None

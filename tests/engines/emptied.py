@@ -19,8 +19,8 @@ from fintrader.errors import FintraderError, StorageDamagedError
 from fintrader.files import read_jsonl, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage import lease
-from fintrader.storage.mirror import attach, mirror_of
-from fintrader.storage.objects import Objects
+from fintrader.storage.mirror import attach, find_mirror
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.settings import TournamentSettings
 from tests.engines import chaos
 from tests.engines.chaos import DONE, REFUSED, everything
@@ -29,9 +29,11 @@ from tests.engines.races import settings, stub_race
 
 def results_in(url: str) -> dict[str, bytes]:
     """Results that are in the store at this moment, by object."""
-    store = Objects(url)
+    store = ObjectStore(url)
     return {
-        name: store.get(name) or b"" for name in store.names("pods") if name.endswith("result.json")
+        name: store.get(name) or b""
+        for name in store.list_names("pods")
+        if name.endswith("result.json")
     }
 
 
@@ -63,15 +65,15 @@ def check(
     applied = [event["pod"] for event in read_jsonl(run.events) if event["event"] == "applied"]
     if len(applied) != len(set(applied)) or len(applied) != pods:
         problems.append(f"applied {applied}")
-    store = Objects(url)
+    store = ObjectStore(url)
     for name, data in after.items():
         try:
             unseal(data, StorageDamagedError(name))
         except StorageDamagedError as error:
             problems.append(str(error))
-    for name in store.names("objects"):  # raises for one that is damaged
+    for name in store.list_names("objects"):  # raises for one that is damaged
         store.get_file(name, run.root / ".scratch", name.removeprefix("objects/"))
-    mirror = mirror_of(run.root)
+    mirror = find_mirror(run.root)
     if mirror is None or everything(run) != expected:
         problems.append("the outcome differs from an undisturbed run's")
     return problems

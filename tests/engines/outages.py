@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.engines import stubs
 
 VARIABLE = "STORE_IS_AWAY"
 """Path of that file."""
 body = stubs.body
-_call = Objects._call
+_call = ObjectStore._call
 
 
-def _away(self: Objects, name: str, call: Callable[[], Any]) -> Any:
+def _away(self: ObjectStore, name: str, call: Callable[[], Any]) -> Any:
     def tried() -> Any:
         if self.url.startswith("file:") and Path(os.environ[VARIABLE]).exists():
             raise ConnectionError("no route to host")
@@ -27,11 +27,11 @@ def _away(self: Objects, name: str, call: Callable[[], Any]) -> Any:
 
 
 def install() -> None:
-    Objects._call = _away  # type: ignore[method-assign]
+    ObjectStore._call = _away  # type: ignore[method-assign]
 
 
 def remove() -> None:
-    Objects._call = _call  # type: ignore[method-assign]
+    ObjectStore._call = _call  # type: ignore[method-assign]
 
 
 if VARIABLE in os.environ:  # a pod's process, which takes the launcher's environment on

@@ -8,7 +8,7 @@ from typing import Any
 from fintrader.agents import PPO, Budget, NetworkSettings
 from fintrader.envs import EnvSettings
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_training import train_and_evaluate
@@ -42,7 +42,7 @@ def settings(**changes: Any) -> TournamentSettings:
 def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> TournamentResult:
     """A tournament of stub pods; their market lies beside the run."""
     usual = {
-        "mirror": mirror_of(run.root),
+        "mirror": find_mirror(run.root),
         "agent": stubs.StubAgent(),
         "seed": 5,
         "ensemble": stubs.ensemble,
@@ -83,7 +83,7 @@ def real_race(
 ) -> TournamentResult:
     """A tournament of real pods, in spawned processes unless `how` says otherwise; their market
     lies beside the run."""
-    usual = {"mirror": mirror_of(run.root), "env": ENV, "agent": AGENT, "seed": 3}
+    usual = {"mirror": find_mirror(run.root), "env": ENV, "agent": AGENT, "seed": 3}
     return run_tournament(
         wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how}
     )

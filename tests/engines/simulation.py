@@ -29,7 +29,7 @@ from fintrader.progress import SILENT
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.mirror import Mirror
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament import at_work
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import PodFailure
@@ -209,7 +209,7 @@ class World:
             self.acknowledged += [pod for pod in told if pod not in self.acknowledged]
 
 
-class SimulatedObjects(Objects):
+class SimulatedObjects(ObjectStore):
     """What one machine sees of the store."""
 
     def __init__(self, world: World, machine: str) -> None:
@@ -234,7 +234,7 @@ class SimulatedObjects(Objects):
         for name in names:
             self.world.call(name, lambda name=name: self.world.remove(name))
 
-    def names(self, below: str = "") -> list[str]:
+    def list_names(self, below: str = "") -> list[str]:
         prefix = f"{below}/" if below else ""
         return self.world.call(
             below, lambda: sorted(one for one in self.world.content if one.startswith(prefix))
@@ -250,7 +250,7 @@ class SimulatedObjects(Objects):
             path.write_bytes(data)
         return data is not None
 
-    def gather(self, call: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    def map(self, call: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """In any order, as several requests at once would land."""
         todo = list(enumerate(items))
         self.world.random.shuffle(todo)
@@ -344,11 +344,11 @@ def head(
     def work() -> None:
         world.rename(machine)
         objects = SimulatedObjects(world, machine)
-        held = leases.StoreLease(objects, leases._take(objects, 0))
+        held = leases.StoreLease(objects, leases._acquire_token(objects, 0))
         leases._held[objects.url] = held
         run = RunFolder(home / machine)
         run.root.mkdir(exist_ok=True)
-        leases.note(Objects(run.root), held.token)
+        leases.record_token(ObjectStore(run.root), held.token)
         stubs.market(home)
         mirror = Mirror(run.root, objects)
         store = MirroredStore(run, mirror)
@@ -364,7 +364,7 @@ def head(
 
         def watch(_: Orchestrator) -> None:
             if world.random.random() < 0.3:  # what the lease's own thread does
-                held.beat()
+                held.renew()
 
         try:
             orchestrator.race(SILENT, watch)
@@ -378,9 +378,9 @@ def head(
 class _SimulatedLease(Lease):
     """The run's store is all that fences: every machine has its own disk."""
 
-    def check(self, *, sure: bool = False) -> None:
+    def check(self, *, ask_store: bool = False) -> None:
         assert self.remote is not None
-        self.remote.check(sure=sure)
+        self.remote.check(ask_store=ask_store)
 
 
 @contextlib.contextmanager

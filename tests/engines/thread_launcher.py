@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import mirror_of
+from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.spec import Body, PodContext, PodResult, PodSpec
@@ -29,7 +29,7 @@ class ThreadLauncher:
         self.market = market
         self.body = body
         self.token = token
-        self.mirror = mirror_of(run.root)
+        self.mirror = find_mirror(run.root)
         self._limit = workers
         self._store_seconds = store_seconds
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))

@@ -17,7 +17,7 @@ from fintrader.errors import BarError
 from fintrader.market.build import build_market
 from fintrader.market.settings import read_settings
 from fintrader.market.tensors import MarketTensors
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import file_settings, minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
 
@@ -63,7 +63,7 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(
     new = sorted(after.keys() - before.keys())
     assert [name.split("/")[-2] for name in new] == ["AAA", "BBB", "CCC"]
     assert sum(len(pd.read_parquet(store / name)) for name in new) == (DAYS == LAST).sum()
-    assert verify_store(Objects(store)) == []
+    assert verify_store(ObjectStore(store)) == []
     assert len(list(store.rglob("manifest-*.json"))) == 1  # nothing refers to what the file was
     fresh = build_market(file_settings(path), cache=tmp_path / "afresh")
     assert MarketTensors.stored_hash(grown) == MarketTensors.stored_hash(fresh)
@@ -139,7 +139,7 @@ def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: flo
         else:
             assert killed_at(append, round(share * (writes - 1)))
         hashes.append(MarketTensors.load(append(), verify=True).content_hash())
-        assert verify_store(Objects(tmp_path / home / "bars")) == []
+        assert verify_store(ObjectStore(tmp_path / home / "bars")) == []
     assert hashes[0] == hashes[1]
     assert list(tmp_path.rglob("*.tmp")) == []
 
@@ -168,7 +168,7 @@ def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path
     assert {name: after.get(name) for name in before} == before
     assert len(after) == len(before) + 3
     assert len(list(store.rglob("manifest-*.json"))) == 1
-    assert verify_store(Objects(store)) == []
+    assert verify_store(ObjectStore(store)) == []
     whole = build_market(file_settings(write_csv(tmp_path, TABLE)), cache=tmp_path / "afresh")
     assert market_of(grown) == market_of(whole)
 

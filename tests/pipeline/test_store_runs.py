@@ -20,7 +20,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.looks import Ledger
 from fintrader.runs import RunFolder
 from fintrader.storage import lease, objects
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.store import RunStore
 from tests.bars.tables import minute_table, write_csv
 from tests.cli.test_commands import complaint
@@ -58,7 +58,7 @@ def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(
     with pytest.raises(Struck), struck_when("new/pods/*/spec.json"):
         run_tournament(load_config(write(here, **new)))
     shutil.rmtree(here)
-    Objects(f"{URL}/old").remove(*Objects(f"{URL}/old").names())
+    ObjectStore(f"{URL}/old").remove(*ObjectStore(f"{URL}/old").list_names())
     home = run_tournament(load_config(write(there, **new)))
     spec = RunStore(RunFolder(home)).read_spec("p0000")
     assert spec.parent == "old:p0000"
@@ -182,7 +182,7 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
     config = str(write(tmp_path))
     mistakes = {
-        "no such bucket": ["run", config, "--store", "s3://no-such-bucket/runs"],
+        "bucket does not exist": ["run", config, "--store", "s3://no-such-bucket/runs"],
         "no URL": ["run", config, "--store", "somewhere"],
         "credentials": ["run", config, "--store", "s3://key:hidden@bucket/runs"],
         "no run lies here": ["status", f"{URL}/nothing"],
@@ -198,7 +198,7 @@ def test_two_machines_do_not_drive_one_run(tmp_path: Path, monkeypatch: pytest.M
     for name, seconds in {"BEAT_SECONDS": 0.1, "LAPSE_SECONDS": 300.0}.items():
         monkeypatch.setattr(lease, name, seconds)
     store = f"file://{tmp_path}/store"
-    with lease.hold(Objects(f"{store}/tiny")):
+    with lease.hold(ObjectStore(f"{store}/tiny")):
         monkeypatch.setattr(lease, "_held", {})
         with pytest.raises(RunError, match="in use by process"):
             run(load_config(write(tmp_path / "there", store=store)))

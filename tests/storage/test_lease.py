@@ -13,8 +13,8 @@ import pytest
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.storage import lease
-from fintrader.storage.lease import hold, is_held, newest
-from fintrader.storage.objects import Objects
+from fintrader.storage.lease import find_newest_token, hold, is_held
+from fintrader.storage.objects import ObjectStore
 
 
 def elsewhere(patch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_held_once_and_again(url: str) -> None:
-    store = Objects(url)
+    store = ObjectStore(url)
     assert not is_held(store)
     with hold(store) as one:
         assert one.token == 1
@@ -38,29 +38,31 @@ def test_held_once_and_again(url: str) -> None:
         assert two.token == 2
     with hold(store, above=7) as later:
         assert later.token == 8
-    assert store.names("lease") == ["lease/000008.json"]
+    assert store.list_names("lease") == ["lease/000008.json"]
 
 
 @pytest.mark.usefixtures("hasty")
 def test_a_living_holder_elsewhere_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Objects(f"file://{tmp_path}")
+    store = ObjectStore(f"file://{tmp_path}")
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 300.0)
     with hold(store) as held:
         elsewhere(monkeypatch)
         with pytest.raises(RunError, match="in use by process"), hold(store):
             pass
         held.check()
-        assert newest(store) == held.token
+        assert find_newest_token(store) == held.token
 
 
 @pytest.mark.usefixtures("hasty")
 def test_a_holder_that_slept_finds_itself_superseded(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Objects(url)
-    asleep = lease.StoreLease(store, lease._take(store, 0))  # never started: it does not beat
+    store = ObjectStore(url)
+    asleep = lease.StoreLease(
+        store, lease._acquire_token(store, 0)
+    )  # never started: it does not beat
     asleep.check()
     elsewhere(monkeypatch)
     with hold(store) as awake:
@@ -75,7 +77,7 @@ def test_a_killed_holder_of_this_machine_is_known_to_be_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 3600.0)  # nobody has to wait for that
-    store = Objects(f"file://{tmp_path}")
+    store = ObjectStore(f"file://{tmp_path}")
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -98,7 +100,7 @@ def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         lease, "LAPSE_SECONDS", 30.0
     )  # longer than a busy machine keeps a beat waiting
-    store = Objects(f"file://{tmp_path}/store")
+    store = ObjectStore(f"file://{tmp_path}/store")
     diary = tmp_path / "diary"
     pids = []
     for number in range(5):
@@ -136,7 +138,7 @@ def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_store_without_conditional_writes_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = Objects(f"file://{tmp_path}")
+    store = ObjectStore(f"file://{tmp_path}")
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
 
     def overwrite(name: str, data: bytes) -> bool:
@@ -146,30 +148,30 @@ def test_a_store_without_conditional_writes_says_so(
     monkeypatch.setattr(store, "create", overwrite)
     with hold(store) as held:
         held.check()
-    assert "cannot write conditionally" in capsys.readouterr().err
+    assert "no conditional writes" in capsys.readouterr().err
 
 
 def test_a_store_that_is_silent_for_a_while(
     tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Objects(f"file://{tmp_path}", patience=0)
-    names = store.names
+    store = ObjectStore(f"file://{tmp_path}", patience=0)
+    names = store.list_names
 
     def silent(*_: Any) -> Any:
         raise StorageError("no answer")
 
     with hold(store) as held:
-        monkeypatch.setattr(store, "names", silent)
+        monkeypatch.setattr(store, "list_names", silent)
         time.sleep(2 * lease.LEASE_SECONDS)
         with pytest.raises(StorageError, match="no answer"):
             held.check()  # it cannot know, so it may not act
-        monkeypatch.setattr(store, "names", names)
+        monkeypatch.setattr(store, "list_names", names)
         held.check()
     assert threading.active_count() < 20
 
 
 def test_a_damaged_lease_is_told(tmp_path: Path) -> None:
-    store = Objects(f"file://{tmp_path}")
+    store = ObjectStore(f"file://{tmp_path}")
     store.put("lease/000003.json", b"half a")
     with pytest.raises(StorageDamagedError, match="000003"), hold(store):
         pass

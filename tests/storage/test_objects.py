@@ -25,29 +25,29 @@ from fintrader.errors import (
     StorageOfflineError,
 )
 from fintrader.storage import objects as module
-from fintrader.storage.objects import Objects, file_system, read_csv, read_whole
+from fintrader.storage.objects import ObjectStore, open_file_system, read_csv, read_whole
 from tests.engines.object_stores import SECRET, forget
 from tests.engines.waiting import free_port
 
 
 def test_whole_objects(url: str, tmp_path: Path) -> None:
-    store = Objects(url)
-    store.reach()
+    store = ObjectStore(url)
+    store.check_access()
     assert store.get("a/b") is None
-    assert store.names() == []
+    assert store.list_names() == []
     store.put("a/b", b"one")
     store.put("a/b", b"two")
     assert store.get("a/b") == b"two"
     assert store.exists("a/b")
     assert not store.exists("a")
     store.put("a/c/d", b"")
-    assert store.names() == ["a/b", "a/c/d"]
-    assert store.names("a/c") == ["a/c/d"]
-    assert store.names("nothing") == []
-    assert store.folders() == ["a"]
-    assert store.below("a").get("b") == b"two"
+    assert store.list_names() == ["a/b", "a/c/d"]
+    assert store.list_names("a/c") == ["a/c/d"]
+    assert store.list_names("nothing") == []
+    assert store.list_folders() == ["a"]
+    assert store.open_below("a").get("b") == b"two"
     store.remove("a/b", "never/there")
-    assert store.names() == ["a/c/d"]
+    assert store.list_names() == ["a/c/d"]
     big = tmp_path / "big"
     big.write_bytes(bytes(range(256)) * 4000)
     store.put_file("files/big", big)
@@ -63,8 +63,8 @@ def test_whole_objects(url: str, tmp_path: Path) -> None:
 
 def test_one_of_many_creates(url: str) -> None:
     """The one thing that leases and results are built on."""
-    store = Objects(url)
-    assert store.exclusive
+    store = ObjectStore(url)
+    assert store.is_exclusive
     for round_ in range(3):
         with ThreadPoolExecutor(8) as pool:
             won = list(
@@ -83,7 +83,7 @@ def test_one_of_many_creates(url: str) -> None:
 def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
     """Pods that came to equal curves share one object, and a pull fetches it for all of them side
     by side."""
-    store = Objects(url)
+    store = ObjectStore(url)
     data = bytes(range(256)) * 4096
     digest = hashlib.sha256(data).hexdigest()
     store.put("one", data)
@@ -102,7 +102,7 @@ def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [check_url, check_no_secret, Objects], ids=["store", "path", "objects"]
+    "read", [check_url, check_no_secret, ObjectStore], ids=["store", "path", "objects"]
 )
 def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Path) -> None:
     with pytest.raises(
@@ -118,20 +118,25 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(_registry, scheme, raising=False)
         with pytest.raises(StorageError, match=rf"pip install .{package}"):
-            Objects(f"{scheme}://bucket/runs")
+            ObjectStore(f"{scheme}://bucket/runs")
     with pytest.raises(StorageError, match="nosuch"):
-        Objects("nosuch://bucket/runs")
+        ObjectStore("nosuch://bucket/runs")
 
 
 def test_a_wrong_bucket(s3: Any) -> None:
-    store = Objects("s3://no-such-bucket/runs", patience=0)
-    for call in (store.reach, lambda: store.get("a"), lambda: store.put("a", b""), store.names):
-        with pytest.raises(StorageAccessError, match="no such bucket"):
+    store = ObjectStore("s3://no-such-bucket/runs", patience=0)
+    for call in (
+        store.check_access,
+        lambda: store.get("a"),
+        lambda: store.put("a", b""),
+        store.list_names,
+    ):
+        with pytest.raises(StorageAccessError, match="bucket does not exist"):
             call()
 
 
 def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Objects("s3://bucket/runs", patience=0)
+    store = ObjectStore("s3://bucket/runs", patience=0)
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(f"Forbidden for {SECRET}")
@@ -147,13 +152,13 @@ def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/nonexistent")
     forget()
     with pytest.raises(StorageAccessError, match="AWS_ACCESS_KEY_ID"):
-        Objects("s3://bucket/runs", patience=0).get("a")
+        ObjectStore("s3://bucket/runs", patience=0).get("a")
 
 
 def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     forget()
-    store = Objects("s3://bucket/runs", patience=0)
+    store = ObjectStore("s3://bucket/runs", patience=0)
     store._fs.retries = 1
     with pytest.raises(StorageOfflineError, match="does not answer"):
         store.get("a")
@@ -162,7 +167,7 @@ def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch)
 def test_a_server_that_comes_back_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Objects(f"file://{tmp_path}/store")
+    store = ObjectStore(f"file://{tmp_path}/store")
     calls = []
     write = module.write_bytes
 
@@ -179,7 +184,7 @@ def test_a_server_that_comes_back_is_waited_for(
 
 
 def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Objects(f"file://{tmp_path}/store", patience=0)
+    store = ObjectStore(f"file://{tmp_path}/store", patience=0)
     store.put("a", b"1")
 
     def full(*_: Any, **__: Any) -> None:
@@ -194,29 +199,29 @@ def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         store.get_file("a", tmp_path / "a", "0")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageAccessError):
-        Objects(f"file://{tmp_path}/file/below", patience=0).reach()
+        ObjectStore(f"file://{tmp_path}/file/below", patience=0).check_access()
 
 
 def test_a_path_is_a_store_like_a_url(tmp_path: Path) -> None:
     for where in (tmp_path / "a", str(tmp_path / "a"), f"file://{tmp_path}/a", f"{tmp_path}/a/"):
-        store = Objects(where)
+        store = ObjectStore(where)
         store.put("x/y", str(where).encode(), sync=False)
         assert (tmp_path / "a" / "x" / "y").read_bytes() == str(where).encode()
-        assert store.exclusive
-        assert store.names() == ["x/y"]
+        assert store.is_exclusive
+        assert store.list_names() == ["x/y"]
         assert not str(store).endswith("/")
-    assert str(Objects(tmp_path / "a").below("x")) == str(tmp_path / "a" / "x")
+    assert str(ObjectStore(tmp_path / "a").open_below("x")) == str(tmp_path / "a" / "x")
 
 
 def test_everything_goes_at_once(url: str) -> None:
-    store = Objects(f"{url}/below")
-    beside = Objects(f"{url}/beside")
+    store = ObjectStore(f"{url}/below")
+    beside = ObjectStore(f"{url}/beside")
     beside.put("a", b"1")
     for name in ("a", "b/c"):
         store.put(name, b"1")
     store.clear()
-    assert store.names() == []
-    assert beside.names() == ["a"]
+    assert store.list_names() == []
+    assert beside.list_names() == ["a"]
     store.clear()  # nothing is there, and that is no error
 
 
@@ -230,18 +235,18 @@ def _held(folder: Path) -> bool:
 
 
 def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> None:
-    store = Objects(tmp_path / "new")
+    store = ObjectStore(tmp_path / "new")
     with multiprocessing.get_context("fork").Pool(1) as pool:
         with store.lock():
             assert pool.apply(_held, (tmp_path / "new",))
         assert not pool.apply(_held, (tmp_path / "new",))
-    assert store.names() == []
-    with Objects("memory://locked").lock():  # no lock, and no error
+    assert store.list_names() == []
+    with ObjectStore("memory://locked").lock():  # no lock, and no error
         pass
     (tmp_path / "file").write_text("no folder")
     with (
         pytest.raises(StorageAccessError, match="check the path"),
-        Objects(tmp_path / "file").lock(),
+        ObjectStore(tmp_path / "file").lock(),
     ):
         pass
 
@@ -249,13 +254,13 @@ def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> No
 def test_a_file_server_gets_its_folders_first(tmp_path: Path) -> None:
     """Unlike an object store, a server of files knows folders, and refuses a file in one that is
     missing."""
-    store = Objects(f"local://{tmp_path}/new")
+    store = ObjectStore(f"local://{tmp_path}/new")
     assert store.local is None
-    assert not store.exclusive
+    assert not store.is_exclusive
     store.put("deep/a", b"1")
     assert store.create("deep/er/b", b"2")
     assert not store.create("deep/er/b", b"3")
-    assert store.names() == ["deep/a", "deep/er/b"]
+    assert store.list_names() == ["deep/a", "deep/er/b"]
 
 
 def test_small_files_of_settings(tmp_path: Path) -> None:
@@ -267,12 +272,12 @@ def test_small_files_of_settings(tmp_path: Path) -> None:
         assert list(read_csv(f"{home}/list.csv", "data.list")) == [
             (2, {"ticker": "AAA", "day": "2016-01-04"})
         ]
-        with pytest.raises(DataError, match=r"none.csv: no such file; see data.list"):
+        with pytest.raises(DataError, match=r"none.csv does not exist; see data.list"):
             read_whole(f"{home}/none.csv", "data.list")
     with pytest.raises(DataError, match=r"Is a directory; .*; see data.list"):
         read_whole(str(tmp_path), "data.list")
     (tmp_path / "list.csv").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(DataError, match="no UTF-8 text"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         list(read_csv(str(tmp_path / "list.csv"), "data.list"))
     with pytest.raises(DataError, match=r"see data.list"):
         read_whole("nosuch://bucket/list.csv", "data.list")
@@ -280,7 +285,7 @@ def test_small_files_of_settings(tmp_path: Path) -> None:
 
 
 def test_urls_and_paths_are_told_apart() -> None:
-    fs, path = file_system("memory://bucket/a")
+    fs, path = open_file_system("memory://bucket/a")
     assert (fs.protocol, path) == ("memory", "/bucket/a")
     for url in ("s3://bucket/runs", "s3:/bucket/runs"):  # pathlib makes one slash of two
         with pytest.raises(DataError, match=r"^cache: s3:.* is a URL"):
@@ -292,7 +297,7 @@ def test_urls_and_paths_are_told_apart() -> None:
 def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
     """What lay there is not gone, and nothing is written below the empty folder where it was
     mounted."""
-    store = Objects(tmp_path / "mounted" / "runs" / "one", patience=0.0)
+    store = ObjectStore(tmp_path / "mounted" / "runs" / "one", patience=0.0)
     store.put("name", b"bytes")
     (tmp_path / "mounted").rename(tmp_path / "away")
     (tmp_path / "mounted").mkdir()
@@ -300,7 +305,7 @@ def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
         lambda: store.get("name"),
         lambda: store.put("other", b""),
         lambda: store.create("name", b""),
-        store.names,
+        store.list_names,
     ):
         with pytest.raises(StorageOfflineError, match="does not answer"):
             call()
@@ -311,8 +316,8 @@ def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_expected_and_was_never_there_does_not_answer(tmp_path: Path) -> None:
-    store = Objects(tmp_path / "one", patience=0.0)
-    assert store.names() == []  # a new one is empty
-    store.expect()
+    store = ObjectStore(tmp_path / "one", patience=0.0)
+    assert store.list_names() == []  # a new one is empty
+    store.expect_folder()
     with pytest.raises(StorageOfflineError):
         store.put("name", b"")

@@ -22,8 +22,8 @@ from fintrader.agents import Budget, load_policy, read_agent_state
 from fintrader.agents.parallel import INHERITED_PREFIXES
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
-from fintrader.storage.mirror import attach, copies, working_copy
-from fintrader.storage.objects import Objects
+from fintrader.storage.mirror import attach, locate_cache, locate_working_copy
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion import learners as fusion
 from fintrader.tournament.fusion.coordinator import (
@@ -275,7 +275,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
         def stop(self) -> None:
             self.thread.join()
 
-    with hold(Objects(url)) as lease:
+    with hold(ObjectStore(url)) as lease:
         open_store(here, mirror).keep_market("digest", market_file(tmp_path))
         task = {
             "spec": spec.model_dump(mode="json"),
@@ -290,7 +290,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
         context.folder.mkdir(parents=True)
         spread = train_and_evaluate(spec, context)
     assert spread.snapshot == alone.snapshot
-    there = working_copy(url, copies("pods"), attached=False) / "pods" / spec.pod
+    there = locate_working_copy(url, locate_cache("pods")) / "pods" / spec.pod
     assert (home_of(there, 2, 1) / "state.safetensors").is_file()
     assert not home_of(context.folder, 2, 1).exists()
 

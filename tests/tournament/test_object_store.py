@@ -21,8 +21,8 @@ from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import RunFolder
 from fintrader.storage import lease as leases
 from fintrader.storage.lease import hold
-from fintrader.storage.mirror import attach, mirror_of, working_copy
-from fintrader.storage.objects import Objects
+from fintrader.storage.mirror import attach, find_mirror, open_working_copy
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
@@ -109,18 +109,18 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         assert again.leaderboard == stored.leaderboard
         assert compare(plain.folder, run) == []
 
-        copy = working_copy(
+        copy = open_working_copy(
             f"{url}/stored", tmp_path / "copies"
         )  # somebody looks on, without writing
-        mirror = mirror_of(copy)
-        before = mirror.objects.names()
+        mirror = find_mirror(copy)
+        before = mirror.objects.list_names()
         mirror.pull(curves=True)
         assert make_index(RunFolder(copy)) == len(stored.leaderboard)
         assert compare(RunFolder(copy), plain.folder) == []
         assert not status(RunFolder(copy))["active"]
         best = lineage(read_pods(RunFolder(copy).leaderboard), stored.best)[0]
         assert best["score"] == stored.leaderboard[0]["score"]
-        assert mirror.objects.names() == before
+        assert mirror.objects.list_names() == before
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_another_machine_takes_over_from_a_head_that_was_struck(
 def test_a_superseded_head_and_its_pods_change_nothing(
     tmp_path: Path, run: RunFolder, url: str, race: Race
 ) -> None:
-    store = Objects(url)
-    late = leases.StoreLease(store, leases._take(store, 0))  # a head that sleeps
+    store = ObjectStore(url)
+    late = leases.StoreLease(store, leases._acquire_token(store, 0))  # a head that sleeps
     leases._held.clear()
     store.put(f"lease/{late.token:06d}.json", b'{"beat": 0, "released": true, "time": 0, "id": {}}')
     race("run", pods=2)
@@ -229,16 +229,16 @@ def test_a_superseded_head_and_its_pods_change_nothing(
     with pytest.raises(Fenced):  # its machine is not the one that drives the run now
         run_pod(
             spec,
-            PodContext(elsewhere, tmp_path, mirror_of(elsewhere.root), token=late.token),
+            PodContext(elsewhere, tmp_path, find_mirror(elsewhere.root), token=late.token),
             stubs.body,
         )
-    assert "pods/p0002/result.json" not in store.names("pods")
+    assert "pods/p0002/result.json" not in store.list_names("pods")
     leases._held[url] = late  # it wakes, and writes on for a moment
-    mirror = mirror_of(run.root)
+    mirror = find_mirror(run.root)
     mirror.append_events('{"event": "nonsense"}\n', lambda: '{"event": "nonsense"}\n')
     mirror.publish()
     with pytest.raises(RunError, match="taken"):
-        late.beat()
+        late.renew()
         late.check()
     leases._held.clear()
     empty(run, url)
@@ -251,7 +251,7 @@ def test_a_damaged_object_is_made_again(
     run: RunFolder, url: str, undisturbed: RunFolder, victim: str
 ) -> None:
     assert forked(run, PODS - 1).status == DONE
-    store = Objects(url)
+    store = ObjectStore(url)
     last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
     pod = last.parent or "p0000"  # the next pod will ask for its parent's snapshot
     result = RunStore(run).read_result(pod)
@@ -282,8 +282,8 @@ def test_damaged_state_that_cannot_be_made_again_is_told(
     tmp_path: Path, run: RunFolder, url: str, race: Race
 ) -> None:
     race("run", pods=3)
-    store = Objects(url)
-    kept = {name: store.get(name) or b"" for name in store.names()}
+    store = ObjectStore(url)
+    kept = {name: store.get(name) or b"" for name in store.list_names()}
     index = max(name for name in kept if name.startswith("index/"))
     events = max(name for name in kept if name.startswith("events/"))
     for name in (index, events, "pods/p0001/spec.json"):
@@ -323,7 +323,7 @@ def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
     home = RunFolder(tmp_path / "run")
     attach(home.root, url)
     plain = race("plain", pods=4)
-    with hold(Objects(url)) as held:
+    with hold(ObjectStore(url)) as held:
         for name in ("run", "run/null_model", "run/folds/00/null_model"):
             race(name, pods=4)
         assert held.token == 1
@@ -359,7 +359,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "run": str(tmp_path / "another" / "machine"),
         "market": str(tmp_path / "another" / "market.safetensors"),
         "device": "cpu",
-        "token": leases.newest(Objects(url)),
+        "token": leases.find_newest_token(ObjectStore(url)),
         "attempt": 1,
         "body": "tests.engines.stubs:body",
         "evaluate_elsewhere": False,
@@ -375,7 +375,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     node._work({**task, "mirror": {"url": url, "inside": "null_model/"}}, said)
     words = [said.get() for _ in range(said.qsize())]
     assert words[-1]["kind"] == "done", words[-1]
-    assert open_store(run, mirror_of(run.root)).has_result("p0003")
+    assert open_store(run, find_mirror(run.root)).has_result("p0003")
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
@@ -384,7 +384,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(
 ) -> None:
     how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
     plain = race("plain", **how)
-    node = RunFolder(working_copy(url, tmp_path / "node"))
+    node = RunFolder(open_working_copy(url, tmp_path / "node"))
 
     def far(settings: Any, access: PodContext) -> ThreadLauncher:
         return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
@@ -395,7 +395,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(
     assert not list(run.pods.glob("*/metrics.jsonl"))  # that is where the pods were
     assert list(node.pods.glob("*/metrics.jsonl"))
     with pytest.raises(CheckpointError, match="no market"):
-        open_store(node, mirror_of(node.root)).market("unknown", tmp_path / "nowhere")
+        open_store(node, find_mirror(node.root)).market("unknown", tmp_path / "nowhere")
 
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:

@@ -14,9 +14,9 @@ import pytest
 from fintrader.errors import StorageOfflineError
 from fintrader.runs import RunFolder
 from fintrader.storage import lease, objects
-from fintrader.storage.mirror import attach, mirror_of
-from fintrader.storage.objects import Objects
-from fintrader.storage.outages import outages as sit_out
+from fintrader.storage.mirror import attach, find_mirror
+from fintrader.storage.objects import ObjectStore
+from fintrader.storage.outages import allow_outages
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
@@ -95,7 +95,7 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
     """Its process is ended during the outage; the next attempt on that disk only delivers."""
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
-    mirror = mirror_of(run.root)
+    mirror = find_mirror(run.root)
     spec = stubs.spec(0)
     trained = []
 
@@ -111,23 +111,23 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
     away.unlink()
     result = run_pod(spec, PodContext(run, stubs.market(tmp_path), mirror), body)
     assert trained == ["p0000"]
-    assert Objects(f"file://{tmp_path}/store/run").exists("pods/p0000/result.json")
+    assert ObjectStore(f"file://{tmp_path}/store/run").exists("pods/p0000/result.json")
     assert open_store(run, mirror).read_result("p0000") == result
 
 
 def test_whoever_leaves_waits_no_longer(away: Path, tmp_path: Path) -> None:
-    store = Objects(f"file://{tmp_path}/store")
+    store = ObjectStore(f"file://{tmp_path}/store")
     problems = list[str]()
     away.touch()
 
     def ask() -> None:
         try:
-            store.names()
+            store.list_names()
         except StorageOfflineError as error:
             problems.append(str(error))
 
     asking = threading.Thread(target=ask)
-    with sit_out(3600.0):
+    with allow_outages(3600.0):
         asking.start()
         time.sleep(0.5)
         assert asking.is_alive()

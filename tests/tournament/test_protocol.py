@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fintrader.storage import lease
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
@@ -85,19 +86,19 @@ def test_a_token_that_was_swept_away_is_not_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at who holds the run and the claim, two others may have come and gone."""
-    store = lease.Objects(f"file://{tmp_path}")
+    store = ObjectStore(f"file://{tmp_path}")
     create = store.create
     looked = []
 
     def late(name: str, data: bytes) -> bool:
         if not looked:
             looked.append(name)
-            with lease.hold(lease.Objects(f"{store.url}/.")):
+            with lease.hold(ObjectStore(f"{store.url}/.")):
                 pass
-            with lease.hold(lease.Objects(f"{store.url}/.")):
+            with lease.hold(ObjectStore(f"{store.url}/.")):
                 pass
         return create(name, data)
 
     monkeypatch.setattr(store, "create", late)
-    assert lease._take(store, 0) == 3
+    assert lease._acquire_token(store, 0) == 3
     assert looked == ["lease/000001.json"]

@@ -14,7 +14,7 @@ from fintrader.results.audit import _pods
 from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard
 from fintrader.results.run import Run
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import attach, working_copy
+from fintrader.storage.mirror import attach, open_working_copy
 from fintrader.tournament import retention
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
@@ -252,7 +252,7 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_
     ended = race("run", keep="leaders", order="submission", **{**MANY, "pods": 44})
     undisturbed = race("other", keep="all", order="submission", **{**MANY, "pods": 44})
     assert board(ended) == board(undisturbed)
-    assert working_copy(url, tmp_path / "copy").is_dir()
+    assert open_working_copy(url, tmp_path / "copy").is_dir()
 
 
 def test_an_audit_misses_nothing_that_was_dropped(race: Race) -> None:

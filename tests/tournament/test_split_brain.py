@@ -15,8 +15,8 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage import lease
-from fintrader.storage.mirror import attach, mirror_of
-from fintrader.storage.objects import Objects
+from fintrader.storage.mirror import attach, find_mirror
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run_tournament import replay
@@ -95,16 +95,18 @@ def test_a_head_that_slept_between_lease_and_spec(
 ) -> None:
     one, two, three = (machines(name) for name in ("one", "two", "three"))
     url = f"file://{tmp_path}/store/run"
-    store = Objects(url)
+    store = ObjectStore(url)
     first = head(one, machine="one", workers=3, sleeps_at=4)  # checks its lease, and sleeps
     asleep(first)
-    made = len([name for name in store.names("pods") if name.endswith("spec.json")])
+    made = len([name for name in store.list_names("pods") if name.endswith("spec.json")])
     second = head(
         two, machine="two", workers=1, sleeps_at=made
     )  # takes over, and is about to make the next spec
     asleep(second)
     assert ended(first) == REFUSED  # it wakes up, and writes specs before it asks again
-    late = [name.split("/")[1] for name in store.names("pods") if name.endswith("spec.json")][made:]
+    late = [name.split("/")[1] for name in store.list_names("pods") if name.endswith("spec.json")][
+        made:
+    ]
     assert late
     before = emptied.results_in(url)
     assert ended(second) == DONE
@@ -135,7 +137,7 @@ def test_a_head_that_slept_between_lease_and_spec(
 def test_the_spec_that_stands_counts_wherever_another_one_lies(
     machines: Callable[[str], RunFolder],
 ) -> None:
-    stores = [open_store(run, mirror_of(run.root)) for run in map(machines, ("one", "two"))]
+    stores = [open_store(run, find_mirror(run.root)) for run in map(machines, ("one", "two"))]
     first = stubs.spec(0, seed=1)
     other = stubs.spec(0, seed=2)
     assert stores[0].write_specs([first]) == [first]
@@ -160,7 +162,7 @@ def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
     run = machines("one")
     race("one/run", pods=2)
     early = RunStore(whole.folder).read_spec("p0004")
-    open_store(run, mirror_of(run.root)).write_spec(early)
+    open_store(run, find_mirror(run.root)).write_spec(early)
     race("one/run", pods=6)
     assert everything(run) == everything(whole.folder)
     assert early.pod not in {event["pod"] for event in events_of(run, "damaged")}
@@ -196,7 +198,7 @@ def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(
         pid = os.fork()
         if pid == 0:
             for _ in range(20):
-                token = lease.claim(Objects(run.root))
+                token = lease.claim(ObjectStore(run.root))
                 with diary.open("a") as file:
                     file.write(f"{token}\n")
             os._exit(0)

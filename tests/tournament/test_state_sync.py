@@ -13,8 +13,8 @@ import pytest
 from fintrader.agents import Budget
 from fintrader.files import file_sha256, read_jsonl
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import attach, mirror_of, working_copy
-from fintrader.storage.objects import Objects
+from fintrader.storage.mirror import attach, find_mirror, open_working_copy
+from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
@@ -34,7 +34,7 @@ STEPS = 1280  # forty updates of one learner
 
 def stored(url: str, pod: str) -> dict[str, str]:
     """The files of a pod's state in the store."""
-    state = Objects(url).get_sealed(f"pods/{pod}/state.json")
+    state = ObjectStore(url).read_sealed(f"pods/{pod}/state.json")
     return {} if state is None else dict(state["files"])
 
 
@@ -63,8 +63,8 @@ def test_another_machine_goes_on_in_the_middle(
     )
     begin = told[0][0]
     with object_stores.place(kind, tmp_path, monkeypatch) as url:
-        first = RunFolder(working_copy(url, tmp_path / "first"))
-        open_store(first, mirror_of(first.root)).write_spec(spec)
+        first = RunFolder(open_working_copy(url, tmp_path / "first"))
+        open_store(first, find_mirror(first.root)).write_spec(spec)
 
         def strike(share: float, env_steps: int, note: str) -> None:
             if share > 0.5:
@@ -75,27 +75,34 @@ def test_another_machine_goes_on_in_the_middle(
         with pytest.raises(Struck):
             run_pod(
                 spec,
-                PodContext(first, market, mirror_of(first.root), report=strike, store_seconds=0.02),
+                PodContext(
+                    first, market, find_mirror(first.root), report=strike, store_seconds=0.02
+                ),
             )
         shutil.rmtree(tmp_path / "first")
 
-        second = RunFolder(working_copy(url, tmp_path / "second"))
+        second = RunFolder(open_working_copy(url, tmp_path / "second"))
         told.clear()
         result = run_pod(
             spec,
             PodContext(
-                second, market, mirror_of(second.root), attempt=2, report=report, store_seconds=60.0
+                second,
+                market,
+                find_mirror(second.root),
+                attempt=2,
+                report=report,
+                store_seconds=60.0,
             ),
         )
         assert begin < 0.1
         assert told[0][0] > 0.5  # it did not start over
         assert result.reproducible() == undisturbed.reproducible()
-        assert open_store(second, mirror_of(second.root)).get(str(result.snapshot))
+        assert open_store(second, find_mirror(second.root)).get(str(result.snapshot))
         records = read_jsonl(
             second.pod(spec.pod) / state.replace("state.safetensors", "metrics.jsonl")
         )
         assert [record["update"] for record in records] == list(range(1, len(records) + 1))
-        left = [name for name in Objects(url).names("pods") if "/state" in name]
+        left = [name for name in ObjectStore(url).list_names("pods") if "/state" in name]
         assert left == []
 
 
@@ -105,11 +112,11 @@ def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(
     url = f"file://{tmp_path}/store/run"
     attach(tmp_path / "run", url)
     race("run", pods=2)
-    store = Objects(url)
+    store = ObjectStore(url)
     for name in ("pods/p0000/state.json", "pods/p0001/state/0123", "pods/p0007/state/0123"):
         store.put(name, b"left behind")
     race("run", pods=2)
-    assert [name for name in store.names("pods") if "/state" in name] == [
+    assert [name for name in store.list_names("pods") if "/state" in name] == [
         "pods/p0007/state/0123"
     ]  # it may yet run
 
@@ -151,12 +158,14 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
     assert (there / "state.safetensors").read_text() == "half way"
     (there / "state.safetensors").write_text("further")
     assert two.save()
-    assert len(Objects(url).names("pods/p0000/state")) == 3  # what nobody asks for any more is gone
+    assert (
+        len(ObjectStore(url).list_names("pods/p0000/state")) == 3
+    )  # what nobody asks for any more is gone
     assert checkpoint(tmp_path / "one", url)[0].restore()
     assert (here / "state.safetensors").read_text() == "further"
     assert (here / "rank-1.log").is_file()
 
-    store = Objects(url)
+    store = ObjectStore(url)
     stranger = TrainingState(attach(tmp_path / "two" / "run", url), "p0000", "another spec", there)
     (there / ".stored.json").unlink()
     assert not stranger.restore()

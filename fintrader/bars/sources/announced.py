@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fintrader.bars.corporate_actions import Action
 from fintrader.errors import DataError
 from fintrader.files import seal, unseal
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 Adjustment = Literal["raw", "split", "dividend", "all"]
 _FILE = "actions.json"
@@ -26,7 +26,7 @@ class Announced:
     """What a vendor announced of each ticker, beside the bars in the store: as of the day on which
     it was asked."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         stored = objects.get(_FILE)
         damaged = DataError(f"{objects}/{_FILE} is damaged; delete it and build again")

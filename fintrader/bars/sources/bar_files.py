@@ -21,7 +21,7 @@ from fintrader.bars.sources.cells import first_line, one_kind, table_bars
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import BarError
-from fintrader.storage.objects import file_system
+from fintrader.storage.objects import open_file_system
 
 BATCH_ROWS = 500_000
 _HEADER_BYTES = 1 << 16
@@ -156,7 +156,7 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     if file.kind != "csv" or file.member is not None or file.path.lower().endswith(".gz"):
         return
     with _readable(file):
-        fs, inside = file_system(file.path)
+        fs, inside = open_file_system(file.path)
         if fs.tail(inside, 1) in (b"", b"\n", b"\r"):
             return
         lines = fs.tail(inside, _HEADER_BYTES).decode(errors="replace").splitlines()

@@ -29,7 +29,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.errors import DataError
 from fintrader.progress import Progress
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 _AT_ONCE = 4
 """Manifests that are saved at once."""
@@ -87,7 +87,7 @@ class FilesFeed(Feed):
 
     _collections: list[Collection]
 
-    def __init__(self, settings: FilesSettings, store: Objects, calendar: str) -> None:
+    def __init__(self, settings: FilesSettings, store: ObjectStore, calendar: str) -> None:
         self.settings = settings
         self.calendar = calendar
         self.store = store
@@ -295,11 +295,11 @@ class _Content:
     """Whether no other file holds now what this one held before."""
 
 
-def _contents(files: list[BarFile], store: Objects) -> list[_Content]:
+def _contents(files: list[BarFile], store: ObjectStore) -> list[_Content]:
     """What each file holds. The hashes of those that did not change since are remembered in the
     store."""
     with store.lock():
-        store.sweep(deep=False)
+        store.remove_temporaries(deep=False)
         stored = store.get("fingerprints.json")
         try:
             before: dict[str, list[Any]] = json.loads(stored) if stored else {}

@@ -153,7 +153,7 @@ def _cut(
     time they are then complete. When too many wait, all are stored, and a month consists of several
     pieces.
     """
-    collection.objects.sweep()
+    collection.objects.remove_temporaries()
     waiting: dict[tuple[str, str], list[Bars]] = {}
     held = 0
 

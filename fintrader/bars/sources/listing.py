@@ -18,7 +18,7 @@ import pyarrow as pa
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.config import base_name, is_url
 from fintrader.errors import BarError, DataError
-from fintrader.storage.objects import file_system
+from fintrader.storage.objects import open_file_system
 
 _RACY_NS = 2_000_000_000
 _PIECE = 4 << 20
@@ -44,7 +44,7 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
 
     Raises DataError when there is none, or of an unknown kind.
     """
-    fs, inside = file_system(path)
+    fs, inside = open_file_system(path)
     try:
         if fs.isdir(inside):
             fs.ls(inside)  # `find` passes over what may not be read
@@ -104,7 +104,7 @@ def _open(path: str, text: bool) -> list[BarFile]:
 @contextlib.contextmanager
 def _archive(path: str) -> Iterator[zipfile.ZipFile]:
     """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
-    fs, inside = file_system(path)
+    fs, inside = open_file_system(path)
     with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
         yield archive
 
@@ -141,7 +141,7 @@ class BarFile:
             with _archive(self.path) as archive:
                 return pa.BufferReader(archive.read(self.member))
         if is_url(self.path):
-            fs, path = file_system(self.path)
+            fs, path = open_file_system(self.path)
             return fs.open(path, "rb")
         return self.path
 
@@ -191,7 +191,7 @@ class BarFile:
         clock's grain.
         """
         if is_url(self.path):
-            fs, path = file_system(self.path)
+            fs, path = open_file_system(self.path)
             details = fs.info(path)
             # `created` of a local file is when its inode last changed, which nobody can set back
             marks = [

@@ -38,7 +38,7 @@ from fintrader.bars.sources.feeds import Feed
 from fintrader.config import Settings, Ticker
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
-from fintrader.storage.objects import Objects
+from fintrader.storage.objects import ObjectStore
 
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
@@ -119,7 +119,7 @@ class VendorFeed(Feed):
         settings: VendorSettings,
         symbols: Sequence[str],
         calendar: str,
-        store: Objects,
+        store: ObjectStore,
         *,
         listed: bool = True,
         today: dt.date | None = None,

@@ -84,7 +84,7 @@ class LocalLauncher:
         store_seconds: float = 0.0,
     ) -> None:
         """Raises ConfigError when the run's store exists in this process only."""
-        if access.mirror is not None and access.mirror.objects.private:
+        if access.mirror is not None and access.mirror.objects.is_private:
             raise ConfigError(
                 f"store: {access.mirror.objects} exists in one process only, and pods are others"
             )

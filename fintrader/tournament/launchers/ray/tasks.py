@@ -26,7 +26,7 @@ from fintrader.config import load_object
 from fintrader.errors import RunError, TournamentError
 from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import Mirror, copies, mirror_at, working_copy
+from fintrader.storage.mirror import Mirror, locate_cache, open_mirror, open_working_copy
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import import_ray, remote
@@ -213,14 +213,14 @@ def run_of(task: Message) -> tuple[RunFolder, Mirror | None]:
     """
     run = RunFolder(Path(task["run"]))
     if task["token"] is None or current_token(run) != 0:
-        return run, mirror_at(run.root, task["mirror"])
+        return run, open_mirror(run.root, task["mirror"])
     if task["mirror"] is None:
         raise TournamentError(
             f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all"
             " nodes see them, or the run in a store"
         )
-    copy = working_copy(task["mirror"]["url"], copies("pods")) / task["mirror"]["inside"]
-    return RunFolder(copy), mirror_at(copy, task["mirror"])
+    copy = open_working_copy(task["mirror"]["url"], locate_cache("pods")) / task["mirror"]["inside"]
+    return RunFolder(copy), open_mirror(copy, task["mirror"])
 
 
 def address() -> str:
