@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from fintrader import system
 from fintrader.errors import RunError, UnsafePathError
 
 _REMOVE = "remove it, and run the same command again"
@@ -183,19 +184,10 @@ def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterato
             temporary, path
         )  # unlike a rename, a link fails where a file stands
         if sync:
-            sync_folder(path.parent)
+            system.sync(path.parent)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable: on POSIX the directory entry needs its own fsync."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
@@ -301,8 +293,10 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
     make_folder(path.parent)
     line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
     with open_file(path, "ab+") as file:
-        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            line = b"\n" + line
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
         file.write(line)
 
 

@@ -131,11 +131,13 @@ def deviation(values: Array) -> float:
 
 
 def _measure(name: str, *series: Array, **options: float) -> float | None:
-    """Compute empyrical's measure of that name; None where it is NaN or infinite.
+    """Compute empyrical's measure of that name; None without returns, where it is NaN or infinite.
 
     The import is late because it takes a second and loads pandas, scipy and yfinance, which no
     command needs to print its help or to refuse its input.
     """
+    if not series[0].size:
+        return None
     import empyrical
 
     with np.errstate(all="ignore"):

@@ -18,11 +18,10 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Literal, NoReturn
 
 from fintrader.errors import ConfigError
+from fintrader.system import processor_name, starting_environment
 
 Reproducible = Literal["same_machine", "across_machines"]
 
@@ -76,10 +75,7 @@ def require(setting: Reproducible) -> None:
             "reproducible: across_machines holds between x86-64 processors under Linux with glibc,"
             f" and this is {platform.machine()} under {platform.system()}; use same_machine"
         )
-    began = dict(
-        entry.partition("=")[::2]
-        for entry in os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
-    )
+    began = starting_environment()
     if any(name in began for name in _CONTRARY) or not VARIABLES.items() <= began.items():
         raise RestartNeeded(
             "reproducible: across_machines needs a process that begins with fixed code paths; use"
@@ -122,14 +118,12 @@ def code_paths() -> dict[str, str]:
     import torch
     from llvmlite.binding import get_host_cpu_name
 
-    model = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
     numba = os.environ.get("NUMBA_CPU_NAME") or get_host_cpu_name()
-    return {"processor": model, "torch": torch.backends.cpu.get_cpu_capability(), "numba": numba}
+    return {
+        "processor": processor_name(),
+        "torch": torch.backends.cpu.get_cpu_capability(),
+        "numba": numba,
+    }
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import re
@@ -27,6 +26,7 @@ from fintrader.files import (
     write_json,
 )
 from fintrader.progress import reporter
+from fintrader.system import try_lock
 
 MANIFEST_FORMAT = "fintrader-run-1"
 PACKAGES = (
@@ -162,19 +162,14 @@ class RunFolder:
                 " (--runs-dir)"
             ) from None
         with file:
-            for attempt in range(
-                5
-            ):  # somebody who only asks whether it is held holds it for microseconds
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if attempt == 4:
-                        raise RunError(
-                            f"{self.root} is in use by another process; wait for it or stop it"
-                            " first"
-                        ) from None
-                    time.sleep(0.05)
+            attempts = 5  # a process that only asks whether it is held holds it for microseconds
+            while not try_lock(file):
+                attempts -= 1
+                if not attempts:
+                    raise RunError(
+                        f"{self.root} is in use by another process; wait for it or stop it first"
+                    )
+                time.sleep(0.05)
             yield
 
 

@@ -28,7 +28,7 @@ from fintrader.files import write_json, write_text
 from fintrader.results.folders import NotThereError, RunsFolder, component, is_locked
 from fintrader.results.formatting import number
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import born
+from fintrader.system import kill_group, process_start, step_back
 
 PLACE = ".launched"
 NICENESS = 5
@@ -57,18 +57,9 @@ class Job:
         child = _CHILDREN.get(self.pid)
         if child is not None and child.poll() is not None:
             return False
-        return self.born != 0 and _born(self.pid) == self.born
-
-
-def _born(pid: int) -> int:
-    """As `born`; without /proc whether the process exists is all there is to know."""
-    if Path("/proc/self/stat").exists():
-        return born(pid)
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return 0
-    return 1
+        if self.born == 0:  # the system does not say: this app knows its own children alone
+            return child is not None
+        return process_start(self.pid) == self.born
 
 
 def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None) -> Job:
@@ -96,7 +87,9 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
             words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams
         )
     _CHILDREN[child.pid] = child
-    job = Job(name=folder.root.name, pid=child.pid, born=_born(child.pid), started=time.time())
+    job = Job(
+        name=folder.root.name, pid=child.pid, born=process_start(child.pid), started=time.time()
+    )
     write_json(place / f"{name}.json", asdict(job))
     return job
 
@@ -136,7 +129,7 @@ def kill(job: Job) -> bool:
     be."""
     if not job.alive:
         return False
-    os.killpg(job.pid, signal.SIGKILL)
+    kill_group(job.pid)
     return True
 
 
@@ -179,8 +172,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, interrupt)
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+    step_back(NICENESS)
     from fintrader.cli import main as command
 
     command(sys.argv[1:])

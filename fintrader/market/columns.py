@@ -9,7 +9,6 @@ market's size, memory holds one symbol and one block.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from fintrader.bars.bars import Array
 from fintrader.bars.clean import SymbolBars
 from fintrader.errors import MarketError
+from fintrader.system import read_into, write_at
 
 BLOCK_BYTES = 16 << 20
 _STRETCH = 1 << 14
@@ -201,10 +201,7 @@ class ColumnStore:
                 rows = values[number * self._stretch : (number + 1) * self._stretch]
                 part = memoryview(rows.reshape(-1).view(np.uint8).data)
                 offset = slot * self._size + self._offset[name]
-                while part:
-                    done = os.pwrite(file.fileno(), part, offset)
-                    part = part[done:]
-                    offset = offset + done
+                write_at(file.fileno(), part, offset)
         except OSError as error:
             raise MarketError(
                 f"{tempfile.gettempdir() if self._folder is None else self._folder}: no room to"
@@ -221,7 +218,7 @@ class ColumnStore:
             high = min(stop, first + self._stretch)
             part = values[low - start : high - start]
             offset = slot * self._size + self._offset[name] + (low - first) * width * kind.itemsize
-            if os.preadv(self._files[number].fileno(), [part.data], offset) != part.nbytes:
+            if read_into(self._files[number].fileno(), part.data, offset) != part.nbytes:
                 raise MarketError(
                     "the build's scratch file was cut short; run the same command again"
                 )

@@ -90,7 +90,7 @@ def find_garbage(
     for path in sorted(cache.glob("*")):
         if path.is_dir() and _ADDRESS.fullmatch(path.name) and path.name not in live_markets:
             garbage.markets[path] = _size(
-                path, [str(file.relative_to(path)) for file in path.rglob("*")]
+                path, [file.relative_to(path).as_posix() for file in path.rglob("*")]
             )
     for store in stores.values():
         for name in sorted(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import numpy as np
 from fintrader.bars.bars import Array
 from fintrader.errors import MarketError
 from fintrader.files import atomic_file
+from fintrader.system import read_at, write_at
 
 FORMAT = "fintrader-market-2"
 ARRAYS = {
@@ -132,17 +132,19 @@ def write_market(
         with atomic_file(Path(path)) as file:
             handle = file.fileno()
             for name, values in whole.items():
-                _put(handle, values, at[name])
+                write_at(handle, values, at[name])
             for first, rows in blocks:
                 for name, values in rows.items():
-                    _put(handle, np.ascontiguousarray(values), at[name] + first * row_bytes[name])
+                    write_at(
+                        handle, np.ascontiguousarray(values), at[name] + first * row_bytes[name]
+                    )
             digest = hashlib.sha256(header.encode())
             for entry in entries:
                 digest.update(entry.name.encode())
                 for piece in _pieces(handle, at[entry.name], entry.nbytes):
                     digest.update(piece)
             content = digest.hexdigest()
-            _put(handle, preamble(order, {"header": header, "content_hash": content}), 0)
+            write_at(handle, preamble(order, {"header": header, "content_hash": content}), 0)
     except OSError as error:
         raise MarketError(
             f"{path} cannot be written ({error.strerror or error}); free some space, or choose"
@@ -188,19 +190,11 @@ def stored_minutes(path: Path | str) -> Array:
         raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
 
 
-def _put(handle: int, values: Any, offset: int) -> None:
-    left = memoryview(values).cast("B") if memoryview(values).nbytes else memoryview(b"")
-    while left:
-        done = os.pwrite(handle, left, offset)
-        left = left[done:]
-        offset = offset + done
-
-
 def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
     """What was written, read back: the hash is that of the file, and its order of arrays is another
     than the file's."""
     while size:
-        piece = os.pread(handle, min(size, _PIECE), offset)
+        piece = read_at(handle, min(size, _PIECE), offset)
         if not piece:
             raise OSError("the file is shorter than what was written to it")
         yield piece

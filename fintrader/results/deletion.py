@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.errors import RunError
-from fintrader.files import sync_folder
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.folders import Folder, RunsFolder, is_file_locked, is_locked
 from fintrader.results.formatting import count
 from fintrader.results.looks import Ledger, LedgerError, note_shown
 from fintrader.results.notes import check_writable
 from fintrader.runs import RunFolder
+from fintrader.system import sync
 
 TOMBSTONE = ".deleted-"
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
@@ -86,7 +86,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
         try:
             os.rename(folder.root, grave)
-            sync_folder(runs.root)
+            sync(runs.root)
         except OSError as error:
             raise RunError(
                 f"{name} cannot be deleted ({error.strerror}); {runs.root} must be writable"

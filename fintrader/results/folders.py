@@ -7,7 +7,6 @@ regular file of bounded size.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fintrader import system
 from fintrader.errors import FintraderError, RunError
 from fintrader.errors import UnsafePathError as UnsafePathError
 from fintrader.files import records_in, refuse_link
@@ -169,7 +169,7 @@ class Folder:
         """
         path = self._inside(*parts)
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = system.open_plain(path)
         except (FileNotFoundError, NotADirectoryError):
             raise NotThereError(f"{'/'.join(parts)} is not there") from None
         except OSError as error:
@@ -296,9 +296,6 @@ def is_file_locked(folder: Folder, *parts: str) -> bool:
     """Whether a living process holds the lock of a file in a folder."""
     try:
         with folder.open(*parts) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return system.is_locked(file)
     except (RunError, OSError):
         return False
-    return False

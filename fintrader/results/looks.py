@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -28,11 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.errors import RunError, UnsafePathError
-from fintrader.files import make_folder, read_bytes, refuse_irregular, seal, sync_folder, unseal
+from fintrader.files import make_folder, open_file, read_bytes, refuse_irregular, seal, unseal
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
+from fintrader.system import sync, wait_for_lock
 
 FILE = "looks.jsonl"
+LOCK = ".looks.lock"
 FORMAT = "fintrader-looks-1"
 FIRST = hashlib.sha256(FORMAT.encode()).hexdigest()
 """What the first line holds in the place of the hash of a line before it."""
@@ -229,20 +230,20 @@ class Ledger:
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
-            new = not self.path.exists()
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            lock = open_file(self.path.with_name(LOCK), "ab")
         except OSError as error:
             raise self._unwritable(error) from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
-        with os.fdopen(handle, "rb+", buffering=0) as file:
+        with lock, contextlib.ExitStack() as stack:
+            wait_for_lock(lock)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                new = not self.path.exists()
+                file = stack.enter_context(self.path.open("ab+", buffering=0))
+                file.seek(0)
                 data = file.read()
                 whole = data.rfind(b"\n") + 1
-                if whole < len(
-                    data
-                ):  # its writer was killed, before anybody was told the number of the look
+                if whole < len(data):  # its writer was killed before the look's number was shown
                     file.truncate(whole)
             except OSError as error:
                 raise self._unwritable(error) from None
@@ -262,7 +263,7 @@ class Ledger:
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
                     if new:
-                        sync_folder(self.path.parent)
+                        sync(self.path.parent)
                 except OSError as error:
                     raise self._unwritable(error) from None
                 written: dict[str, Any] = json.loads(line)

@@ -22,11 +22,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError, StorageOfflineError
 from fintrader.storage.objects import ObjectStore
+from fintrader.system import call_after_fork, process_space, process_start
 
 BEAT_SECONDS = 6.0
 """Seconds between two renewals."""
@@ -155,7 +155,7 @@ def is_held(objects: ObjectStore) -> bool:
 
 
 # A forked child holds nothing: the lease and the thread that renews it stay with the parent.
-os.register_at_fork(after_in_child=lambda: _held.clear())
+call_after_fork(_held.clear)
 
 
 def record_token(objects: ObjectStore, token: int) -> None:
@@ -285,34 +285,17 @@ def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
 def identity() -> dict[str, Any]:
     """Describe this process uniquely among all processes of all machines."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "born": born(pid), "kernel": _kernel()}
-
-
-def _kernel() -> str:
-    """Name the boot of this machine and the process namespace, in which process numbers are
-    valid; empty where the system does not say."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink(
-            "/proc/self/ns/pid"
-        )
-    return ""
-
-
-def born(pid: int) -> int:
-    """Start of a living process in kernel ticks; 0 for a missing process or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
+    start = process_start(pid)
+    space = process_space()
+    return {"host": socket.gethostname(), "pid": pid, "born": start, "kernel": space}
 
 
 def is_here(process: dict[str, Any]) -> bool:
     """Check that the process with this `identity` shares this machine and process namespace."""
-    kernel = _kernel()
-    return kernel != "" and process["kernel"] == kernel
+    space = process_space()
+    return space != "" and process["kernel"] == space
 
 
 def _is_dead(process: dict[str, Any]) -> bool:
     """Check that a process ran here and has ended; False where that cannot be known."""
-    return is_here(process) and born(int(process["pid"])) != process["born"]
+    return is_here(process) and process_start(int(process["pid"])) != process["born"]

@@ -172,7 +172,7 @@ class Mirror:
         known = set((held.index or {}).values())
         for path in self._list_files():
             digest = self._hash(path)
-            files[str(path.relative_to(self.home))] = digest
+            files[path.relative_to(self.home).as_posix()] = digest
             if digest not in known:
                 new.append(path)
         if files == held.index:
@@ -319,7 +319,7 @@ class Mirror:
         return sorted(
             path
             for path in self.home.rglob("*")
-            if not _NOT_INDEXED.search(str(path.relative_to(self.home))) and path.is_file()
+            if not _NOT_INDEXED.search(path.relative_to(self.home).as_posix()) and path.is_file()
         )
 
     def _hash(self, path: Path) -> str:
@@ -377,7 +377,7 @@ def find_mirror(folder: Path) -> Mirror | None:
     folder = folder.absolute()
     for above in (folder, *folder.parents[:4]):
         if (above / MARKER).is_file():
-            inside = str(folder.relative_to(above))
+            inside = folder.relative_to(above).as_posix()
             return Mirror(
                 above,
                 ObjectStore(str(_read_marker(above / MARKER)["url"])),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -50,6 +49,7 @@ from fintrader.files import (
     write_bytes,
 )
 from fintrader.storage.outages import list_budgets
+from fintrader.system import wait_for_lock
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -284,7 +284,7 @@ class ObjectStore:
             if self.local is not None:
                 home = self.local / below
                 files = home.rglob("*") if home.is_dir() else iter(())
-                return [str(file.relative_to(self.local)) for file in files if file.is_file()]
+                return [file.relative_to(self.local).as_posix() for file in files if file.is_file()]
             self._fs.invalidate_cache()
             return [str(file)[len(self._root) :].lstrip("/") for file in self._fs.find(top)]
 
@@ -340,7 +340,7 @@ class ObjectStore:
             return open_file(home / ".lock", "ab")
 
         with self._call("", open_lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file)
             yield
 
     def remove_temporaries(self, *, deep: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Who is at work on a pod: the process that holds the lock of its folder, whoever started it.
 
-    pods/<id>/.lock     held by the one process that trains or evaluates the pod; what it said
-                        last stands inside
+    pods/<id>/.lock     held by the one process that trains or evaluates the pod
+    pods/<id>/.sign     what that process said last
 
 The kernel lets one process have it, and frees it when that process dies, however it dies: so no pod
 is trained twice at once, and a pod outlives its orchestrator without anybody losing sight of it.
@@ -9,14 +9,13 @@ Taking such an orphan over is no more than starting its pod again: the new proce
 lock, passes on what the orphan says, and returns its result. When the orphan is lost, it has the
 lock, and goes on from the checkpoint.
 
-What stands in the file is believed only while the lock is held. It names a process by its number,
+A sign is believed only while the lock is held. It names a process by its number,
 its start and the machine's boot, so nobody else is ever sent a signal.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -30,13 +29,15 @@ from typing import Any
 from fintrader.errors import RunError, StorageError
 from fintrader.files import make_folder, open_file, read_bytes
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import born, identity, is_here
+from fintrader.storage.lease import identity, is_here
+from fintrader.system import is_locked, signal_process, try_lock
 from fintrader.tournament import lease as leases
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.spec import OrphanLost, PodContext, PodSpec, Reason
 from fintrader.tournament.state_sync import save_all
 
 LOCK = ".lock"
+SIGN = ".sign"
 LOOK_SECONDS = 0.2
 """Somebody who waits for the lock looks so often, and an orphan whether it has been taken over."""
 SIGN_SECONDS = 1.0
@@ -72,12 +73,13 @@ def at_work(
     """
     context.folder = context.run.pod(spec.pod)
     make_folder(context.folder)
-    path = context.folder / LOCK
+    path = context.folder / SIGN
     report = context.report
     open_file(path, "ab").close()
-    with path.open("r+b", buffering=0) as file:
+    lock = open_file(context.folder / LOCK, "ab")
+    with lock, path.open("r+b", buffering=0) as file:
         before: Sign | None = None
-        while not leases.try_lock(file):
+        while not try_lock(lock):
             before, known = _sign(path) or before, before
             if before is not None and before != known:
                 report(*before.said)
@@ -120,9 +122,9 @@ def holder(folder: Path) -> Sign | None:
     if not path.is_file():
         return None
     with open_file(path) as file:
-        if leases.try_lock(file, fcntl.LOCK_SH):
+        if not is_locked(file):
             return None
-    return _sign(path)
+    return _sign(folder / SIGN)
 
 
 def at_work_in(run: RunFolder) -> dict[str, Sign]:
@@ -142,17 +144,7 @@ def end(folder: Path, number: signal.Signals, *, but: int = 0) -> None:
         or sign.process["pid"] in (os.getpid(), but)
     ):
         return
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # it has just ended, or this system has no such handles
-        handle = os.pidfd_open(sign.process["pid"])
-        try:
-            if (
-                born(sign.process["pid"]) == sign.process["born"]
-            ):  # else its number is somebody else's by now
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
+    signal_process(sign.process["pid"], sign.process["born"], number)
 
 
 def outlive(pod: str, context: PodContext) -> None:
@@ -203,7 +195,7 @@ def _newest(folder: Path) -> int:
 
 
 def _sign(path: Path) -> Sign | None:
-    """What stands in a lock's file, None for half of it."""
+    """What stands in a sign's file, None for half of it."""
     try:
         stored = json.loads(read_bytes(path))
         lost = stored["lost"]

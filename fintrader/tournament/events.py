@@ -20,6 +20,7 @@ from fintrader.files import (
     seal,
     unseal,
 )
+from fintrader.system import BINARY
 from fintrader.tournament.spec import PodResult
 
 
@@ -112,7 +113,7 @@ class EventLog:
         )
         refuse_irregular(self.path)
         refuse_second_name(self.path)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | BINARY, 0o644)
         try:
             before = os.fstat(handle).st_size
             data = text.encode()

@@ -17,12 +17,9 @@ tokens, and the earlier one stops.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any
 
 from fintrader.errors import RunError, StorageError, TournamentError
 from fintrader.files import make_folder, open_file
@@ -31,6 +28,7 @@ from fintrader.storage.lease import StoreLease, claim, find_newest_token, hold, 
 from fintrader.storage.lease import is_held as is_held_remotely
 from fintrader.storage.mirror import Mirror
 from fintrader.storage.objects import ObjectStore
+from fintrader.system import is_locked, try_lock
 
 
 @dataclass(frozen=True)
@@ -107,24 +105,6 @@ def _claimed(run: RunFolder, remote: StoreLease | None) -> int:
     return remote.token
 
 
-def try_lock(file: IO[Any], how: int = fcntl.LOCK_EX) -> bool:
-    """Take a file's lock unless somebody has it; True where locks are not even known."""
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (
-            errno.ENOLCK,
-            errno.ENOTSUP,
-            errno.EOPNOTSUPP,
-            errno.ENOSYS,
-            errno.EINVAL,
-        ):
-            raise
-    return True
-
-
 def current_token(run: RunFolder) -> int:
     """The newest holder's token, 0 before the first."""
     return find_newest_token(_here(run))
@@ -139,7 +119,7 @@ def is_held(run: RunFolder, mirror: Mirror | None) -> bool:
     """Whether an orchestrator is at work, here or elsewhere (for `fintrader status`)."""
     path = run.root / ".tournament.lock"
     if path.exists():
-        with open_file(path, "ab") as file:
-            if not try_lock(file, fcntl.LOCK_SH):
+        with open_file(path) as file:
+            if is_locked(file):
                 return True
     return mirror is not None and is_held_remotely(mirror.objects)

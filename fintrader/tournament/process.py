@@ -3,7 +3,6 @@ becomes of them when their parent dies."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fintrader.files import open_file
+from fintrader.system import die_with_parent
 
 
 def location_of(device: str) -> str:
@@ -75,7 +75,7 @@ class Channel:
         One that `outlives` its parent sees the end of its `inbox` instead, and decides for itself.
         """
         if not outlives:
-            _die_with(int(sys.argv[1]))
+            die_with_parent(int(sys.argv[1]))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
         self.inbox: TextIO = os.fdopen(os.dup(0), "r")
         self._stream = os.fdopen(os.dup(1), "w")
@@ -93,15 +93,3 @@ class Channel:
                 self._stream.flush()
             except BrokenPipeError:
                 self._heard = False
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed pipe has to
-    do."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)

@@ -160,7 +160,7 @@ class TrainingState:
             for path in self._here():
                 if _TURNS.get(path.name, 2) != turn:
                     continue
-                name = str(path.relative_to(self.folder))
+                name = path.relative_to(self.folder).as_posix()
                 match = _ROUND.fullmatch(name)
                 if match and match[2] and int(match[2]) in done:
                     continue  # fused: nobody asks for its replicas any more
@@ -176,7 +176,7 @@ class TrainingState:
         return [
             path
             for path in found
-            if not _LEFT_OUT.search(str(path.relative_to(self.folder))) and path.is_file()
+            if not _LEFT_OUT.search(path.relative_to(self.folder).as_posix()) and path.is_file()
         ]
 
 

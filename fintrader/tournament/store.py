@@ -16,7 +16,6 @@ stands in for `RunStore`, and whoever opens the run says so: `mirrored_store.ope
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -30,16 +29,17 @@ from fintrader.files import (
     open_file,
     publish,
     read_bytes,
+    refuse_irregular,
     refuse_link,
     remove,
     remove_tree,
     seal,
     seal_of,
-    sync_folder,
     unseal,
     write_bytes,
 )
 from fintrader.runs import RunFolder
+from fintrader.system import sync
 from fintrader.tournament.spec import PodResult, PodSpec
 
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
@@ -210,10 +210,9 @@ class RunStore:
         """Make a spec durable, before its result is."""
         path = self.spec_path(spec.pod)
         if path.exists():
-            with open_file(path) as file:
-                os.fsync(file.fileno())
-            sync_folder(path.parent)
-            sync_folder(self.run.pods)
+            refuse_irregular(path)
+            for each in (path, path.parent, self.run.pods):
+                sync(each)
 
     def read_spec(self, pod: str) -> PodSpec:
         """Raises TournamentError when it is missing or damaged."""

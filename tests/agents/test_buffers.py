@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fintrader import memory
+from fintrader import memory, system
 from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
@@ -198,8 +198,8 @@ MIB = 2**20
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(system, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(system, "CGROUPS", tmp_path / "cgroup")
     text = "MemTotal: 8388608 kB\nMemFree: 10240 kB\nMemAvailable: 1048576 kB\n"
     write(tmp_path / "proc" / "meminfo", text)
     return tmp_path

@@ -17,7 +17,7 @@ from fintrader.files import write_json
 from fintrader.results.folders import RunsFolder
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.runs import RunFolder
-from fintrader.storage.lease import born
+from fintrader.system import process_start
 from fintrader_app import jobs
 from tests.app.conftest import Open, healthy, said
 
@@ -102,7 +102,12 @@ def test_a_process_that_has_only_begun_is_not_forgotten(site: Path) -> None:
     place = site / "runs" / jobs.PLACE
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        record = {"name": "demo", "pid": child.pid, "born": born(child.pid), "started": time.time()}
+        record = {
+            "name": "demo",
+            "pid": child.pid,
+            "born": process_start(child.pid),
+            "started": time.time(),
+        }
         write_json(place / "demo.json", record)
         (place / "demo.log").write_text("x")
         with pytest.raises(jobs.RunError, match="stop it"):

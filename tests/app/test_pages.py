@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import itertools
 import shutil
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import Stage
+from fintrader.system import try_lock
 from fintrader_app import artifacts, markets
 from fintrader_app.shell import strip_html
 from tests.app.conftest import PAGES, Open, box, healthy, said
@@ -251,7 +251,7 @@ def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Pa
         assert "running" in test.dataframe[0].value["status"][0]
     assert "broken" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
     with (folder.root / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        assert try_lock(file)
         assert "running" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
 
 

@@ -3,7 +3,6 @@ end up apart."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
+from fintrader.system import wait_for_lock
 from tests.bars.tables import REAL_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def environment() -> Path:
     wanted = "\n".join(PINS)
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+        wait_for_lock(lock)  # tests may run in several processes
         if not ready.exists() or ready.read_text() != wanted:
             install = [
                 str(python),

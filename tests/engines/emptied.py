@@ -115,7 +115,7 @@ def main(root: str, url: str, pods: str, machine: str) -> None:
     attach(run.root, url)
     patience = {}
     if machine:
-        lease._kernel = lambda: machine  # type: ignore[assignment]
+        lease.process_space = lambda: machine  # type: ignore[assignment]
         patience = {"orphan_seconds": TournamentSettings().orphan_seconds}
     wanted = settings(pods=int(pods), workers=2, retries=50, fresh=0.2, **patience)
     try:

@@ -135,6 +135,14 @@ def test_empyrical_computes_the_measure(
         assert measure(*series) == expected
 
 
+@pytest.mark.parametrize("measure", BY_EMPYRICAL, ids=lambda measure: measure.__name__)
+def test_empyrical_is_not_asked_about_no_days(
+    measure: Callable[..., float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "empyrical", None)
+    assert measure(*([[]] * (1 + (measure in TWO_SERIES)))) is None
+
+
 def test_a_missing_day_counts_as_time_and_as_nothing_else() -> None:
     returns = np.array([0.01, math.nan, -0.02, 0.03, math.nan])
     growth = 1.01 * 0.98 * 1.03

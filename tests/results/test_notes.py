@@ -3,7 +3,6 @@ forgotten."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from fintrader.results.looks import Ledger
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.results.run import Run, summaries
 from fintrader.runs import RunFolder
+from fintrader.system import try_lock
 from tests.cli.test_mistakes import complaint
 from tests.engines.runs import fintrader
 from tests.results.test_looks import look
@@ -146,7 +146,7 @@ def test_a_running_run_is_not_deleted(runs: RunsFolder) -> None:
 
 def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs: RunsFolder) -> None:
     with (runs.root / "demo" / "pods" / "p0001" / ".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        assert try_lock(file)
         with pytest.raises(RunError, match="p0001 still trains; run its command again and stop it"):
             delete_run(runs, "demo")
     assert (runs.root / "demo" / "manifest.json").is_file()

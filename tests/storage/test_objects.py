@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import multiprocessing
 import sys
@@ -26,6 +25,7 @@ from fintrader.errors import (
 )
 from fintrader.storage import objects as module
 from fintrader.storage.objects import ObjectStore, open_file_system, read_csv, read_whole
+from fintrader.system import is_locked
 from tests.engines.object_stores import SECRET, forget
 from tests.engines.waiting import free_port
 
@@ -227,11 +227,7 @@ def test_everything_goes_at_once(url: str) -> None:
 
 def _held(folder: Path) -> bool:
     with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(file)
 
 
 def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> None:

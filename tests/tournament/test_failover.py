@@ -18,6 +18,7 @@ import pytest
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
+from fintrader.system import process_start, try_lock
 from fintrader.tournament import at_work
 from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
@@ -247,11 +248,11 @@ def test_nobody_is_signalled_by_a_number_alone(run: RunFolder) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     folder = run.pod("p0000")
     folder.mkdir(parents=True)
-    with (folder / at_work.LOCK).open("w+b", buffering=0) as file:
-        assert leases.try_lock(file)
+    with (folder / at_work.LOCK).open("wb") as lock, (folder / at_work.SIGN).open("wb") as file:
+        assert try_lock(lock)
         here = at_work.identity()
         for wrong in ({"born": 1}, {"kernel": "another boot"}):
-            process = {**here, "pid": bystander.pid, "born": at_work.born(bystander.pid), **wrong}
+            process = {**here, "pid": bystander.pid, "born": process_start(bystander.pid), **wrong}
             at_work._write(file, at_work.Sign(process))
             sign = at_work.holder(folder)
             assert sign is not None

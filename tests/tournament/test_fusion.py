@@ -24,6 +24,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, locate_cache, locate_working_copy
 from fintrader.storage.objects import ObjectStore
+from fintrader.system import interface_of
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion import learners as fusion
 from fintrader.tournament.fusion.coordinator import (
@@ -31,7 +32,6 @@ from fintrader.tournament.fusion.coordinator import (
     LocalHost,
     RankAddress,
     RankGroup,
-    interface_of,
     rank_addresses,
 )
 from fintrader.tournament.fusion.learners import average, home_of, maker, read_round

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fintrader import system
 from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.runs import RunFolder
@@ -50,7 +50,7 @@ def head(run: RunFolder, *, machine: str, workers: int, sleeps_at: int) -> int:
 
     def work() -> None:
         lease._held.clear()
-        lease._kernel = lambda: machine  # type: ignore[assignment]
+        lease.process_space = lambda: machine  # type: ignore[assignment]
         lease.BEAT_SECONDS = 0.1
         lease.LEASE_SECONDS = 0.4
         lease.LAPSE_SECONDS = 0.6
@@ -173,17 +173,17 @@ def test_locks_that_keep_nobody_out_are_noticed(
 ) -> None:
     """As on some network file systems; with a store the store keeps them apart."""
     run = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(system, "lock_descriptor", lambda *_, **__: True)
     with pytest.raises(TournamentError, match="file locks keep nobody out here"):
         race("run", pods=2)
     assert not RunStore(run).identity_path.exists()
     attach(tmp_path / "stored", f"file://{tmp_path}/store/stored")
     assert race("stored", pods=2).trials == 2
 
-    def unknown(*_: object) -> None:
+    def unknown(*_: object, **__: object) -> bool:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(fcntl, "flock", unknown)
+    monkeypatch.setattr(system, "lock_descriptor", unknown)
     with pytest.raises(TournamentError, match="file locks keep nobody out here"):
         race("run", pods=2)
 

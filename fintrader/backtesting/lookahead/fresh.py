@@ -3,7 +3,8 @@ reaches the next.
 
 A spawned process opens the source and then builds nothing itself. For every view it forks: the copy
 has the bars, but no feature has run in it, so a cache that was filled with the whole of them is
-empty there.
+empty there. Where a process cannot be forked, every view gets a spawned process, which opens the
+source again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -32,6 +34,7 @@ from fintrader.errors import BacktestError, FintraderError
 from fintrader.market.build import assemble
 from fintrader.market.settings import DataSettings, open_feed
 from fintrader.market.tensors import MarketTensors
+from fintrader.system import HAS_FORK, start_fork
 
 _ANSWER = "answer.json"
 
@@ -54,25 +57,17 @@ class FreshBuilds:
     ):
         self._folder = TemporaryDirectory(prefix="fintrader-lookahead-")
         self._count = 0
-        path = os.pathsep.join(part or "." for part in sys.path)
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-        pipe = subprocess.PIPE
-        environment = {**os.environ, **threads, "PYTHONPATH": path}
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env=environment
-        )
+        self._source = {
+            "settings": json.loads(settings.model_dump_json()),
+            "seed": seed,
+            "cache": None if cache is None else str(cache),
+            "setup": setup,
+        }
+        self._process = _spawn()
         self.span: tuple[int, int] = (0, 0)
         """First and last time of all bars."""
         try:
-            self.span = tuple(
-                self._ask(
-                    settings=json.loads(settings.model_dump_json()),
-                    seed=seed,
-                    cache=None if cache is None else str(cache),
-                    setup=setup,
-                )["span"]
-            )
+            self.span = tuple(self._ask(**self._source)["span"])
         except BaseException:
             self.close()
             raise
@@ -85,13 +80,16 @@ class FreshBuilds:
 
     def close(self) -> None:
         """End the process and remove what it wrote."""
+        self._end()
+        self._folder.cleanup()
+
+    def _end(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.kill()  # it holds nothing that has to be kept
         self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()
-        self._folder.cleanup()
 
     def __call__(self, view: View) -> MarketTensors:
         """The market of a view."""
@@ -100,7 +98,11 @@ class FreshBuilds:
     def each(self, views: Sequence[View]) -> Iterator[MarketTensors]:
         """The markets of views, in their order; as many are built at once as there are
         processors."""
-        for batch in _batches(views, os.cpu_count() or 1):
+        for batch in _batches(views, (os.cpu_count() or 1) if HAS_FORK else 1):
+            if self._count and not HAS_FORK:
+                self._end()
+                self._process = _spawn()
+                self._ask(**self._source)
             jobs = []
             for view in batch:
                 self._count += 1
@@ -128,6 +130,16 @@ class FreshBuilds:
         if (text := answer.get("error")) is not None:
             raise getattr(errors, answer["type"], BacktestError)(text)
         return answer
+
+
+def _spawn() -> subprocess.Popen[str]:
+    """Start a process that builds views, spoken to by lines of JSON."""
+    path = os.pathsep.join(part or "." for part in sys.path)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    pipe = subprocess.PIPE
+    environment = {**os.environ, **threads, "PYTHONPATH": path}
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
 
 def _batches(views: Sequence[View], size: int) -> Iterator[Sequence[View]]:
@@ -186,6 +198,20 @@ class _Server:
         market, _ = assemble(settings, ViewFeed(self.feed, self.bars, view, self.seed))
         market.save(folder / "market.safetensors")
 
+    def _work(self, view: View, folder: Path) -> None:
+        """Build a view and write down what came of it."""
+        said: dict[str, Any] = {
+            "error": "code of your own ended the process",
+            "type": "BacktestError",
+        }
+        try:
+            self.build(view, folder)
+            said = {}
+        except Exception as error:
+            said = _problem(error)
+        finally:
+            (folder / _ANSWER).write_text(json.dumps(said))
+
     def answer(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Build each view in a fork of its own; the first problem among them, if there is one."""
         children = []
@@ -195,24 +221,10 @@ class _Server:
             session_grid(
                 self.settings.calendar, view.start, view.end
             )  # forks find it ready: it takes a second
-            child = os.fork()
-            if child == 0:
-                said: dict[str, Any] = {
-                    "error": "code of your own ended the process",
-                    "type": "BacktestError",
-                }
-                try:
-                    self.build(view, folder)
-                    said = {}
-                except Exception as error:
-                    said = _problem(error)
-                finally:
-                    (folder / _ANSWER).write_text(json.dumps(said))
-                    os._exit(0)
-            children.append((child, folder / _ANSWER))
+            children.append((start_fork(partial(self._work, view, folder)), folder / _ANSWER))
         answers: list[dict[str, Any]] = []
-        for child, answer in children:
-            os.waitpid(child, 0)
+        for wait, answer in children:
+            wait()
             lost = {
                 "error": "a process that built a view was killed; was its memory used up?",
                 "type": "BacktestError",

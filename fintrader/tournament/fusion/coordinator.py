@@ -13,12 +13,9 @@ cluster reach each other.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
-import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -30,7 +27,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.memory import oom_kills
+from fintrader.system import KILL, SENT_BY_OTHERS, interface_of, oom_kills
 from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import (
@@ -51,10 +48,7 @@ PATIENCE_SECONDS = 1800.0
 comes first."""
 END = -1
 """The last order."""
-_ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""No rank ends itself by these."""
 LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -74,20 +68,6 @@ def rank_addresses(devices: Sequence[str], hosts: int) -> list[RankAddress]:
         for number in range(each)
         for host in range(hosts)
     ]
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that carries an IPv4 address of this machine (Linux); None where that
-    is not known."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                answer = fcntl.ioctl(
-                    asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode())
-                )
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
 
 
 class LocalHost:
@@ -205,7 +185,7 @@ class RankGroup:
         ]
         if killed:
             number, by = min(
-                killed, key=lambda one: one[1] in _ENDED_BY_OTHERS
+                killed, key=lambda one: one[1] in SENT_BY_OTHERS
             )  # who fell by itself took the others
             return self._lost(number, self._reason_of(by), f"killed by signal {by}")
         reasons = [(number, one) for number, one in sorted(ended.items()) if one["code"] is None]
@@ -224,9 +204,9 @@ class RankGroup:
 
     def _reason_of(self, by: int) -> Reason:
         """What a signal says: whom somebody ended is tried again without limit, as any pod is."""
-        if by == signal.SIGKILL and oom_kills() > self._oom_kills:
+        if by == KILL and oom_kills() > self._oom_kills:
             return "oom"
-        return "killed" if by in _ENDED_BY_OTHERS else "rank"
+        return "killed" if by in SENT_BY_OTHERS else "rank"
 
     def _lost(self, rank: int, reason: Reason, detail: str) -> RankLost:
         return RankLost(

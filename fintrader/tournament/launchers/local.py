@@ -17,7 +17,7 @@ from typing import Any
 
 from fintrader.errors import ConfigError, RunError, TournamentError
 from fintrader.files import make_folder, read_bytes
-from fintrader.memory import oom_kills
+from fintrader.system import KILL, SENT_BY_OTHERS, nvidia_cards, oom_kills, usable_cores
 from fintrader.tournament.at_work import at_work_in, end, holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
@@ -95,7 +95,7 @@ class LocalLauncher:
         self._hang = hang_seconds
         self._store_seconds = store_seconds
         self._stores_state = store_seconds > 0 and access.mirror is not None
-        self._farewell = signal.SIGTERM if self._stores_state else signal.SIGKILL
+        self._farewell = signal.SIGTERM if self._stores_state else KILL
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
 
@@ -181,7 +181,7 @@ class LocalLauncher:
         while (left := self.orphans()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for pod in left:
-            end(self.access.run.pod(pod), signal.SIGKILL)
+            end(self.access.run.pod(pod), KILL)
 
     def _free_worker(self, prefers: str) -> _Worker:
         """For the slot of that name if it is free, since an orphan is on its device; else an idle
@@ -223,7 +223,7 @@ class LocalLauncher:
     def _kill(self, worker: _Worker, reason: Reason, detail: str) -> None:
         worker.lost_by = worker.lost_by or (reason, detail)
         if worker.spec is not None:
-            end(self.access.run.pod(worker.spec.pod), signal.SIGKILL)
+            end(self.access.run.pod(worker.spec.pod), KILL)
         with suppress(ProcessLookupError):
             worker.process.kill()
 
@@ -270,10 +270,6 @@ class LocalLauncher:
             future.set_exception(PodFailure(message["reason"], message["detail"]))
 
 
-_ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""No process ends itself by these; by SIGSEGV, SIGABRT and the like it does, and would again."""
-
-
 def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
     """What an exit status means; `out_of_memory`: the kernel has killed because memory ran out
     meanwhile."""
@@ -285,15 +281,13 @@ def _cause(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, str]:
             "oom",
             "killed by the kernel, out of memory; lower env.num_envs or tournament.workers",
         )
-    if -code in _ENDED_BY_OTHERS:
+    if -code in SENT_BY_OTHERS:
         return "killed", f"killed by signal {-code}"
     if code < 0:
         return "error", f"died of signal {-code}; {tail}"
     return "error", f"exited with status {code}; {tail}"
 
 
-CARDS = Path("/proc/driver/nvidia/gpus")
-"""Where the driver lists its cards, a folder each."""
 _UNKNOWN = "?"
 """In a card's UUID while the driver has not looked at it."""
 
@@ -305,7 +299,7 @@ def cuda_devices() -> list[str]:
     count the cards that are present, so with one of two gone only 0 is left, whichever it was;
     UUIDs must be those of present cards.
     """
-    cards = _cards()
+    cards = nvidia_cards()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(cards))]
@@ -316,22 +310,6 @@ def cuda_devices() -> list[str]:
         if name and _present(name, cards):
             found.append(name)
     return found
-
-
-def _cards() -> list[str]:
-    """UUIDs of the cards that the driver lists."""
-    uuids = []
-    for card in sorted(CARDS.iterdir()) if CARDS.is_dir() else []:
-        text = ""
-        with suppress(OSError):  # it vanishes as we look
-            text = (card / "information").read_text()
-        found = [
-            line.partition(":")[2].strip()
-            for line in text.splitlines()
-            if line.startswith("GPU UUID")
-        ]
-        uuids.append(found[0] if found else _UNKNOWN)
-    return uuids
 
 
 def _present(name: str, cards: Sequence[str]) -> bool:
@@ -353,14 +331,9 @@ def slots_of(
     slots: list[Slot] = []
     for device in devices:
         if device == "cpu" or (device == "auto" and not found):
-            cores = (
-                len(os.sched_getaffinity(0))
-                if hasattr(os, "sched_getaffinity")
-                else os.cpu_count() or 1
-            )
             slots += [
                 Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
-                for number in range(cores)
+                for number in range(usable_cores())
             ]
         elif device in ("auto", "cuda"):
             slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fintrader import system
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
@@ -92,12 +93,12 @@ def test_a_card_that_is_gone_is_no_device(
     found: list[str],
 ) -> None:
     for bus, uuid in enumerate(cards):
-        card = tmp_path / f"0000:0{bus}:00.0"
-        card.mkdir()
+        card = tmp_path / "driver" / "nvidia" / "gpus" / f"0000:0{bus}:00.0"
+        card.mkdir(parents=True)
         (card / "information").write_text(
             f"Model: \t\t H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n"
         )
-    monkeypatch.setattr("fintrader.tournament.launchers.local.CARDS", tmp_path)
+    monkeypatch.setattr(system, "PROC", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

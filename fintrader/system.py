@@ -1,0 +1,407 @@
+"""What only some operating systems have, each with its answer where it does not exist.
+
+Locks work on all of them (filelock). Everything else was written for Linux; macOS and Windows lack
+parts of it, and get the answer that keeps results right: no signal to a process that cannot be
+named for certain, one step after another where a process cannot be forked, no limit where the
+system tells none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import lock_descriptor, unlock_descriptor
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+KILL: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Ends a process at once."""
+SENT_BY_OTHERS = tuple(
+    getattr(signal, name)
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+    if hasattr(signal, name)
+)
+"""No process of ours ends itself by these; by SIGSEGV, SIGABRT and the like it does."""
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""For `os.open`: without it Windows changes line ends."""
+HAS_FORK = hasattr(os, "fork")
+_HAS_FOLDER_HANDLES = hasattr(os, "O_DIRECTORY")
+_HAS_SIGNAL_0 = hasattr(os, "killpg")
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_PROBES = 3
+_PROBE_SECONDS = 0.01
+_POLL_SECONDS = 0.02
+_seeking = threading.Lock()
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Take a file's lock unless another process has it; True also where locks are unknown.
+
+    The kernel frees the lock when the file is closed or the process dies. Windows lets no other
+    process read the first byte of a locked file, so a file that is locked holds nothing.
+    """
+    try:
+        return lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return True
+
+
+def wait_for_lock(file: IO[Any]) -> None:
+    """Take a file's lock as soon as no other process has it."""
+    while not try_lock(file):
+        time.sleep(_POLL_SECONDS)
+
+
+def is_locked(file: IO[Any]) -> bool:
+    """Ask whether a process holds a file's lock, which needs no right to write."""
+    try:
+        import fcntl
+    except ImportError:
+        return _is_locked_after_probes(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _is_locked_after_probes(file: IO[Any]) -> bool:
+    """Without shared locks a probe holds the lock for a moment, which the next probe must not
+    take for a holder."""
+    for _ in range(_PROBES):
+        if try_lock(file):
+            with contextlib.suppress(OSError):  # locks are unknown here
+                unlock_descriptor(file.fileno())
+            return False
+        time.sleep(_PROBE_SECONDS)
+    return True
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def open_plain(path: str) -> int:
+    """Open a file for reading and return its handle; never through a link, never waiting for a
+    pipe. Raises OSError."""
+    flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")
+    return os.open(path, os.O_RDONLY | BINARY | sum(getattr(os, flag, 0) for flag in flags))
+
+
+def sync(path: Path) -> None:
+    """Bring a file's bytes or a folder's entries to disk; Windows does the latter by itself."""
+    if not _HAS_FOLDER_HANDLES and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if _HAS_FOLDER_HANDLES else os.O_RDWR | BINARY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_at(handle: int, values: Any, offset: int) -> None:
+    """Write all bytes of a buffer at an offset of an open file."""
+    rest = memoryview(values)
+    if rest.nbytes:
+        rest = rest.cast("B")
+    while rest.nbytes:
+        if hasattr(os, "pwrite"):
+            done = os.pwrite(handle, rest, offset)
+        else:
+            with _seeking:
+                os.lseek(handle, offset, os.SEEK_SET)
+                done = os.write(handle, rest)
+        rest = rest[done:]
+        offset += done
+
+
+def read_at(handle: int, size: int, offset: int) -> bytes:
+    """Read up to `size` bytes at an offset of an open file; fewer at its end."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, size, offset)
+    with _seeking:
+        os.lseek(handle, offset, os.SEEK_SET)
+        return os.read(handle, size)
+
+
+def read_into(handle: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from an offset of an open file; returns how many bytes there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, [buffer], offset)
+    data = read_at(handle, buffer.nbytes, offset)
+    buffer.cast("B")[: len(data)] = data
+    return len(data)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def process_space() -> str:
+    """Name this boot of this machine and the processes that can be seen, which give a process
+    number its meaning; empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return boot + os.readlink(PROC / "self/ns/pid")
+    return ""
+
+
+def process_start(pid: int) -> int:
+    """Return when a living process began, in kernel ticks since boot; 0 for none and for a zombie.
+
+    Without `/proc` it is 1 for any process of that number, and under Windows always 0.
+    """
+    if not (PROC / "self/stat").exists():
+        return int(_HAS_SIGNAL_0 and _is_number_in_use(pid))
+    try:
+        fields = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def _is_number_in_use(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_process(pid: int, start: int, number: signal.Signals) -> None:
+    """Signal a process, if it is the one that began at `start`; nothing where the system cannot
+    hold on to a process while it is asked."""
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # it has just ended, or there is no such call
+        handle = os.pidfd_open(pid)
+        try:
+            if process_start(pid) == start:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def kill_group(pid: int) -> None:
+    """End a process that leads a group, and that group; without groups the process alone."""
+    if hasattr(os, "killpg"):
+        os.killpg(pid, KILL)
+    else:
+        os.kill(pid, KILL)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent dies (Linux); elsewhere the closed pipe
+    has to do."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, KILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def step_back(niceness: int) -> None:
+    """Let other processes go first."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(niceness)
+
+
+def call_after_fork(action: Callable[[], None]) -> None:
+    """Call `action` in every fork of this process."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=action)
+
+
+def start_fork(work: Callable[[], None]) -> Callable[[], None]:
+    """Do `work` in a fork of this process; the result waits for its end. Without forks it is done
+    here and now."""
+    if not HAS_FORK:
+        work()
+        return lambda: None
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+
+    def wait() -> None:
+        os.waitpid(child, 0)
+
+    return wait
+
+
+def starting_environment() -> dict[str, str]:
+    """Return the environment that this process began with (Linux). Raises OSError elsewhere."""
+    entries = os.fsdecode((PROC / "self/environ").read_bytes()).split("\0")
+    return dict(entry.partition("=")[::2] for entry in entries)
+
+
+# --- machine --------------------------------------------------------------------------------------
+
+
+def processor_name() -> str:
+    """Name this machine's processor as far as the system does."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / "cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_memory_bytes() -> int | None:
+    """Return the most memory that this process has held; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still take: of the machine's and of its control
+    groups' the least; None where the system does not say."""
+    rooms = [*_of_machine(), *_of_groups()]
+    return max(min(rooms), 0) if rooms else None
+
+
+def _of_machine() -> Iterator[int]:
+    """MemAvailable; all memory there is on systems without it."""
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = (PROC / "meminfo").read_text().splitlines()
+        yield next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")
+        )
+        return
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _of_groups() -> Iterator[int]:
+    """Limit less use of every control group that this process is in, cgroup v2 and v1."""
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # `0::/path` (v2), `4:memory:/path` (v1)
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            top = CGROUPS
+            limit = "memory.max"
+            used = "memory.current"
+            cache = "inactive_file"
+        elif "memory" in controllers.split(","):
+            top = CGROUPS / "memory"
+            limit = "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        # Inside a container the path may be the host's: what is not there is passed over, the top
+        # always is.
+        here = top / path.lstrip("/")
+        for group in (here, *here.parents):
+            if group != top and top not in group.parents:
+                break
+            with contextlib.suppress(OSError, ValueError):  # without a limit it says `max`
+                left = int((group / limit).read_text()) - int((group / used).read_text())
+                rows = dict(
+                    line.split() for line in (group / "memory.stat").read_text().splitlines()
+                )
+                yield left + int(rows.get(cache, 0))  # file caches can be given up
+
+
+def oom_kills() -> int:
+    """Count the processes that the kernel has killed so far because memory ran out; 0 where it
+    does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (PROC / "vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep large blocks that it frees for the next ones (GNU C library).
+
+    Otherwise each tensor of a few MiB is mapped anew by the kernel, page by page, at every step:
+    with thousands of accounts that is a third of the time of a training.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        library.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def interface_of(address: str) -> str | None:
+    """Name the network interface that carries an IPv4 address of this machine (Linux); None where
+    that is not known."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(
+                    asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode())
+                )
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def nvidia_cards() -> list[str]:
+    """List the UUIDs of the graphics cards that the driver shows, without waking it (Linux); they
+    hold `?` while it has not looked at the card."""
+    folder = PROC / "driver/nvidia/gpus"
+    uuids = []
+    for card in sorted(folder.iterdir()) if folder.is_dir() else []:
+        text = ""
+        with contextlib.suppress(OSError):  # it vanishes as we look
+            text = (card / "information").read_text()
+        found = [
+            line.partition(":")[2].strip()
+            for line in text.splitlines()
+            if line.startswith("GPU UUID")
+        ]
+        uuids.append(found[0] if found else "?")
+    return uuids
