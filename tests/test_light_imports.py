@@ -1,4 +1,5 @@
-"""Settings, verdicts and readers load no torch: help and refusals take no second."""
+"""Settings, verdicts and readers load no torch, settings no pandas either: help and refusals take no
+second."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [
+    "fintrader.bars.sources.layout",
+    "fintrader.bars.sources.vendor_settings",
     "fintrader.backtesting.limits",
     "fintrader.backtesting.settings",
     "fintrader.deploy.settings",
     "fintrader.envs.settings",
     "fintrader.market.data_config",
     "fintrader.market.settings",
+    "fintrader.pipeline.config",
     "fintrader.tournament.ray_settings",
 ]
 
@@ -33,7 +37,7 @@ def find_modules(package: str) -> list[str]:
         (find_modules("verdict"), ("torch", "numba")),
         (find_modules("bars"), ("torch",)),
         (find_modules("results"), ("torch",)),
-        (SETTINGS, ("torch", "numba")),
+        (SETTINGS, ("torch", "numba", "pandas", "pyarrow")),
     ],
     ids=["verdict", "bars", "results", "settings"],
 )

@@ -15,11 +15,13 @@ import numpy as np
 from fintrader.bars.bars import MINUTE_NS, Bars, bar_length, concat
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
-from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
-from fintrader.bars.sources.vendor import Busy, Refused, VendorSettings
+from fintrader.bars.sources.alpaca import Alpaca
+from fintrader.bars.sources.vendor import Busy, Refused
+from fintrader.bars.sources.vendor_settings import AlpacaSettings, VendorSettings
 from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
-from fintrader.market.settings import DataSettings, open_feed
+from fintrader.market.bar_source import open_feed
+from fintrader.market.settings import DataSettings
 from fintrader.progress import Progress
 
 LIMIT_SECONDS = 10.0

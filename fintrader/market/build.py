@@ -29,11 +29,12 @@ from fintrader.bars.calendar import (
 )
 from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
-from fintrader.bars.sources.feeds import Feed
+from fintrader.bars.sources.feed import Feed
 from fintrader.config import refuse_url
 from fintrader.errors import StorageError
 from fintrader.files import seal
 from fintrader.market import features as ft
+from fintrader.market.bar_source import open_feed
 from fintrader.market.columns import ColumnStore, Sheet
 from fintrader.market.draft import Draft, Scaling
 from fintrader.market.index_level import EQUAL_WEIGHT, daily_level, equal_weight, file_benchmark
@@ -47,7 +48,7 @@ from fintrader.market.scaling import (
     statistics,
     statistics_hash,
 )
-from fintrader.market.settings import DataSettings, open_feed, planted_description, raw_features
+from fintrader.market.settings import DataSettings, planted_description, raw_features
 from fintrader.market.universe import (
     describe,
     load_membership,

@@ -10,7 +10,7 @@ from typing import Any, Protocol, get_args
 from fintrader import runs
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.presets import PRESETS
-from fintrader.bars.sources.vendor import VendorSettings
+from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import Settings, models_in, read_yaml, validate
 from fintrader.errors import ConfigError
 from fintrader.files import is_run_folder, refuse_irregular

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fintrader.bars.chunks import unnamed
-from fintrader.bars.sources.feeds import Feed
+from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.files import unseal
+from fintrader.market.bar_source import bar_store, open_feed
 from fintrader.market.build import RECORD, market_path, portable
-from fintrader.market.settings import DataSettings, bar_store, open_feed
+from fintrader.market.settings import DataSettings
 from fintrader.storage.objects import ObjectStore
 
 _ADDRESS = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")

@@ -6,9 +6,9 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
@@ -16,6 +16,9 @@ from fintrader.config import PathText, Settings, base_name
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
 from fintrader.storage.objects import read_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EQUAL_WEIGHT = "equal-weight index of the universe"
 
@@ -144,6 +147,8 @@ def _carry(values: Array) -> Array:
 def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataFrame:
     """The file's table in order of time, `when` in the settings' zone. Raises DataError when it
     cannot be used."""
+    import pandas as pd
+
     name = base_name(path)
     data = io.BytesIO(read_whole(path, setting))
     try:

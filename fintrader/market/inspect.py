@@ -36,8 +36,9 @@ from fintrader.bars.sources.listing import BarFile, files_of
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
+from fintrader.market.bar_source import bar_store, open_source
 from fintrader.market.build import RECORD, market_path
-from fintrader.market.settings import DataSettings, bar_store, open_source
+from fintrader.market.settings import DataSettings
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import ObjectStore
 

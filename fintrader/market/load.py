@@ -21,7 +21,7 @@ import pyarrow as pa
 from fintrader.bars.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.sources.cells import carries_zone, table_bars
-from fintrader.bars.sources.feeds import MemoryFeed
+from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.presets import SPELLINGS, plain
 from fintrader.config import Settings, overlay, validate

@@ -20,7 +20,7 @@ from fintrader.bars.corporate_actions import (
     with_announced,
 )
 from fintrader.bars.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
-from fintrader.bars.sources.feeds import Feed
+from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.market import features as ft

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.feeds import MemoryFeed
+from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import Settings
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress

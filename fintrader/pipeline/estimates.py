@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fintrader.bars.sources.vendor import VendorSettings
+from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError
 from fintrader.market.synthetic import SyntheticSettings

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fintrader.bars.sources.alpaca import AlpacaSettings
-from fintrader.bars.sources.crypto import CcxtSettings
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
+from fintrader.bars.sources.vendor_settings import AlpacaSettings, CcxtSettings
 from fintrader.config import is_url
 from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.market.planted_in import PlantedInSettings

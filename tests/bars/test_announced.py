@@ -18,7 +18,7 @@ from fintrader.bars.corporate_actions import Action, AdjustSettings, load_action
 from fintrader.bars.sources.announced import for_accounts, scale
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.errors import BarError, DataError
-from fintrader.market import settings as settings_module
+from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -135,7 +135,7 @@ def market_of(
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    monkeypatch.setattr(bar_source, "VendorFeed", then)
     return MarketTensors.load(build_market(DataSettings.model_validate(settings), cache=cache))
 
 

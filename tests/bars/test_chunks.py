@@ -21,9 +21,10 @@ from fintrader.bars.sources import feeds as feed_module
 from fintrader.config import dump_yaml
 from fintrader.errors import DataError, StorageFullError
 from fintrader.market import columns, reading
+from fintrader.market.bar_source import bar_store
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import verify
-from fintrader.market.settings import DataSettings, bar_store, read_settings
+from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import assert_same_market, file_settings, minute_table, write_csv
 from tests.bars.tables import file_settings as settings

@@ -18,8 +18,9 @@ import torch
 
 import fintrader
 from fintrader.bars.calendar import day_starts, session_grid, sessions_a_year
-from fintrader.bars.sources.crypto import Ccxt, CcxtSettings, all_rows, pair_bars
+from fintrader.bars.sources.crypto import Ccxt, all_rows, pair_bars
 from fintrader.bars.sources.vendor import VendorFeed
+from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.inspect import examine

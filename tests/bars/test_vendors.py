@@ -13,12 +13,13 @@ import pytest
 import requests
 
 from fintrader.bars.chunks import verify_store
-from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.vendor import Busy, VendorFeed, with_retries
-from fintrader.bars.sources.yahoo import Yahoo, YahooSettings
+from fintrader.bars.sources.vendor_settings import AlpacaSettings, YahooSettings
+from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.config import validate
 from fintrader.errors import DataError
-from fintrader.market import settings as settings_module
+from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import describe, dry_run, quality_report
 from fintrader.market.settings import DataSettings
@@ -326,12 +327,12 @@ def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
 def test_a_vendors_market_is_the_files_market(
     fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = settings_module.VendorFeed
+    real = bar_source.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    monkeypatch.setattr(bar_source, "VendorFeed", then)
     source = {"kind": "alpaca", "start": "2016-01-04", "end": "2016-01-22", "endpoint": ENDPOINT}
     features = {"names": ["return_1", "rsi_30"], "context": ["time_of_day"]}
     settings = validate(
@@ -371,12 +372,12 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
 ) -> None:
     """Half of the members' bars lie under the tickers of the day, some under later ones, most are
     not there at all."""
-    real = settings_module.VendorFeed
+    real = bar_source.VendorFeed
 
     def then(*args: Any, **values: Any) -> VendorFeed:
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
-    monkeypatch.setattr(settings_module, "VendorFeed", then)
+    monkeypatch.setattr(bar_source, "VendorFeed", then)
     names = {"AAA": "PCLN", "BBB": "META"}
     split = fake.table.ticker.map(names)
     other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
@@ -394,9 +395,7 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
         DataSettings, {"source": source, "universe": universe, "features": features}, "test"
     )
     if kind == "yahoo":
-        monkeypatch.setattr(
-            settings_module, "Yahoo", lambda source: Yahoo(source, requests.Session())
-        )
+        monkeypatch.setattr(bar_source, "Yahoo", lambda source: Yahoo(source, requests.Session()))
     market = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
     assert market.symbols == ("AAPL", "META", "PCLN")
     assert market.member.all()

@@ -423,7 +423,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_endpoints_that_are_not_allowed_are_not_even_looked_up(
     endpoint: str, asked: list[str]
 ) -> None:
-    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+    from fintrader.bars.sources.alpaca import Alpaca
+    from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
     with pytest.raises(DeployError) as caught:
         AlpacaBroker(endpoint, patience_s=0.0).account()
@@ -444,8 +445,9 @@ def test_endpoints_that_are_not_allowed_are_not_even_looked_up(
 
 
 def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked: list[str]) -> None:
-    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+    from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
+    from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
     for endpoint in SAME:
         broker = AlpacaBroker(endpoint, patience_s=0.0)
@@ -488,8 +490,9 @@ def test_a_redirect_takes_no_key_along(server: LoopbackAlpaca, broker: AlpacaBro
 
 
 def test_a_redirect_of_the_data_service_takes_no_key_along(server: LoopbackAlpaca) -> None:
-    from fintrader.bars.sources.alpaca import Alpaca, AlpacaSettings
+    from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
+    from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
     with LoopbackAlpaca(cash=0.0, prices={}) as other:
         server.redirect_to = f"{other.endpoint}/v2/stocks/bars"

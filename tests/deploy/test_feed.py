@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.bars.sources.alpaca import AlpacaSettings
+from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.deploy.feed import LIMIT_SECONDS, AlpacaFeed, ReplayFeed, open_live_feed
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from fintrader.market.settings import read_settings

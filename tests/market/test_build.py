@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fintrader.bars.calendar import SessionGrid, WindowSettings, session_grid
 from fintrader.bars.checks import STOPPING
-from fintrader.bars.sources.feeds import MemoryFeed
+from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market

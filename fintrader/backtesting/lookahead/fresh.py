@@ -28,11 +28,12 @@ from typing import Any, Self
 from fintrader import errors
 from fintrader.backtesting.lookahead.views import Cut, View, ViewFeed, settings_of
 from fintrader.bars.calendar import session_grid, timezone_of
-from fintrader.bars.sources.vendor import VendorSettings
+from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import load_object
 from fintrader.errors import BacktestError, FintraderError
+from fintrader.market.bar_source import open_feed
 from fintrader.market.build import assemble
-from fintrader.market.settings import DataSettings, open_feed
+from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.system import HAS_FORK, start_fork
 

@@ -17,7 +17,7 @@ from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.feeds import Feed
+from fintrader.bars.sources.feed import Feed
 from fintrader.market.index_level import BenchmarkSettings, read_level
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings

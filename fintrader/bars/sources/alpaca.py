@@ -21,16 +21,16 @@ import re
 import socket
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from pydantic import Field
 
 from fintrader.bars.bars import COLUMNS, Bars
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.vendor import Busy, Refused, VendorSettings
+from fintrader.bars.sources.vendor import Busy, Refused
+from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.errors import DataError, FintraderError, install_command
 
 DATA_HOST = "data.alpaca.markets"
@@ -39,23 +39,6 @@ _NEW_YORK = ZoneInfo("America/New_York")
 _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
 """Characters that browsers and resolvers read as the dot between two parts of a name."""
-
-
-class AlpacaSettings(VendorSettings):
-    """Bars from Alpaca; see the module for its limits."""
-
-    kind: Literal["alpaca"] = "alpaca"
-    interval: Literal["1m", "5m", "1d"] = "1m"
-    """Alpaca's hours begin on the hour and not with the session, so they are not on offer."""
-    feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
-    adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
-    batch: int = Field(20, ge=1, le=100)
-    """Tickers per request."""
-    endpoint: str | None = None
-    """A server on this machine in the place of https://data.alpaca.markets, for tests. Keys are
-    sent to no other host."""
-    timeout_seconds: float = Field(20.0, gt=0)
-    """A request that has said nothing for so long is given up and asked again."""
 
 
 class Alpaca:

@@ -14,7 +14,7 @@ from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
 from fintrader.bars.companies import EVER, NEVER, Company, index_companies
 from fintrader.bars.corporate_actions import Action
-from fintrader.bars.sources.feeds import Feed
+from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.progress import Progress
 

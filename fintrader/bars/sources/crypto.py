@@ -12,30 +12,21 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy, VendorSettings
+from fintrader.bars.sources.vendor import Busy
+from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
 _MILLISECONDS = {"1m": 60_000, "5m": 300_000, "15m": 900_000, "1h": 3_600_000, "1d": 86_400_000}
 _NS = 1_000_000
 _PAGE = 500
 """Bars a request where ccxt does not know an exchange's own limit."""
-
-
-class CcxtSettings(VendorSettings):
-    """Pairs of one cryptocurrency exchange; see the module for its limits."""
-
-    kind: Literal["ccxt"] = "ccxt"
-    exchange: str = "binance"
-    """As ccxt calls it: binance, bitstamp, coinbase, kraken, okx, ..."""
-    interval: Literal["1m", "5m", "15m", "1h", "1d"] = "1m"
-    """Length of the bars (ccxt's timeframe). Symbols are pairs as ccxt writes them: BTC/USDT."""
 
 
 class Ccxt:

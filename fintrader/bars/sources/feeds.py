@@ -1,29 +1,23 @@
-"""A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
-
-Files go through the store (`fintrader.bars.chunks`): the first build cuts them into chunks by
-symbol and month (`ingest`), later ones read the chunks. A vendor's bars (`vendor`) are asked for
-month by month and kept the same way.
-"""
+"""Bars of files as a feed: the first build cuts them into chunks by symbol and month (`ingest`),
+later ones read the chunks."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from fintrader.bars.bars import Array, Bars, concat
-from fintrader.bars.calendar import SessionGrid, day_starts
+from fintrader.bars.bars import Bars, concat
+from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Collection
-from fintrader.bars.corporate_actions import Action
+from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.ingest import days_together, earlier_days, ingest, ingest_days
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of
@@ -33,50 +27,6 @@ from fintrader.storage.objects import ObjectStore
 
 _AT_ONCE = 4
 """Manifests that are saved at once."""
-
-
-class Feed(Protocol):
-    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where
-    `inputs_need_bars`."""
-
-    inputs: Mapping[str, Any]
-    """What identifies the bars, as plain JSON without any path."""
-    inputs_need_bars: bool = False
-    actions: tuple[Action, ...] = ()
-    """Splits and dividends that the source itself announces."""
-    symbols: list[str]
-    """Symbols that have bars, sorted."""
-    missing: Sequence[str] = ()
-    """Tickers that were asked for and have no bars."""
-    tickers_as_of: dt.date | None = None
-    """The day of which the source's tickers are, for bars of all years; None: each bar has the
-    ticker of its day."""
-    companies: Mapping[str, str] = MappingProxyType({})
-    """Symbol -> key of the company whose share it is (`bars.companies`), "" for one of none that is
-    known, where bars are put together by company."""
-
-    def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol whose share traded under a ticker on a day; None where the source has no bars
-        of it."""
-        return ticker if ticker in self.symbols else None
-
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Do what takes long: read files, ask vendors. Raises DataError."""
-        return
-
-    def stored(self) -> list[Collection]:
-        """What the store holds of it so far; may be asked before `prepare`."""
-        return []
-
-    def span(self) -> tuple[int, int]:
-        """First and last time of all bars (int64 nanoseconds)."""
-
-    def bars(self, symbol: str) -> Bars:
-        """All bars of one symbol as the source had them."""
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        """`[T]` level of the source's own index at each bar's close, None where it has none."""
-        return None
 
 
 class FilesFeed(Feed):
@@ -245,41 +195,6 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
             for file, digest in zip(files, hashes, strict=True)
         ],
     }
-
-
-class MemoryFeed(Feed):
-    """Bars that are in memory already."""
-
-    def __init__(
-        self,
-        bars: Bars,
-        inputs: Mapping[str, Any],
-        level: Array | None = None,
-        minutes: Array | None = None,
-        actions: tuple[Action, ...] = (),
-    ) -> None:
-        self.inputs = inputs
-        self.actions = actions
-        self._bars = bars if bars.is_sorted() else bars.sorted()
-        self._level = level
-        self._minutes = minutes
-        self._edges = np.searchsorted(self._bars.symbol, np.arange(len(bars.symbols) + 1))
-        self.symbols = sorted(bars.symbols[code] for code in np.flatnonzero(np.diff(self._edges)))
-
-    def span(self) -> tuple[int, int]:
-        return int(self._bars.ts.min()), int(self._bars.ts.max())
-
-    def bars(self, symbol: str) -> Bars:
-        code = self._bars.symbols.index(symbol)
-        return self._bars.take(np.arange(self._edges[code], self._edges[code + 1])).without_unused()
-
-    def index(self, grid: SessionGrid) -> Array | None:
-        if self._level is None or self._minutes is None:
-            return None
-        at = np.searchsorted(self._minutes, grid.minutes, side="right") - 1
-        if at.min() < 0:
-            raise DataError("the range begins before the synthetic market; move data.start")
-        return np.asarray(self._level[at])
 
 
 @dataclass(frozen=True)

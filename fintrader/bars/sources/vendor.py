@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from pydantic import Field
 
 from fintrader.bars.bars import PRICES, Array, Bars, concat
 from fintrader.bars.calendar import day_starts, session_grid
@@ -34,8 +33,8 @@ from fintrader.bars.sources.announced import (
     outdated,
     scale,
 )
-from fintrader.bars.sources.feeds import Feed
-from fintrader.config import Settings, Ticker
+from fintrader.bars.sources.feed import Feed
+from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import ObjectStore
@@ -44,24 +43,6 @@ log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
 _Request = tuple[list[str], dt.date, dt.date]
 """Tickers, first and last day."""
-
-
-class VendorSettings(Settings):
-    """What all vendors share."""
-
-    symbols: tuple[Ticker, ...] = ()
-    """Tickers to ask for; those of `data.universe` (its list, or its index) when empty."""
-    start: dt.date
-    """First day."""
-    end: dt.date | None = None
-    """Last day, included; yesterday by default (today's bars are not over)."""
-    retries: int = Field(4, ge=0)
-    """How often a request that failed for a passing reason is made again."""
-    backoff_seconds: float = Field(2.0, gt=0)
-    """Wait before the first repetition; doubles with each one."""
-    actions: bool = True
-    """Ask for splits and dividends too: those that are not in the prices reach the accounts that
-    hold the share."""
 
 
 class Busy(Exception):

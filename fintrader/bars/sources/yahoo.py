@@ -10,29 +10,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from fintrader.bars.bars import Bars
 from fintrader.bars.corporate_actions import Action
 from fintrader.bars.sources.announced import Adjustment
-from fintrader.bars.sources.vendor import Busy, VendorSettings
+from fintrader.bars.sources.vendor import Busy
+from fintrader.bars.sources.vendor_settings import YahooSettings
 from fintrader.errors import DataError
 
 _DAYS_KEPT = {"1m": 30, "5m": 60, "1h": 730, "1d": None}
 _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
-
-
-class YahooSettings(VendorSettings):
-    """Bars from Yahoo Finance; see the module for its limits."""
-
-    kind: Literal["yahoo"] = "yahoo"
-    interval: Literal["1m", "5m", "1h", "1d"] = "1m"
-    batch: int = Field(10, ge=1, le=100)
-    """Tickers that count as one step of progress."""
-    timeout_seconds: float = Field(20.0, gt=0)
 
 
 class Yahoo:

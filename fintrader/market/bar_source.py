@@ -1,0 +1,117 @@
+"""The feed of bars that the data settings name."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+from pathlib import Path
+
+from fintrader.bars.calendar import day_starts
+from fintrader.bars.sources.alpaca import Alpaca
+from fintrader.bars.sources.bar_files import read_files
+from fintrader.bars.sources.by_company import by_company
+from fintrader.bars.sources.crypto import Ccxt
+from fintrader.bars.sources.feed import Feed, MemoryFeed
+from fintrader.bars.sources.feeds import FilesFeed, file_inputs
+from fintrader.bars.sources.listing import files_of
+from fintrader.bars.sources.vendor import Vendor, VendorFeed
+from fintrader.bars.sources.vendor_settings import (
+    AlpacaSettings,
+    CcxtSettings,
+    VendorSettings,
+    YahooSettings,
+)
+from fintrader.bars.sources.yahoo import Yahoo
+from fintrader.errors import ConfigError, DataError
+from fintrader.market.planted_in import PlantedInSettings
+from fintrader.market.settings import DataSettings
+from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
+from fintrader.market.universe import index_tickers, load_membership
+from fintrader.storage.objects import ObjectStore
+
+
+def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or
+    cut yet.
+
+    Without a cache, bars are read into memory.
+    """
+    universe = settings.universe
+    return by_company(
+        open_source(settings, cache),
+        universe.index if universe.membership is None else None,
+        settings.calendar,
+        tickers_as_of=universe.tickers_as_of,
+        aliases=universe.aliases,
+        wanted=universe.symbols,
+    )
+
+
+def open_source(settings: DataSettings, cache: Path | None) -> Feed:
+    """The source's bars by the source's own symbols; else like `open_feed`."""
+    source = settings.source
+    if isinstance(source, SyntheticSettings):
+        if cache is not None:
+            bar_store(
+                settings, cache
+            )  # nothing goes there, but a store that cannot be one is an error now
+        return SyntheticFeed(source, settings.calendar, settings.bar_minutes)
+    if isinstance(source, VendorSettings):
+        if cache is None:
+            raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        tickers, listed = _tickers(settings, source)
+        store = bar_store(settings, cache)
+        return VendorFeed(_vendor(source), source, tickers, settings.calendar, store, listed=listed)
+    files = source.files() if isinstance(source, PlantedInSettings) else source
+    if cache is None:
+        found = files_of(files)
+        bars = read_files(files)
+        bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
+        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
+    else:
+        feed = FilesFeed(files, bar_store(settings, cache), settings.calendar)
+    feed.inputs = {**feed.inputs, "kind": source.kind}
+    return feed
+
+
+def _vendor(source: VendorSettings) -> Vendor:
+    match source:
+        case YahooSettings():
+            return Yahoo(source)
+        case AlpacaSettings():
+            return Alpaca(source)
+        case CcxtSettings():
+            return Ccxt(source)
+    raise ConfigError(f"{source!r} is no vendor")
+
+
+def _tickers(settings: DataSettings, source: VendorSettings) -> tuple[list[str], bool]:
+    """What to ask a vendor for, and whether each of them must have bars: its own list, else the
+    universe's, else all members in the range, of which those without bars are reported."""
+    explicit = source.symbols or settings.universe.symbols
+    universe = settings.universe
+    if explicit:
+        return list(explicit), True
+    today = dt.datetime.now(dt.UTC).date()
+    end = source.end or today
+    if universe.membership is None and universe.index is not None:
+        return (
+            index_tickers(universe.index, source.start, end, universe.tickers_as_of or today),
+            False,
+        )
+    members = load_membership(universe) or {}
+    inside = {
+        name
+        for name, intervals in members.items()
+        if any(first <= end and (stop is None or stop > source.start) for first, stop in intervals)
+    }
+    return sorted(inside), False
+
+
+def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
+    """Where chunks of bars are kept: `settings.store`, or `bars` beside (or in) the cache of
+    markets."""
+    if settings.store is not None:
+        return ObjectStore(settings.store)
+    cache = Path(cache)
+    return ObjectStore(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")
