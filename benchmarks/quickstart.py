@@ -44,7 +44,6 @@ def describe(folder: Path) -> dict[str, Any]:
     """Figures of a finished run."""
     opened = Run(folder)
     stored = opened.backtest("test")
-    honesty = stored.honesty
     planted = stored.context["planted"]
     return {
         "seed": opened.config["seed"],
@@ -56,7 +55,7 @@ def describe(folder: Path) -> dict[str, Any]:
             for name in SHOWN
             if name in stored.metrics
         },
-        "verdict": honesty["verdict"],
+        "verdict": stored.conclusion,
         "share_of_oracle": planted["share_of_oracle"],
         "sharpe_by_capital_usd": {
             row["setting"]: row["sharpe"]

@@ -151,8 +151,8 @@ def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
         for strategy in ("ensemble", "best", "ridge", "vol_targeted", "buy_and_hold")
         if strategy in stored.strategies
     }
-    free = (stored.honesty["selection"]["null_model"] or {}).get("metrics")
-    verdict = stored.honesty["verdict"]
+    free = stored.context.get("null_model")
+    verdict = stored.conclusion
     active = {name: f"{value['active_return']:+.2%}" for name, value in found.items()}
     print(f"{name}/{seed} active a year {active}, {verdict}")
     return {

@@ -52,8 +52,8 @@ MOST_ROWS = 20
 def judged(stored: StoredBacktest, run: str = "") -> None:
     """The verdict that a page with a return opens with: what it is, why, and what would change
     it."""
-    verdict = stored.verdict
-    show = st.error if stored.changed else st.success if verdict.skill else st.warning
+    verdict = stored.opening
+    show = st.error if stored.changed else st.success if verdict.is_skill else st.warning
     lines = [f"**{plain(f'{run}: {verdict.headline}' if run else verdict.headline)}**"]
     lines += [f"**{question}.** {plain(said, 900)}" for question, said in verdict.sentences.items()]
     show("\n\n".join(lines), icon=":material/gpp_bad:" if stored.changed else ":material/balance:")
@@ -90,7 +90,7 @@ def cards(stored: StoredBacktest, name: str) -> None:
     The difference is green or red only where the verdict says that it is unlikely to be luck.
     """
     metrics, index = (stored.metrics.get(one, {}) for one in (name, "benchmark"))
-    coloured = stored.verdict.skill and is_result(name)
+    coloured = stored.opening.is_skill and is_result(name)
     short = missing("annual_return", metrics)
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:

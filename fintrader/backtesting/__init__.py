@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "BacktestResult": "backtesting.result",
     "StoredBacktest": "results.backtest_files",
-    "assess": "backtesting.honesty",
+    "assess": "backtesting.assessment",
     "expected_best_sharpe": "verdict.sharpe",
     "information_free": "backtesting.null_models",
     "metrics_table": "results.formatting",

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,18 @@ from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import intervals, paired_excess
-from fintrader.verdict.selection import TrialReturns, diagnose, has_equal_null_model
+from fintrader.verdict.selection import TrialReturns, diagnose
+from fintrader.verdict.verdict import (
+    AlphaTest,
+    Evidence,
+    Excess,
+    NullSearch,
+    RandomDraws,
+    Selection,
+    SharpeEstimate,
+    State,
+    Verdict,
+)
 
 Array = NDArray[np.float64]
 HELD_OUT = "test"
@@ -49,6 +59,7 @@ NEVER_SPLIT = "bars that were never split off as a test window"
 IMPLAUSIBLE = 10.0
 """An annual information ratio above which an error is the likelier explanation."""
 INDEX = "index"
+NOT_JUDGED = "Not judged."
 UNVARIED = 1e-6
 """A year's active return that is more than rounding."""
 
@@ -61,23 +72,21 @@ def assess(
     trial_active: TrialReturns | None = None,
     market: MarketTensors | Sequence[MarketTensors] | None = None,
     settings: EnvSettings | None = None,
-    null_model: Mapping[str, Any] | None = None,
+    null_model: NullSearch | None = None,
     look: int | None = None,
     caveats: Sequence[str] = (),
     seed: int = 0,
-) -> dict[str, Any]:
-    """Everything about luck that can be said of `results`, as plain JSON; what is not known is
-    None.
+) -> Verdict:
+    """Judge how far `results` can be told from luck; what is not known is None.
 
     `trials`: how many strategies were tried to get this one. `trial_returns`, `trial_active`: `[S,
     M]`, their daily returns, and those less the benchmark portfolio's, on the window they were
     selected by. `market`, `settings`: the window, for random portfolios and for shifts in time. Of
     a walk-forward these are lists with one entry for each fold, because each fold selects among
-    trials of its own. `null_model`: what the same search found on information-free features, as the
-    caller ran it: `metrics` of its winner on the window, `best_selection_score`,
-    `real_best_selection_score` (the true search's) and `selection_metric`. `look`: the how-many-eth
-    look at the window this is; None where nothing counted them. `caveats`: what makes the result
-    better than it could have been traded; with any, no verdict is good.
+    trials of its own. `null_model`: the best scores of the same search on information-free
+    features, as the caller ran it, and of the true one. `look`: the how-many-eth look at the window
+    this is; None where nothing counted them. `caveats`: what makes the result better than it could
+    have been traded; with any, no verdict is good.
 
     The result says itself which window it is (`BacktestResult.cut_from`), as its market did.
     Training and validation windows get no verdict, and neither do bars that the policy was trained
@@ -87,53 +96,53 @@ def assess(
     result = results[name]
     daily = result.daily_returns
     year = result.sessions_a_year
-    bands, block = intervals(
-        daily, seed=0, sessions_a_year=year
-    )  # the one that the metrics have: equal wherever it is shown
     windows = [market] if isinstance(market, MarketTensors) else market
     selection = diagnose(trials, trial_returns, trial_active, null_model, seed, year)
-    report: dict[str, Any] = {
-        "strategy": name,
-        "window": result.cut_from[0] if result.cut_from else WHOLE,
-        "holds": list(result.cut_from),
-        "seen": result.is_seen,
-        "sessions": len(daily),
-        "sessions_a_year": year,
-        "ruined": result.ruined,
-        "traded": bool(len(result.trades)),
-        "intervals": {key: asdict(band) for key, band in bands.items()},
-        "block_sessions": block,
-        "sharpe": _sharpe(daily, year),
-        "selection": selection | {"sentence": describe_search(selection)},
-        "evidence": _evidence(results, name, windows, look, seed),
-        "excess": _excess(results, name, seed),
-        "random_portfolios": _random(result, windows, settings, seed),
-    }
-    report["caveats"] = [*caveats, *([] if settings is None else _optimistic(settings))]
-    report["caveats"] += _implausible(report, windows)
-    if report["window"] == WHOLE:
-        report["caveats"].append(NEVER_SPLIT)
-    report["likely_skill"] = _likely(report)
-    report["sentences"] = sentences(report)
-    report["verdict"] = " ".join(report["sentences"])
-    return report
+    window = result.cut_from[0] if result.cut_from else WHOLE
+    evidence = _evidence(results, name, windows, look, seed)
+    taken = [*caveats, *([] if settings is None else _optimistic(settings))]
+    taken += _implausible(evidence.alpha, windows)
+    if window == WHOLE:
+        taken.append(NEVER_SPLIT)
+    judged = Verdict(
+        state="no_verdict",
+        sentences=(NOT_JUDGED,),
+        strategy=name,
+        window=window,
+        windows=tuple(result.cut_from),
+        is_seen=result.is_seen,
+        is_ruined=result.ruined,
+        has_traded=bool(len(result.trades)),
+        sessions=len(daily),
+        sessions_a_year=year,
+        caveats=tuple(taken),
+        evidence=evidence,
+        sharpe=_sharpe(daily, year),
+        # The seed is that of the metrics' intervals: they are equal wherever they are shown.
+        intervals=intervals(daily, seed=0, sessions_a_year=year),
+        excess=_excess(results, name, seed),
+        random_portfolios=_random(result, windows, settings, seed),
+        selection=replace(selection, sentence=describe_search(selection)),
+    )
+    judged = replace(judged, state=_state(judged))
+    return replace(judged, sentences=tuple(sentences(judged)))
 
 
 # --- what is computed -----------------------------------------------------------------------------
 
 
-def _sharpe(daily: Array, sessions_a_year: int) -> dict[str, Any] | None:
+def _sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
     """The window's own Sharpe ratio, annualised; its interval stands among the bootstrap's."""
     sample = sig.SharpeSample.of(daily)
     if sample is None:
         return None
-    return {
-        "sharpe": sample.sharpe * math.sqrt(sessions_a_year),
-        "skew": sample.skew,
-        "kurtosis": sample.kurtosis,
-        "probabilistic": sig.probabilistic_sharpe(sample),
-        "minimum_track_record_sessions": finite(sig.minimum_track_record(sample) or math.nan),
-    }
+    return SharpeEstimate(
+        sharpe=sample.sharpe * math.sqrt(sessions_a_year),
+        skew=sample.skew,
+        kurtosis=sample.kurtosis,
+        probabilistic=sig.probabilistic_sharpe(sample),
+        minimum_track_record_sessions=finite(sig.minimum_track_record(sample) or math.nan),
+    )
 
 
 def _evidence(
@@ -142,7 +151,7 @@ def _evidence(
     windows: Sequence[MarketTensors] | None,
     look: int | None,
     seed: int,
-) -> dict[str, Any]:
+) -> Evidence:
     """The window's tests against the benchmark portfolio, or the index where there is none.
 
     A look that nobody counted is tested at the level of a first one.
@@ -160,20 +169,15 @@ def _evidence(
         rival = results.get(result.portfolio_name)
         pairs = _active_weights(result, rival, tested.beta, windows)
         shifted = None if pairs is None else ev.shift_test(pairs, seed=seed)
-    betting = ev.e_process(ours, theirs, year)
-    return {
-        "against": INDEX if result.portfolio is None else result.portfolio_name,
-        "look": look,
-        "level": spent,
-        "active_return": float((ours - theirs).mean() * year),
-        "alpha": None if tested is None else asdict(tested),
-        "shift": None if shifted is None else asdict(shifted),
-        "e_value": {
-            "last": float(betting[-1]),
-            "most": float(betting.max()),
-            "by_session": betting.tolist(),
-        },
-    }
+    return Evidence(
+        against=INDEX if result.portfolio is None else result.portfolio_name,
+        look=look,
+        level=spent,
+        active_return=float((ours - theirs).mean() * year),
+        alpha=tested,
+        shift=shifted,
+        betting=ev.bet(ours, theirs, year),
+    )
 
 
 def _active_weights(
@@ -218,7 +222,7 @@ def _next_returns(close: Array) -> Array:
     return np.append(np.where(both, moved - 1, 0.0), 0.0)
 
 
-def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Any]:
+def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict[str, Excess]:
     """Paired block bootstrap of the main strategy's excess over every baseline."""
     daily = results[name].daily_returns
     rivals = {
@@ -231,7 +235,7 @@ def _excess(results: Mapping[str, BacktestResult], name: str, seed: int) -> dict
         other: paired_excess(daily, rival, seed=seed, sessions_a_year=year)
         for other, rival in rivals.items()
     }
-    return {other: asdict(excess) for other, excess in found.items() if excess is not None}
+    return {other: excess for other, excess in found.items() if excess is not None}
 
 
 def _random(
@@ -239,7 +243,7 @@ def _random(
     windows: Sequence[MarketTensors] | None,
     settings: EnvSettings | None,
     seed: int,
-) -> dict[str, Any] | None:
+) -> RandomDraws | None:
     if windows is None or settings is None:
         return None
     try:
@@ -248,13 +252,7 @@ def _random(
         BacktestError
     ):  # nothing can be bought at the window's beginning: a statement less, not a backtest less
         return None
-    counts, edges = np.histogram(drawn.cumulative_return, bins=40)
-    return drawn.to_json() | {
-        "share_above": drawn.share_above(
-            result.metrics["cumulative_return"], result.metrics["sharpe"]
-        ),
-        "histogram": {"counts": counts.tolist(), "edges": edges.tolist()},
-    }
+    return drawn.compare(result.metrics["cumulative_return"], result.metrics["sharpe"])
 
 
 def _optimistic(settings: EnvSettings) -> list[str]:
@@ -269,14 +267,13 @@ def _optimistic(settings: EnvSettings) -> list[str]:
     return found
 
 
-def _implausible(report: Mapping[str, Any], windows: Sequence[MarketTensors] | None) -> list[str]:
+def _implausible(alpha: AlphaTest | None, windows: Sequence[MarketTensors] | None) -> list[str]:
     """Real markets do not pay this much; a made-up one may."""
-    alpha = report["evidence"]["alpha"]
     made_up = windows is not None and any(window.meta.get("planted") for window in windows)
-    if made_up or alpha is None or alpha["ratio"] < IMPLAUSIBLE:
+    if made_up or alpha is None or alpha.ratio < IMPLAUSIBLE:
         return []
     return [
-        f"an information ratio of {ratio(alpha['ratio'])}, for which a leak is the likelier reason"
+        f"an information ratio of {ratio(alpha.ratio)}, for which a leak is the likelier reason"
         " (see `lookahead`)"
     ]
 
@@ -284,150 +281,148 @@ def _implausible(report: Mapping[str, Any], windows: Sequence[MarketTensors] | N
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def _likely(report: Mapping[str, Any]) -> bool:
-    """Whether the held-out window shows, at its level, a strategy ahead of its benchmark by more
-    than its beta."""
-    found = report["evidence"]
-    alpha = found["alpha"]
-    if report["window"] != HELD_OUT or report["seen"]:
-        return False
-    if report["ruined"] or not report["traded"] or alpha is None:
-        return False
-    return bool(
-        alpha["p_value"] <= found["level"] and found["active_return"] > 0 and not report["caveats"]
-    )
+def _state(judged: Verdict) -> State:
+    """Conclude from the tests; only the held-out window can show likely skill."""
+    evidence = judged.evidence
+    alpha = evidence.alpha
+    if _why_no_verdict(judged) is not None:
+        return "no_verdict"
+    if judged.is_ruined:
+        return "not_told_from_luck"
+    if not judged.has_traded or alpha is None:
+        return "no_verdict"
+    is_held_out = judged.window == HELD_OUT
+    is_ahead = alpha.p_value <= evidence.level and evidence.active_return > 0
+    if is_held_out and is_ahead and not judged.caveats:
+        return "likely_skill"
+    return "not_told_from_luck"
 
 
-def sentences(report: Mapping[str, Any]) -> list[str]:
+def sentences(judged: Verdict) -> list[str]:
     """The verdict: what was found, what this window can see, and what would change it."""
-    if (why := _why_no_verdict(report)) is not None:
+    if (why := _why_no_verdict(judged)) is not None:
         return [why]
-    if report["ruined"]:
+    if judged.is_ruined:
         return ["Went bankrupt: the account was closed inside the window."]
-    if not report["traded"]:
+    if not judged.has_traded:
         return ["Never traded: there is nothing to judge."]
-    found = report["evidence"]
-    alpha = report["evidence"]["alpha"]
-    rival = found["against"].replace("_", " ")
-    if alpha is None and report["sessions"] < ev.SHORTEST:
+    evidence = judged.evidence
+    alpha = evidence.alpha
+    rival = evidence.against.replace("_", " ")
+    if alpha is None and judged.sessions < ev.SHORTEST:
         least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
-        return [f"Too short to tell: {count(report['sessions'])} sessions; {least}."]
-    if alpha is None and abs(found["active_return"]) > UNVARIED:
+        return [f"Too short to tell: {count(judged.sessions)} sessions; {least}."]
+    if alpha is None and abs(evidence.active_return) > UNVARIED:
         return [f"Nothing to judge: beyond its beta to {rival}, what it earned never varied."]
     if alpha is None:
         return [f"Holds its benchmark: nothing that {rival} does not do is left to be judged."]
-    return [_finding(report, rival), _power(alpha), *_would_change(report)]
+    return [_finding(judged, alpha, rival), _power(alpha), *_would_change(judged, alpha)]
 
 
-def _why_no_verdict(report: Mapping[str, Any]) -> str | None:
+def _why_no_verdict(judged: Verdict) -> str | None:
     """The one sentence of a window that says nothing about skill; None of any other."""
     nothing = "nothing about skill can be concluded from"
-    if report["window"] in NO_VERDICT:
-        called, use = NO_VERDICT[report["window"]]
+    if judged.window in NO_VERDICT:
+        called, use = NO_VERDICT[judged.window]
         what = f"this is the {called} window"
-        if len(report["holds"]) > 1:
+        if len(judged.windows) > 1:
             what = f"some of these bars are the {called} window's"
         return f"No verdict: {what}, and {nothing} bars that policies {use}."
-    if report["seen"]:
+    if judged.is_seen:
         what = "the policy was trained or chosen on some of these bars"
         return f"No verdict: {what}, and {nothing} them."
     return None
 
 
-def _finding(report: Mapping[str, Any], rival: str) -> str:
-    found = report["evidence"]
-    alpha = report["evidence"]["alpha"]
-    passes = alpha["p_value"] <= found["level"]
-    ahead = found["active_return"] > 0
-    scale, over = span(alpha["sessions"], report["sessions_a_year"])
+def _finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
+    evidence = judged.evidence
+    is_ahead = evidence.active_return > 0
+    scale, over = span(alpha.sessions, judged.sessions_a_year)
     active, excess = (
-        percent(abs(value) * scale) for value in (found["active_return"], alpha["alpha"])
+        percent(abs(value) * scale) for value in (evidence.active_return, alpha.alpha)
     )
-    where = f"{'ahead of' if ahead else 'behind'} {rival} by {active} {over}"
-    hedged = (
-        f"{'+' if alpha['alpha'] > 0 else '-'}{excess} once its beta of {ratio(alpha['beta'])} is"
-        " hedged"
-    )
-    trials = report["selection"]["trials"]
+    where = f"{'ahead of' if is_ahead else 'behind'} {rival} by {active} {over}"
+    sign = "+" if alpha.alpha > 0 else "-"
+    hedged = f"{sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
+    trials = judged.selection.trials
     chosen = (
         f"the choice of {count(trials)} trial{'s' if trials > 1 else ''}"
         if trials
         else "of an unknown number of trials"
     )
-    look = found["look"]
+    look = evidence.look
     nth = "looks not counted" if look is None else f"{_ordinal(look)} look at this window"
-    tested = f"{p_equals(alpha['p_value'])} at a level of {found['level']:.3g}, {nth}, {chosen}"
-    if not passes:
+    tested = f"{p_equals(alpha.p_value)} at a level of {evidence.level:.3g}, {nth}, {chosen}"
+    if alpha.p_value > evidence.level:
         return f"Not distinguishable from luck: {where}, {hedged} ({tested})."
-    if not ahead:
+    if not is_ahead:
         return f"Less risk, and not ahead: {where}, {hedged} ({tested})."
-    if report["caveats"]:
-        named = " and with ".join(report["caveats"])
+    if judged.caveats:
+        named = " and with ".join(judged.caveats)
         return f"Cannot be believed as it stands, with {named}: {where}, {hedged} ({tested})."
     return f"Unlikely to be luck: {where}, {hedged} ({tested})."
 
 
-def _power(alpha: Mapping[str, Any]) -> str:
+def _power(alpha: AlphaTest) -> str:
     sees = (
-        f"sees an information ratio of {ratio(alpha['visible'], 1)} or more {percent(ev.POWER, 0)}"
+        f"sees an information ratio of {ratio(alpha.visible, 1)} or more {percent(ev.POWER, 0)}"
         " of the time"
     )
     return (
-        f"A window of {count(alpha['sessions'])} sessions {sees}; measured is"
-        f" {ratio(alpha['ratio'], 1)}."
+        f"A window of {count(alpha.sessions)} sessions {sees}; measured is {ratio(alpha.ratio, 1)}."
     )
 
 
-def _would_change(report: Mapping[str, Any]) -> list[str]:
+def _would_change(judged: Verdict, alpha: AlphaTest) -> list[str]:
     """What more would tell, and what softens what was said."""
-    found = report["evidence"]
-    alpha = report["evidence"]["alpha"]
+    evidence = judged.evidence
     said = []
-    if alpha["p_value"] > found["level"]:
-        if alpha["sessions_needed"] is None:
+    if alpha.p_value > evidence.level:
+        if alpha.sessions_needed is None:
             said.append(
                 "More sessions would not help what is behind its beta; another strategy would."
             )
         else:
-            more = max(alpha["sessions_needed"] - alpha["sessions"], 1)
+            more = max(alpha.sessions_needed - alpha.sessions, 1)
             said.append(f"If that is its true size, {count(more)} more sessions would tell.")
-        if report["caveats"]:
-            said.append(f"And it was traded with {' and with '.join(report['caveats'])}.")
+        if judged.caveats:
+            said.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
         return said
-    more = "looks at these before this one would have lowered its level"
-    if found["look"] is not None:
-        stricter = f"{ev.level_of_look(found['look'] + 1):.3g}"
-        more = f"another look at these is held to a level of {stricter}"
-    said.append(f"New sessions would confirm it; {more}.")
-    if (shift := found["shift"]) is not None and shift["p_value"] > LEVEL:
+    condition = "looks at these before this one would have lowered its level"
+    if evidence.look is not None:
+        stricter = f"{ev.level_of_look(evidence.look + 1):.3g}"
+        condition = f"another look at these is held to a level of {stricter}"
+    said.append(f"New sessions would confirm it; {condition}.")
+    if (shift := evidence.shift) is not None and shift.p_value > LEVEL:
         said.append(
             "What it held paid, not when: shifted in time it earned as much"
-            f" ({p_equals(shift['p_value'])})."
+            f" ({p_equals(shift.p_value)})."
         )
-    if has_equal_null_model(report["selection"]["null_model"]):
+    null_model = judged.selection.null_model
+    if null_model is not None and null_model.is_as_good:
         said.append("The same search without information was chosen with as good a score.")
     return said
 
 
-def describe_search(selection: Mapping[str, Any]) -> str:
+def describe_search(selection: Selection) -> str:
     """Say in one or two sentences what the search was; its number of trials is always in them."""
-    trials = selection["trials"]
+    trials = selection.trials
     if not trials:
         return "Chosen from an unknown number of trials."
     sentences = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
-    if (sharpe := selection["sharpe"]) is not None and trials > 1:
+    if (sharpe := selection.sharpe) is not None and trials > 1:
         hurdle = (
             "where the luckiest of as many without skill is expected to show"
-            f" {ratio(sharpe['expected_best'])}"
+            f" {ratio(sharpe.expected_best)}"
         )
-        sentences[0] += f" with a Sharpe ratio of {ratio(sharpe['sharpe'])} there, {hurdle}"
-        sentences[0] += f" (deflated Sharpe {probability(sharpe['deflated'])})"
-    if (overfit := selection["overfitting"]) is not None:
-        sentences.append(f"Probability of overfitting {probability(overfit['probability'])}")
-    if (tested := selection["romano_wolf"]) is not None and trials > 1:
-        ahead = f"{count(tested['ahead'])} of {count(tested['trials'])}"
+        sentences[0] += f" with a Sharpe ratio of {ratio(sharpe.sharpe)} there, {hurdle}"
+        sentences[0] += f" (deflated Sharpe {probability(sharpe.deflated)})"
+    if (overfit := selection.overfitting) is not None:
+        sentences.append(f"Probability of overfitting {probability(overfit.probability)}")
+    if (tested := selection.romano_wolf) is not None and trials > 1:
+        ahead = f"{count(tested.ahead)} of {count(tested.trials)}"
         sentences.append(f"Ahead of the benchmark there, all tested together: {ahead}")
-    if has_equal_null_model(selection["null_model"]):
+    if selection.null_model is not None and selection.null_model.is_as_good:
         sentences.append("The same search found as much without information")
     return ". ".join(sentences) + "."
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import numpy_generator
+from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
 
 Array = NDArray[np.float64]
 
@@ -71,26 +71,21 @@ class RandomPortfolios:
     sharpe: Array
     """Annualised; NaN without dispersion."""
 
-    def share_above(self, returned: float | None, sharpe: float | None) -> dict[str, float | None]:
-        """Share of the portfolios that did better, by return and by Sharpe ratio."""
+    def compare(self, returned: float | None, sharpe: float | None) -> RandomDraws:
+        """Quantiles of the outcomes, and the share of them that is above a strategy's."""
+        shares = (5.0, 25.0, 50.0, 75.0, 95.0)
         drawn = self.sharpe[np.isfinite(self.sharpe)]
-        return {
-            "cumulative_return": None
-            if returned is None
-            else float((self.cumulative_return > returned).mean()),
-            "sharpe": None if sharpe is None or not drawn.size else float((drawn > sharpe).mean()),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Quantiles 5, 25, 50, 75, 95 % of both."""
-        shares = [5, 25, 50, 75, 95]
-        drawn = self.sharpe[np.isfinite(self.sharpe)]
-        return {
-            "count": len(self.cumulative_return),
-            "quantiles": shares,
-            "cumulative_return": np.percentile(self.cumulative_return, shares).tolist(),
-            "sharpe": np.percentile(drawn, shares).tolist() if drawn.size else None,
-        }
+        higher = None if returned is None else float((self.cumulative_return > returned).mean())
+        better = None if sharpe is None or not drawn.size else float((drawn > sharpe).mean())
+        counts, edges = np.histogram(self.cumulative_return, bins=40)
+        return RandomDraws(
+            count=len(self.cumulative_return),
+            quantiles=shares,
+            cumulative_return=tuple(np.percentile(self.cumulative_return, shares).tolist()),
+            sharpe=tuple(np.percentile(drawn, shares).tolist()) if drawn.size else None,
+            share_above=ShareAbove(higher, better),
+            histogram=Histogram(tuple(counts.tolist()), tuple(edges.tolist())),
+        )
 
 
 def random_portfolios(

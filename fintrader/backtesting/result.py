@@ -127,9 +127,7 @@ class BacktestResult(AccountHistory):
     def sharpe_interval(self) -> tuple[float | None, float | None]:
         """Both ends of its 95 % interval, the one that is shown everywhere: the stationary
         bootstrap of daily returns. None below eight sessions."""
-        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year)[0][
-            "sharpe"
-        ]
+        band = intervals(self.daily_returns, seed=0, sessions_a_year=self.sessions_a_year).sharpe
         return band.low, band.high
 
     @cached_property
@@ -140,9 +138,8 @@ class BacktestResult(AccountHistory):
         if self.portfolio is None:
             return None, None
         theirs = rounding_apart(self.daily_returns, m.daily_returns(self.portfolio, self.session))
-        band = intervals(self.daily_returns - theirs, seed=0, sessions_a_year=self.sessions_a_year)[
-            0
-        ]["sharpe"]
+        active = self.daily_returns - theirs
+        band = intervals(active, seed=0, sessions_a_year=self.sessions_a_year).sharpe
         return band.low, band.high
 
     def trade_list_profit(self) -> float:

@@ -10,7 +10,7 @@
                        there is a price
     trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
-    honesty.json       how far the result can be believed (`assessment.assess`)
+    verdict.json       how far the result can be told from luck (`assessment.assess`)
     analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
     explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody
                        looked
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, file_sha256, remove, write_bytes, write_json
+from fintrader.records import to_json
 from fintrader.results.backtest_files import (
     PRICE_COLUMNS,
     SEAL,
@@ -50,9 +52,10 @@ from fintrader.results.backtest_files import (
     make_seal,
 )
 from fintrader.results.history import gross_exposure
+from fintrader.verdict.verdict import Verdict
 
 TABLES = ("equity", "positions", "prices", "trades")
-RECORDS = ("context", "honesty", "sensitivity", "analysis", "explanation")
+RECORDS = ("context", "verdict", "sensitivity", "analysis", "explanation")
 FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in RECORDS))
 """All but metrics.json and the seal, which come last."""
 
@@ -60,7 +63,7 @@ FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in R
 def tabulate(
     results: Mapping[str, BacktestResult],
     context: Mapping[str, Any] | None = None,
-    honesty: Mapping[str, Any] | None = None,
+    verdict: Verdict | None = None,
     sensitivity: Sequence[Mapping[str, Any]] = (),
     analysis: Mapping[str, Any] | None = None,
     explanation: Mapping[str, Any] | None = None,
@@ -90,7 +93,7 @@ def tabulate(
             **({"benchmark_portfolio": first.portfolio_name} if first.portfolio_name else {}),
             **dict(context or {}),
         },
-        "honesty": dict(honesty or {}),
+        "verdict": verdict,
         "sensitivity": [dict(row) for row in sensitivity],
         "changed": "",
         "analysis": dict(analysis or {}),
@@ -190,11 +193,11 @@ def write_backtest(
     trials = context.get("trials")
     look = context.get("looks")
     is_count = isinstance(trials, int) and trials > 0
-    honesty = assess(results, trials=trials if is_count else None, look=look, **evidence)
+    verdict = assess(results, trials=trials if is_count else None, look=look, **evidence)
     stored = tabulate(
         results,
         context,
-        honesty,
+        verdict,
         sensitivity,
         analyse(results, evidence.get("market")),
         explanation,
@@ -212,7 +215,8 @@ def write_backtest(
             table.to_parquet(engine="pyarrow", compression="zstd", index=False),
         )
     for name in RECORDS:
-        write_json(folder / f"{name}.json", getattr(stored, name))
+        part = getattr(stored, name)
+        write_json(folder / f"{name}.json", to_json(part) if is_dataclass(part) else part)
     last = dump_json(stored.metrics).encode()
     hashes = {name: file_sha256(folder / name) for name in FILES} | {
         "metrics.json": hashlib.sha256(last).hexdigest()

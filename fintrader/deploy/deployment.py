@@ -229,6 +229,6 @@ def _about(run: Run, config: RunConfig, manifest: Manifest, policy: str) -> dict
     if path.is_file():
         stored = read_backtest(run.folder.backtest)
         strategy = policy if policy in stored.strategies else "ensemble"
-        about["verdict"] = stored.honesty["verdict"]
+        about["verdict"] = None if stored.verdict is None else stored.verdict.text
         about["daily_returns"] = [float(value) for value in stored.daily_returns()[strategy]]
     return about

@@ -51,6 +51,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.looks import CHOSEN, Ledger, Look
 from fintrader.runs import Manifest, RunFolder
+from fintrader.verdict.verdict import NullSearch
 
 
 def evaluate_chosen(
@@ -285,11 +286,9 @@ def _write(
     `folders`: the searches that the strategies were chosen in, one for each of `markets`, scored by
     `metric` there. `free`: what the same searches made of information-free features.
     """
-    null_model = (
-        None
-        if free is None
-        else {"metrics": dict(free.metrics), **_selection_scores(folders, metric)}
-    )
+    null_model = None if free is None else _selection_scores(folders, metric)
+    if free is not None:
+        context = {**context, "null_model": dict(free.metrics)}
     chosen = {
         f"trial_{kind}": [
             found for folder in folders if (found := _trial_returns(folder, name)) is not None
@@ -320,18 +319,17 @@ def _write(
         write_bytes(home / SEAL, sealed)
 
 
-def _selection_scores(folders: Sequence[RunFolder], metric: str) -> dict[str, Any]:
+def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
     """The best score each search found while selecting, with information and without, as means over
     the folds."""
-    boards = {
-        "best_selection_score": [RunFolder(folder.null_model).leaderboard for folder in folders],
-        "real_best_selection_score": [folder.leaderboard for folder in folders],
-    }
-    scores: dict[str, Any] = {"selection_metric": metric}
-    for name, paths in boards.items():
-        known = [score for score in map(best_score, paths) if score is not None]
-        scores[name] = sum(known) / len(known) if len(known) == len(folders) else None
-    return scores
+
+    def mean_best(searches: Sequence[RunFolder]) -> float | None:
+        best = [best_score(search.leaderboard) for search in searches]
+        known = [score for score in best if score is not None]
+        return sum(known) / len(known) if len(known) == len(folders) else None
+
+    free = [RunFolder(folder.null_model) for folder in folders]
+    return NullSearch(free=mean_best(free), real=mean_best(folders), metric=metric)
 
 
 def window_folder(folder: RunFolder, window: str) -> Path:

@@ -513,7 +513,7 @@ def _print_outcome(
         console.print(planted)
     if limited := limits_words(context):
         console.print(f"{limited[:1].upper()}{limited[1:]}.")
-    console.print(stored.changed or stored.honesty["verdict"])
+    console.print(stored.conclusion)
     for name in ("report.html", "tear_sheet.png", "tear_sheet.pdf", "metrics.json"):
         if (folder / name).exists():
             console.print(f"  {folder / name}", highlight=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,7 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import is_result, plain_text, table_html, table_text
 from fintrader.results.looks import Ledger
+from fintrader.verdict.verdict import Verdict
 
 
 def backtest(
@@ -171,7 +172,7 @@ class Backtests(Mapping[str, BacktestResult]):
         """All equity curves, USD."""
         return figures.equity_figure(self.tables.curve(), main=self.name)
 
-    def honesty(self, trials: int | None = None) -> Honesty:
+    def honesty(self, trials: int | None = None) -> PrintedVerdict:
         """How far the result can be believed, given that it was chosen from `trials` strategies
         (None: unknown).
 
@@ -188,8 +189,14 @@ class Backtests(Mapping[str, BacktestResult]):
             raise BacktestError(
                 f"trials is how many strategies were tried, at least 1; got {trials!r}"
             )
-        given: dict[str, Any] = {"market": self.market, "settings": self.settings}
-        return Honesty(assess(self._results, trials=trials, look=self.looks, **given))
+        found = assess(
+            self._results,
+            trials=trials,
+            look=self.looks,
+            market=self.market,
+            settings=self.settings,
+        )
+        return PrintedVerdict(**vars(found))
 
     def report(self, path: Path | str, *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `honesty`. Returns its
@@ -222,20 +229,14 @@ class Backtests(Mapping[str, BacktestResult]):
         )
 
 
-class Honesty(dict[str, Any]):
-    """What `backtesting.assessment.assess` says, plain JSON; printed, the verdict and the numbers
-    behind it."""
-
-    @property
-    def verdict(self) -> str:
-        """Three sentences: what was found, what the window can see, what would change it."""
-        return str(self["verdict"])
+class PrintedVerdict(Verdict):
+    """A verdict that prints its sentences and the numbers behind them."""
 
     def __repr__(self) -> str:
         table = Table(show_header=False)
         for question, answer, _ in luck_rows(self):
             table.add_row(question, answer.replace("\u00a0", " "))
-        return f"{self.verdict}\n{plain_text(table)}"
+        return f"{self.text}\n{plain_text(table)}"
 
 
 # --- what was given -------------------------------------------------------------------------------

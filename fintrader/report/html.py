@@ -72,8 +72,8 @@ def render_report(stored: StoredBacktest) -> str:
     first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
     window = f", {window_words(stored.context['window'])}" if stored.context.get("window") else ""
     page = Page(f"{run}: {figures.title_of(main)}")
-    verdict = stored.verdict
-    tone = "good" if verdict.skill else "doubt"
+    verdict = stored.opening
+    tone = "good" if verdict.is_skill else "doubt"
     about = f"{first} to {last}, {len(stored.ends)} sessions{window}{_as_traded(stored.context)}"
     told = (
         summary(stored),

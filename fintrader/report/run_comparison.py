@@ -15,6 +15,7 @@ from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
+    DASH,
     INTERVAL,
     PAPER_COLUMNS,
     active_cells,
@@ -123,17 +124,16 @@ def _heading(runs: Mapping[str, StoredBacktest], looks: int) -> str:
 def stands_among(stored: StoredBacktest, looks: int) -> bool:
     """Whether a backtest is likely skill by itself, and still is as one of `looks` results
     (Bonferroni)."""
-    alpha = (stored.honesty.get("evidence") or {}).get("alpha") or {}
-    likely = stored.honesty.get("likely_skill") is True and not stored.changed
-    return likely and alpha["p_value"] <= LEVEL / max(looks, 1)
+    alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
+    return stored.opening.is_skill and alpha is not None and alpha.p_value <= LEVEL / max(looks, 1)
 
 
 def _verdicts(runs: Mapping[str, StoredBacktest]) -> str:
     rows = []
     for name, stored in runs.items():
-        verdict = stored.verdict
+        verdict = stored.opening
         cells = [name, verdict.headline, verdict.why, f"{verdict.sees} {verdict.change}".strip()]
-        rows.append(("main" if verdict.skill else "", [html.escape(cell) for cell in cells]))
+        rows.append(("main" if verdict.is_skill else "", [html.escape(cell) for cell in cells]))
     return table(
         ["Run", "Verdict", "Why", "What the window can see, and what would change it"],
         rows,
@@ -145,7 +145,7 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
     rows = []
     for name, stored in runs.items():
         main = main_strategy(stored.strategies)
-        evidence = stored.honesty.get("evidence") or {}
+        alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         label = (
             f'{html.escape(name)}<span class="note">{html.escape(figures.title_of(main))}, {first}'
@@ -154,8 +154,8 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         cells = [metric(key, stored.metrics[main]) for key, _ in PAPER_COLUMNS]
         *active, band = active_cells(stored.metrics[main])
         cells += [*map(number, active), html.escape(band)]
-        cells += [count(stored.context.get("trials")), look_words(evidence)]
-        cells += [chance((evidence.get("alpha") or {}).get("p_value"))]
+        cells += [count(stored.context.get("trials")), look_words(stored.verdict)]
+        cells += [DASH if alpha is None else chance(alpha.p_value)]
         rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
         cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]
         rows.append(("", [label, *cells]))

@@ -407,7 +407,7 @@ def _shown(
 def _said(stored: StoredBacktest, trials: int) -> list[str]:
     said = {
         "context.json": stored.context.get("trials"),
-        "honesty.json": (stored.honesty.get("selection") or {}).get("trials", trials),
+        "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
     }
     return [
         f"{name} says {count} trials and there are {trials}: it was edited, or the run has gone on"

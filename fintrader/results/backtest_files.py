@@ -35,10 +35,12 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import Verdict, table_html, table_text, verdict_of, year_of
+from fintrader.results.formatting import Opening, opening_of, table_html, table_text, year_of
+from fintrader.verdict.verdict import Verdict
 
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
+VERDICT = "verdict.json"
 SEAL_FORMAT = "fintrader-seal-1"
 EQUITY_COLUMNS = (
     "strategy",
@@ -105,8 +107,8 @@ class StoredBacktest:
     """`strategy` and the columns TRADE_COLUMNS."""
     context: dict[str, Any]
     """What is known of the run: window, trials, seed, hashes, command."""
-    honesty: dict[str, Any]
-    """How far the result can be believed (`assessment.assess`); empty where it was not assessed."""
+    verdict: Verdict | None
+    """How far the result can be told from luck; None where it was not assessed."""
     sensitivity: list[dict[str, Any]]
     """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not
     run."""
@@ -221,10 +223,15 @@ class StoredBacktest:
         return name if isinstance(name, str) else None
 
     @property
-    def verdict(self) -> Verdict:
-        """What opens every page about it: the assessment's sentences, unless a file was changed
+    def opening(self) -> Opening:
+        """The words that every page about it opens with: the verdict's, unless a file was changed
         since."""
-        return verdict_of({}, self.changed) if self.changed else verdict_of(self.honesty)
+        return opening_of(None if self.changed else self.verdict, self.changed)
+
+    @property
+    def conclusion(self) -> str:
+        """The verdict's sentences, or that a file was changed since."""
+        return self.changed or ("not assessed" if self.verdict is None else self.verdict.text)
 
     @property
     def sessions_a_year(self) -> int:
@@ -256,7 +263,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
         ) from None
     others = [f"{name}.parquet" for name in _TABLES] + [
         "context.json",
-        "honesty.json",
+        VERDICT,
         "sensitivity.json",
         SEAL,
     ]
@@ -413,6 +420,14 @@ def _record(folder: Folder, name: str) -> dict[str, Any]:
     return folder.json(name) if folder.exists(name) else {}
 
 
+def read_verdict(folder: Folder) -> Verdict | None:
+    """The verdict of a backtest's folder; None where it was not assessed. Raises
+    DamagedFileError."""
+    if not folder.exists(VERDICT) or folder.any_json(VERDICT) is None:
+        return None
+    return folder.record(Verdict, VERDICT)
+
+
 def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
     rows = folder.any_json("sensitivity.json") if folder.exists("sensitivity.json") else []
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -489,7 +504,7 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "prices": lambda folder: _table(folder, "prices"),
     "trades": lambda folder: _table(folder, "trades"),
     "context": lambda folder: _record(folder, "context.json"),
-    "honesty": lambda folder: _record(folder, "honesty.json"),
+    "verdict": read_verdict,
     "sensitivity": _sensitivity,
     "changed": _changed,
     "analysis": lambda folder: _record(folder, "analysis.json"),

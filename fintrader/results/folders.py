@@ -25,6 +25,7 @@ from fintrader import system
 from fintrader.errors import FintraderError, RunError
 from fintrader.errors import UnsafePathError as UnsafePathError
 from fintrader.files import records_in, refuse_link
+from fintrader.records import RecordError, from_json
 from fintrader.runs import RunFolder
 
 T = TypeVar("T")
@@ -220,6 +221,16 @@ class Folder:
                 f"{'/'.join(parts)} holds {type(value).__name__}, expected an object"
             )
         return value
+
+    def record(self, kind: type[T], *parts: str) -> T:
+        """A stored record. Raises DamagedFileError naming the field that is not as it should be."""
+        try:
+            return from_json(kind, self.any_json(*parts))
+        except RecordError as error:
+            raise DamagedFileError(
+                f"{'/'.join(parts)}: {error}; it was changed, or written by another version: make"
+                " it again"
+            ) from None
 
     def jsonl(self, *parts: str) -> list[dict[str, Any]]:
         """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left

@@ -20,6 +20,7 @@ from rich.table import Table
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS, fewest_sessions
 from fintrader.results.catalogue import BY_KEY, of_a_year
+from fintrader.verdict.verdict import Verdict
 
 DASH = "–"
 PAPER_COLUMNS: tuple[tuple[str, str], ...] = (
@@ -126,10 +127,12 @@ def count(value: Any) -> str:
     return DASH if found is None else f"{found:,.0f}"
 
 
-def look_words(evidence: Mapping[str, Any]) -> str:
-    """Which look at its window an assessment's `evidence` is; a dash where it does not say."""
-    is_uncounted = "look" in evidence and evidence["look"] is None
-    return "not counted" if is_uncounted else count(evidence.get("look"))
+def look_words(verdict: Verdict | None) -> str:
+    """Name the look at its window that a verdict is of; a dash without a verdict."""
+    if verdict is None:
+        return DASH
+    look = verdict.evidence.look
+    return "not counted" if look is None else count(look)
 
 
 def short_count(value: Any) -> str:
@@ -274,13 +277,14 @@ def limits_words(context: Mapping[str, Any]) -> str:
     return text + (f", halted: {found['halted']}" if found.get("halted") else "")
 
 
-def verdict_words(verdict: Any) -> str:
+def verdict_words(text: str | None) -> str:
     """What a verdict comes to, as `Not distinguishable from luck`; a dash where there is none."""
-    return re.split("[:,]", verdict)[0] if isinstance(verdict, str) and verdict else DASH
+    return re.split("[:,]", text)[0] if text else DASH
 
 
-class Verdict(NamedTuple):
-    """What a result comes to, in the order in which a reader decides."""
+class Opening(NamedTuple):
+    """The words that every page about a backtest opens with, in the order of a reader's
+    questions."""
 
     headline: str
     """As `Not distinguishable from luck`."""
@@ -290,8 +294,8 @@ class Verdict(NamedTuple):
     """What a window of this length can show at all."""
     change: str
     """What would change the verdict."""
-    skill: bool
-    """Whether it is unlikely to be luck, and nobody has changed the files since."""
+    is_skill: bool
+    """True where it is likely skill, and the files are as they were written."""
 
     @property
     def sentences(self) -> dict[str, str]:
@@ -304,37 +308,16 @@ class Verdict(NamedTuple):
         return {question: said for question, said in found.items() if said}
 
 
-def verdict_of(honesty: Mapping[str, Any], changed: str = "") -> Verdict:
-    """The verdict that opens every page with a return, out of `honesty.json`; `changed`: that the
-    files are others now.
-
-    An assessment of an earlier version, whose sentences stand in one text, is told as it is.
-    """
+def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
+    """The words that a page opens with; `changed`: that the files are others now."""
     if changed:
-        return Verdict("No verdict", changed, "", "", False)
-    told = honesty.get("sentences")
-    text = honesty.get("verdict")
-    said = (
-        [str(one) for one in told]
-        if isinstance(told, list)
-        else [text]
-        if isinstance(text, str) and text
-        else []
-    )
-    if not said:
+        return Opening("No verdict", changed, "", "", False)
+    if verdict is None:
         again = "`fintrader backtest` on the run writes what can be said of luck."
-        return Verdict(
-            "Not assessed", "This backtest was written without an assessment.", "", again, False
-        )
-    headline, _, why = said[0].partition(": ")
-    sees = said[1] if len(said) > 1 else ""
-    change = " ".join(said[2:])
-    return Verdict(
-        headline.rstrip("."),
-        why[:1].upper() + why[1:],
-        sees,
-        change,
-        honesty.get("likely_skill") is True,
+        why = "This backtest was written without an assessment."
+        return Opening("Not assessed", why, "", again, False)
+    return Opening(
+        verdict.headline, verdict.reason, verdict.power, verdict.change, verdict.is_likely_skill
     )
 
 

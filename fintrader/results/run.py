@@ -17,7 +17,13 @@ from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import read_jsonl, refuse_irregular
 from fintrader.results import figures
-from fintrader.results.backtest_files import SEAL, StoredBacktest, changed_metrics, read_backtest
+from fintrader.results.backtest_files import (
+    SEAL,
+    StoredBacktest,
+    changed_metrics,
+    read_backtest,
+    read_verdict,
+)
 from fintrader.results.folders import (
     FileCache,
     Folder,
@@ -40,6 +46,7 @@ from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, stages_of
+from fintrader.verdict.verdict import Verdict
 
 WINDOWS = ("test", "validation", "train")
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
@@ -144,10 +151,9 @@ class Run:
         return found[window] if window is not None else next(iter(found.values()))
 
     @property
-    def evidence(self) -> dict[str, Any]:
-        """Whether the result can be told from luck: verdict, intervals, rivals, overfitting, null
-        model."""
-        return self.backtest().honesty
+    def verdict(self) -> Verdict | None:
+        """How far the result can be told from luck; None where its backtest was not assessed."""
+        return self.backtest().verdict
 
     def policy(self, name: str = "ensemble") -> Any:
         """A stored policy: `ensemble`, `best`, or a pod's name. Needs torch.
@@ -224,14 +230,13 @@ class Run:
         stored = self._readable()
         if stored is not None:
             window = stored.context.get("window")
-            said = stored.changed or stored.honesty.get("verdict") or "not assessed"
-            lines += [f"  {window_words(str(window))}: {said}"]
+            lines += [f"  {window_words(str(window))}: {stored.conclusion}"]
         return lines
 
     def _readable(self) -> StoredBacktest | None:
         try:
             stored = self.backtest()
-            _ = stored.context, stored.honesty
+            _ = stored.context, stored.verdict
         except RunError:
             return None
         return stored
@@ -288,8 +293,8 @@ class Summary:
     """The stage that it failed in."""
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
-    verdict: str | None = None
-    """What the held-out window says, in sentences; None before the backtest."""
+    verdict: Verdict | None = None
+    """What the held-out window says; None before the backtest."""
     notes: Notes = field(default_factory=Notes)
     """What its owner says of it; nothing where the file is damaged."""
 
@@ -403,8 +408,9 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         try:
             stored = folder.json("backtest", "metrics.json")
             strategies = {name: row for name, row in stored.items() if isinstance(row, dict)}
-            verdict = _text(folder.json("backtest", "honesty.json").get("verdict"))
-            problem = changed_metrics(Folder(folder.path("backtest")))
+            backtest = Folder(folder.path("backtest"))
+            verdict = read_verdict(backtest)
+            problem = changed_metrics(backtest)
         except FintraderError as error:
             problem = str(error)
     finished = values.get("finished")

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
 from fintrader.seeding import numpy_generator
 from fintrader.verdict import LEVEL
 from fintrader.verdict.bootstrap import block_length
+from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
 Array = NDArray[np.float64]
 LATER = 0.2
@@ -87,34 +87,6 @@ def hedge(ours: ArrayLike, theirs: ArrayLike) -> Hedged:
     freedom = math.sqrt(b.size / max(b.size - (2 if beta else 1), 1))
     pull = 1 - b.mean() * centred / spread if spread > 1e-20 else 1.0
     return Hedged(beta, float(r.mean() - beta * b.mean()), residual, residual * pull * freedom)
-
-
-@dataclass(frozen=True)
-class AlphaTest:
-    """A one-sided test that alpha is above zero. Rates and ratios are those of a year."""
-
-    sessions: int
-    beta: float
-    alpha: float
-    low: float
-    high: float
-    """The interval of 95 % of alpha."""
-    ratio: float
-    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta
-    hedged."""
-    p_value: float
-    level: float
-    """At which it was asked to decide."""
-    visible: float
-    """The least ratio that this many sessions show at that level four times in five."""
-    sessions_needed: int | None
-    """Sessions in all after which a true ratio of the measured size shows as often; None where it
-    is not above 0."""
-    method: str
-
-    @property
-    def passes(self) -> bool:
-        return self.p_value <= self.level
 
 
 def alpha_test(
@@ -201,19 +173,6 @@ def _resampled(
     return np.concatenate(means), np.concatenate(errors)
 
 
-@dataclass(frozen=True)
-class ShiftTest:
-    """Whether it mattered when the decisions were made."""
-
-    p_value: float
-    """Share of the shifts in time with which the same holdings earned as much."""
-    shifts: int
-    earned: float
-    """Sum over the window of what the active weights earned, costs apart."""
-    expected: float
-    """The same, as a mean over the shifts: what the weights earn whenever they are held."""
-
-
 def shift_test(
     pairs: Iterable[tuple[Array, Array]], *, seed: int, shifts: int = SHIFTS
 ) -> ShiftTest | None:
@@ -244,6 +203,12 @@ def shift_test(
     return ShiftTest(
         (1 + as_much) / (1 + drawn.size), int(drawn.size), float(by_shift[0]), float(drawn.mean())
     )
+
+
+def bet(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Betting:
+    """Bet on alpha session by session; see `e_process`."""
+    wealth = e_process(ours, theirs, sessions_a_year)
+    return Betting(float(wealth[-1]), float(wealth.max()), tuple(wealth.tolist()))
 
 
 def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:

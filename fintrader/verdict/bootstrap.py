@@ -9,7 +9,6 @@ Computation of Adjusted p-Values for Resampling-Based Stepdown Multiple Testing"
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, finite, too_short
 from fintrader.seeding import numpy_generator
+from fintrader.verdict.verdict import Excess, Interval, Intervals
 
 Array = NDArray[np.float64]
 REPEATS = 2000
@@ -73,16 +73,6 @@ def bootstrap_indices(
     return rows
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its bootstrap percentile interval."""
-
-    estimate: float | None
-    low: float | None
-    high: float | None
-    level: float
-
-
 def intervals(
     returns: ArrayLike,
     *,
@@ -90,38 +80,36 @@ def intervals(
     level: float = 0.95,
     repeats: int = REPEATS,
     sessions_a_year: int = TRADING_DAYS,
-) -> tuple[dict[str, Interval], float]:
-    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown, and the mean
-    block length.
+) -> Intervals:
+    """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: `[S]`, daily. All None for fewer than eight sessions: there is nothing to resample.
-    No annual return of a window that is too short for one (`metrics.too_short`).
+    `returns`: `[S]`, daily. Ends are None for fewer than eight sessions: there is nothing to
+    resample. No annual return of a window that is too short for one (`metrics.too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
-    every = ("sharpe", "annual_return", "max_drawdown")
-    names = [name for name in every if not too_short(name, values.size, sessions_a_year)]
-    estimates: dict[str, float | None] = dict.fromkeys(names)
-    if values.size:
-        found = _statistics(values[None, :], sessions_a_year)
-        estimates = {name: finite(float(found[name][0])) for name in names}
-    if values.size < 8:
-        return {
-            name: Interval(estimate, None, None, level) for name, estimate in estimates.items()
-        }, 1.0
-    length = block_length(values)
-    rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
-    result = {}
-    drawn = _statistics(values[rows], sessions_a_year)
-    for name in names:
-        kept = drawn[name][np.isfinite(drawn[name])]
-        tails = (
-            np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
-            if kept.size
-            else (math.nan, math.nan)
-        )
-        low, high = (finite(float(tail)) for tail in tails)
-        result[name] = Interval(estimates[name], low, high, level)
-    return result, length
+    length = 1.0
+    drawn: dict[str, Array] = {}
+    if values.size >= 8:
+        length = block_length(values)
+        rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
+        drawn = _statistics(values[rows], sessions_a_year)
+    measured = _statistics(values[None, :], sessions_a_year) if values.size else {}
+
+    def interval(name: str) -> Interval:
+        estimate = finite(float(measured[name][0])) if measured else None
+        kept = drawn[name][np.isfinite(drawn[name])] if drawn else np.zeros(0)
+        if not kept.size:
+            return Interval(estimate, None, None, level)
+        low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
+        return Interval(estimate, finite(float(low)), finite(float(high)), level)
+
+    is_short = too_short("annual_return", values.size, sessions_a_year)
+    return Intervals(
+        sharpe=interval("sharpe"),
+        annual_return=None if is_short else interval("annual_return"),
+        max_drawdown=interval("max_drawdown"),
+        block_sessions=length,
+    )
 
 
 def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
@@ -138,21 +126,6 @@ def _statistics(samples: Array, sessions_a_year: int) -> dict[str, Array]:
         "annual_return": growth,
         "max_drawdown": (wealth / peak - 1).min(axis=1),
     }
-
-
-@dataclass(frozen=True)
-class Excess:
-    """Paired comparison of one strategy with another on the same days."""
-
-    excess: float
-    """Mean daily excess return times the sessions of a year."""
-    low: float
-    high: float
-    level: float
-    p_value: float
-    """Probability, under no excess, of an excess at least as large (one-sided, recentred
-    bootstrap)."""
-    block: float
 
 
 def paired_excess(

@@ -7,8 +7,8 @@ search did not see (`verdict.alpha`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,15 @@ from numpy.typing import NDArray
 from fintrader.metrics import TRADING_DAYS
 from fintrader.verdict import sharpe as sig
 from fintrader.verdict.bootstrap import romano_wolf
+from fintrader.verdict.verdict import (
+    Histogram,
+    NullSearch,
+    OverfittingEstimate,
+    SelectedSharpe,
+    Selection,
+    StepdownCount,
+    WindowOverfitting,
+)
 
 Array = NDArray[np.float64]
 TrialReturns: TypeAlias = "Array | Sequence[Array]"
@@ -28,24 +37,24 @@ def diagnose(
     trials: int | None,
     returns: TrialReturns | None,
     active: TrialReturns | None,
-    null_model: Mapping[str, Any] | None,
+    null_model: NullSearch | None,
     seed: int,
     sessions_a_year: int = TRADING_DAYS,
-) -> dict[str, Any]:
-    """Measure the search, as plain JSON; what is not known is None.
+) -> Selection:
+    """Measure the search; what is not known is None.
 
     `trials`: how many strategies were tried. `returns`, `active`: `[S, M]`, daily returns of those
     that were scored, and the same less the benchmark portfolio's, on the window they were chosen
     by; of a walk-forward one a fold. `null_model`: what the same search found without information.
     """
     windows = _windows(returns)
-    return {
-        "trials": trials,
-        "sharpe": _deflated(trials, windows, sessions_a_year),
-        "overfitting": _overfitting(windows),
-        "romano_wolf": _romano_wolf(_windows(active), seed),
-        "null_model": None if null_model is None else dict(null_model),
-    }
+    return Selection(
+        trials=trials,
+        sharpe=_deflated(trials, windows, sessions_a_year),
+        overfitting=_overfitting(windows),
+        romano_wolf=_romano_wolf(_windows(active), seed),
+        null_model=null_model,
+    )
 
 
 def _windows(given: TrialReturns | None) -> list[Array]:
@@ -60,7 +69,7 @@ def _windows(given: TrialReturns | None) -> list[Array]:
 
 def _deflated(
     trials: int | None, windows: Sequence[Array], sessions_a_year: int
-) -> dict[str, Any] | None:
+) -> SelectedSharpe | None:
     """Compare the chosen trial's Sharpe ratio over its selection window with the best by luck.
 
     Over several windows the chosen trials' returns stand one after another, and so do the hurdles:
@@ -96,23 +105,23 @@ def _deflated(
     ]
     hurdle = float(np.mean(hurdles))
     easier = float(np.mean(fewer))
-    return {
-        "sharpe": sample.sharpe * year,
-        "probabilistic": sig.probabilistic_sharpe(sample),
-        "deflated": sig.probabilistic_sharpe(sample, hurdle),
-        "expected_best": hurdle * year,
-        "trial_variance": float(np.mean(spreads)) * sessions_a_year,
-        "trial_variance_source": (
+    return SelectedSharpe(
+        sharpe=sample.sharpe * year,
+        probabilistic=sig.probabilistic_sharpe(sample),
+        deflated=sig.probabilistic_sharpe(sample, hurdle),
+        expected_best=hurdle * year,
+        trial_variance=float(np.mean(spreads)) * sessions_a_year,
+        trial_variance_source=(
             "among the trials" if all(known) else "1/(S - 1): the trials differ by less"
         ),
-        "trial_correlation": float(np.mean(alike)),
-        "effective_trials": float(np.sum(effective)),
-        "deflated_effective": sig.probabilistic_sharpe(sample, easier),
-        "expected_best_effective": easier * year,
-    }
+        trial_correlation=float(np.mean(alike)),
+        effective_trials=float(np.sum(effective)),
+        deflated_effective=sig.probabilistic_sharpe(sample, easier),
+        expected_best_effective=easier * year,
+    )
 
 
-def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
+def _overfitting(windows: Sequence[Array]) -> OverfittingEstimate | None:
     """Estimate the probability of backtest overfitting (PBO), with at most 16 blocks.
 
     Of several windows each has its own cross-validation; the numbers are their means, the logits
@@ -128,38 +137,26 @@ def _overfitting(windows: Sequence[Array]) -> dict[str, Any] | None:
         return None
     slopes = [window.slope for window in measured if window.slope is not None]
     counts, edges = np.histogram(np.concatenate([window.logits for window in measured]), bins=20)
-    return {
-        "probability": float(np.mean([window.probability for window in measured])),
-        "loss_probability": float(np.mean([window.loss_probability for window in measured])),
-        "slope": float(np.mean(slopes)) if slopes else None,
-        "blocks": min(window.blocks for window in measured),
-        "splits": sum(len(window.logits) for window in measured),
-        "trials": sum(window.trials for window in measured),
-        "windows": [
-            {"probability": window.probability, "trials": window.trials} for window in measured
-        ],
-        "logit_counts": counts.tolist(),
-        "logit_edges": edges.tolist(),
-    }
+    return OverfittingEstimate(
+        probability=float(np.mean([window.probability for window in measured])),
+        loss_probability=float(np.mean([window.loss_probability for window in measured])),
+        slope=float(np.mean(slopes)) if slopes else None,
+        blocks=min(window.blocks for window in measured),
+        splits=sum(len(window.logits) for window in measured),
+        trials=sum(window.trials for window in measured),
+        windows=tuple(WindowOverfitting(window.probability, window.trials) for window in measured),
+        logits=Histogram(tuple(counts.tolist()), tuple(edges.tolist())),
+    )
 
 
-def _romano_wolf(windows: Sequence[Array], seed: int) -> dict[str, Any] | None:
+def _romano_wolf(windows: Sequence[Array], seed: int) -> StepdownCount | None:
     """Count the trials ahead of the benchmark where they were chosen, all tested together."""
     tested = [romano_wolf(matrix, seed=seed) for matrix in windows if len(matrix) >= FEW_SESSIONS]
     if not tested:
         return None
     every = np.concatenate(tested)
-    return {
-        "ahead": int((every <= DECIDES).sum()),
-        "trials": int(every.size),
-        "best_p_value": float(every.min()),
-    }
-
-
-def has_equal_null_model(null_model: Mapping[str, Any] | None) -> bool:
-    """True where the search without information found a score as good as the true search's."""
-    if null_model is None:
-        return False
-    free = null_model.get("best_selection_score")
-    real = null_model.get("real_best_selection_score")
-    return free is not None and real is not None and bool(free >= real)
+    return StepdownCount(
+        ahead=int((every <= DECIDES).sum()),
+        trials=int(every.size),
+        best_p_value=float(every.min()),
+    )

@@ -185,8 +185,8 @@ def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortre
     for name in ("config.yaml", "events.jsonl", "backtest/context.json", "leaderboard.sqlite-wal"):
         (demo / name).unlink(missing_ok=True)
         (demo / name).symlink_to(fortress / "secret" / "secret")
-    (demo / "backtest" / "honesty.json").unlink()
-    os.mkfifo(demo / "backtest" / "honesty.json")
+    (demo / "backtest" / "verdict.json").unlink()
+    os.mkfifo(demo / "backtest" / "verdict.json")
     for page in ("runs", "tournament", "backtest", "honesty"):
         test = open_page(fortress, page, run="demo")
         healthy(test)
@@ -245,6 +245,7 @@ HOSTILE_TEXT = (
 def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -> None:
     demo = site / "runs" / "demo"
     manifest = json.loads((demo / "manifest.json").read_text())
+    verdict = json.loads((demo / "backtest" / "verdict.json").read_text())
     contents = {
         "manifest.json": {
             **manifest,
@@ -253,10 +254,14 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
             "created": HOSTILE_TEXT,
         },
         "backtest/context.json": {"window": HOSTILE_TEXT, "trials": HOSTILE_TEXT},
-        "backtest/honesty.json": {
-            "verdict": HOSTILE_TEXT,
-            "evidence": {"alpha": {"p_value": HOSTILE_TEXT}, "e_value": HOSTILE_TEXT},
-            "trials": HOSTILE_TEXT,
+        "backtest/verdict.json": {
+            **verdict,
+            "sentences": [HOSTILE_TEXT] * 3,
+            "strategy": HOSTILE_TEXT,
+            "caveats": [HOSTILE_TEXT],
+            "evidence": verdict["evidence"] | {"against": HOSTILE_TEXT},
+            "excess": {HOSTILE_TEXT: verdict["excess"]["equal_weight"]},
+            "selection": verdict["selection"] | {"sentence": HOSTILE_TEXT},
         },
     }
     for name, values in contents.items():

@@ -198,9 +198,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(
 ) -> None:
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
-    metrics = stored(site / "runs" / "demo" / "backtest" / "honesty.json")["selection"][
-        "null_model"
-    ]["metrics"]
+    metrics = stored(site / "runs" / "demo" / "backtest" / "context.json")["null_model"]
     for key, title in tables.HEADLINE:
         assert control[title] == (DASH if key in OF_A_YEAR else statistic(key, metrics.get(key))), (
             key

@@ -136,7 +136,7 @@ ARTIFACTS = (
     "backtest/positions.parquet",
     "backtest/trades.parquet",
     "backtest/context.json",
-    "backtest/honesty.json",
+    "backtest/verdict.json",
     "backtest/sensitivity.json",
     "lookahead.json",
     "pods/p0001/metrics.jsonl",

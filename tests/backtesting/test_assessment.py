@@ -14,7 +14,10 @@ from fintrader.backtesting.null_models import information_free, random_portfolio
 from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.files import dump_json
+from fintrader.records import from_json, to_json
 from fintrader.verdict.selection import diagnose
+from fintrader.verdict.verdict import NullSearch, Verdict
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market, pick_assets
 
@@ -55,21 +58,21 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(
     theirs = rng.normal(0.0004, 0.01, 250)
     noise = rng.normal(0, 0.004, 250)
     lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80, look=1)
-    assert lucky["verdict"].startswith(
-        "Not distinguishable from luck: ahead of equal weight by 2.5"
-    )
-    assert "first look at this window" in lucky["verdict"]
-    assert "A window of 250 sessions sees an information ratio of 2." in lucky["verdict"]
-    assert lucky["verdict"].endswith("more sessions would tell.")
-    assert not lucky["likely_skill"]
+    assert lucky.text.startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
+    assert "first look at this window" in lucky.text
+    assert "A window of 250 sessions sees an information ratio of 2." in lucky.text
+    assert lucky.text.endswith("more sessions would tell.")
+    assert not lucky.is_likely_skill
     ahead = pair(template, theirs + noise + 0.0015, theirs)
     skilled = assess(ahead, trials=80)
-    assert skilled["verdict"].startswith("Unlikely to be luck: ahead of equal weight")
-    assert skilled["likely_skill"]
-    assert skilled["excess"]["equal_weight"]["low"] > 0
+    assert skilled.text.startswith("Unlikely to be luck: ahead of equal weight")
+    assert skilled.is_likely_skill
+    assert skilled.excess["equal_weight"].low > 0
     behind = assess(pair(template, 0.3 * theirs + 0.2 * noise + 1e-4, np.abs(theirs)), trials=80)
-    assert not behind["likely_skill"]
-    json.dumps([lucky, skilled, behind], allow_nan=False)
+    assert not behind.is_likely_skill
+    for verdict in (lucky, skilled, behind):
+        assert from_json(Verdict, json.loads(dump_json(to_json(verdict)))) == verdict
+    assert [lucky.state, skilled.state] == ["not_told_from_luck", "likely_skill"]
 
 
 def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
@@ -80,19 +83,17 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
     results = pair(template, theirs + rng.normal(0.0008, 0.004, 250), theirs)
     noise = rng.normal(0, 0.01, (60, 80))
     few, many = (assess(results, trials=count, trial_returns=noise[:, :count]) for count in (2, 80))
-    assert few["evidence"] == many["evidence"]
-    assert (
-        few["selection"]["sharpe"]["expected_best"] < many["selection"]["sharpe"]["expected_best"]
-    )
-    assert "80 trials" in many["selection"]["sentence"]
-    p_value = many["evidence"]["alpha"]["p_value"]
+    assert few.evidence == many.evidence
+    assert few.selection.sharpe.expected_best < many.selection.sharpe.expected_best
+    assert "80 trials" in many.selection.sentence
+    p_value = many.evidence.alpha.p_value
     assert 0.0016 < p_value <= 0.04
-    assert many["likely_skill"]
+    assert many.is_likely_skill
     third = assess(results, trials=80, look=3)
-    assert third["evidence"]["alpha"]["p_value"] == p_value
-    assert third["evidence"]["level"] == pytest.approx(0.0016)
-    assert not third["likely_skill"]
-    assert "third look at this window" in third["verdict"]
+    assert third.evidence.alpha.p_value == p_value
+    assert third.evidence.level == pytest.approx(0.0016)
+    assert not third.is_likely_skill
+    assert "third look at this window" in third.text
 
 
 def test_optimistic_fills_and_free_trading_get_no_good_verdict(template: BacktestResult) -> None:
@@ -106,15 +107,15 @@ def test_optimistic_fills_and_free_trading_get_no_good_verdict(template: Backtes
     }
     for changed, words in named.values():
         taken = assess(results, trials=8, settings=EnvSettings(**changed))
-        assert taken["verdict"].startswith("Cannot be believed as it stands, with")
-        assert words in taken["verdict"]
-        assert not taken["likely_skill"]
+        assert taken.text.startswith("Cannot be believed as it stands, with")
+        assert words in taken.text
+        assert not taken.is_likely_skill
     told = assess(results, trials=8, caveats=["a universe of survivors"])
-    assert "a universe of survivors" in told["verdict"]
-    assert not told["likely_skill"]
+    assert "a universe of survivors" in told.text
+    assert not told.is_likely_skill
     foresight = assess(pair(template, theirs + rng.normal(0.01, 0.004, 250), theirs), trials=8)
-    assert "a leak is the likelier reason" in foresight["verdict"]
-    assert not foresight["likely_skill"]
+    assert "a leak is the likelier reason" in foresight.text
+    assert not foresight.is_likely_skill
 
 
 def test_beta_in_a_rising_market_is_not_skill(template: BacktestResult) -> None:
@@ -124,8 +125,8 @@ def test_beta_in_a_rising_market_is_not_skill(template: BacktestResult) -> None:
         theirs = rng.normal(0, 0.008, 250)
         theirs += 0.0012 - theirs.mean()
         found = assess(pair(template, 1.5 * theirs + rng.normal(0, 0.002, 250), theirs), trials=8)
-        assert found["evidence"]["active_return"] > 0
-        green += found["likely_skill"]
+        assert found.evidence.active_return > 0
+        green += found.is_likely_skill
     assert green <= 3  # 4 % of 20, and two standard errors
 
 
@@ -134,10 +135,10 @@ def test_a_search_without_information_that_scored_as_well_is_said(template: Back
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.001, 0.004, 250), theirs)
     for score in (1.0, 3.0):
-        control = {"best_selection_score": score, "real_best_selection_score": 2.0, "metrics": {}}
+        control = NullSearch(score, 2.0, "sharpe")
         judged = assess(results, trials=80, null_model=control)
-        assert ("search without information" in judged["verdict"]) == (score > 2)
-        assert judged["likely_skill"]
+        assert ("search without information" in judged.text) == (score > 2)
+        assert judged.is_likely_skill
 
 
 def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: BacktestResult) -> None:
@@ -146,34 +147,33 @@ def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: Backte
     portfolio = equal_weight(market, EnvSettings(cost_bps=2.0))
     results = measured_against({**results, "equal_weight": portfolio}, portfolio)
     found = assess(results, trials=1, market=market, settings=EnvSettings(cost_bps=2.0))
-    shift = found["evidence"]["shift"]
-    assert shift["shifts"] == 999
-    assert shift["p_value"] > 0.01
+    shift = found.evidence.shift
+    assert shift.shifts == 999
+    assert shift.p_value > 0.01
     # Timing, by hand: weights at each close beyond beta times the portfolio's, times the next bar's
     # return.
-    beta = found["evidence"]["alpha"]["beta"]
+    beta = found.evidence.alpha.beta
     active = results["ensemble"].weights() - beta * portfolio.weights()
     close = market.adjusted_close.numpy().astype(np.float64)
     earned = float((active[:-1] * (close[1:] / close[:-1] - 1)).sum())
-    assert shift["earned"] == pytest.approx(earned, rel=1e-6)
+    assert shift.earned == pytest.approx(earned, rel=1e-6)
 
 
 def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
     market = make_market(60, 3)
     settings = EnvSettings()
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
-    assert idle["verdict"] == "Never traded: there is nothing to judge."
+    assert idle.text == "Never traded: there is nothing to judge."
+    assert idle.state == "no_verdict"
     bankrupt = simulate(lambda obs: torch.full((1, 2), 0.5), crashing_market(), settings)
-    assert assess({"ensemble": bankrupt}, trials=1)["verdict"].startswith("Went bankrupt")
-    assert assess({"ensemble": template}, trials=3)["verdict"].startswith(
-        "Too short to tell: 3 sessions"
-    )
+    assert assess({"ensemble": bankrupt}, trials=1).text.startswith("Went bankrupt")
+    assert assess({"ensemble": template}, trials=3).text.startswith("Too short to tell: 3 sessions")
     theirs = np.random.default_rng(0).normal(0, 0.01, 40)
     same = assess(pair(template, theirs, theirs), trials=3)
-    assert same["verdict"].startswith("Holds its benchmark")
+    assert same.text.startswith("Holds its benchmark")
     geared = assess(pair(template, 1.5 * theirs, theirs), trials=3)
     assert (
-        geared["verdict"]
+        geared.text
         == "Nothing to judge: beyond its beta to equal weight, what it earned never varied."
     )
     with pytest.raises(BacktestError, match="counted from 1"):
@@ -182,13 +182,11 @@ def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
         pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs),
         trials=3,
     )
-    assert losing["verdict"].startswith(
-        "Not distinguishable from luck: behind equal weight by 39.98 %"
-    )
-    assert "in the window" in losing["verdict"]
-    assert "a year" not in losing["verdict"]
-    assert "More sessions would not help" in losing["verdict"]
-    assert assess({"ensemble": with_returns(template, theirs)})["selection"]["sentence"].startswith(
+    assert losing.text.startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
+    assert "in the window" in losing.text
+    assert "a year" not in losing.text
+    assert "More sessions would not help" in losing.text
+    assert assess({"ensemble": with_returns(template, theirs)}).selection.sentence.startswith(
         "Chosen from an unknown number of trials"
     )
 
@@ -231,9 +229,9 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
         np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4
     )
     assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-2)
-    share = drawn.share_above(float(np.median(drawn.cumulative_return)), None)
-    assert share["cumulative_return"] == pytest.approx(0.5, abs=0.01)
-    assert share["sharpe"] is None
+    share = drawn.compare(float(np.median(drawn.cumulative_return)), None).share_above
+    assert share.cumulative_return == pytest.approx(0.5, abs=0.01)
+    assert share.sharpe is None
     with pytest.raises(BacktestError, match="no member trades"):
         random_portfolios(replace(market, member=torch.zeros_like(market.member)), settings, seed=0)
 
@@ -244,21 +242,21 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
     folds = [rng.normal(0, 0.01, (40, 6)) + apart + shift for shift in (0.0, 0.02)]
     whole = diagnose(12, folds, None, None, 0)
     alone = [diagnose(6, matrix, None, None, 0) for matrix in folds]
-    pbo = [one["overfitting"]["probability"] for one in alone]
-    assert whole["overfitting"]["probability"] == pytest.approx(np.mean(pbo))
-    assert [window["probability"] for window in whole["overfitting"]["windows"]] == pbo
-    assert whole["overfitting"]["splits"] == sum(one["overfitting"]["splits"] for one in alone)
+    pbo = [one.overfitting.probability for one in alone]
+    assert whole.overfitting.probability == pytest.approx(np.mean(pbo))
+    assert [window.probability for window in whole.overfitting.windows] == pbo
+    assert whole.overfitting.splits == sum(one.overfitting.splits for one in alone)
     # A market that rose in one fold and not in the other is no variance among the trials of either.
     for name in ("trial_variance", "expected_best"):
-        assert whole["sharpe"][name] == pytest.approx(
-            np.mean([one["sharpe"][name] for one in alone])
+        assert getattr(whole.sharpe, name) == pytest.approx(
+            np.mean([getattr(one.sharpe, name) for one in alone])
         )
     together = diagnose(12, np.hstack(folds), None, None, 0)
-    assert together["sharpe"]["trial_variance"] > 2 * whole["sharpe"]["trial_variance"]
-    assert diagnose(12, [], None, None, 0)["overfitting"] is None
-    active = diagnose(12, folds, [folds[0], folds[0] - 0.02], None, 0)["romano_wolf"]
-    assert active["trials"] == 12
-    assert 1 <= active["ahead"] < 6
+    assert together.sharpe.trial_variance > 2 * whole.sharpe.trial_variance
+    assert diagnose(12, [], None, None, 0).overfitting is None
+    active = diagnose(12, folds, [folds[0], folds[0] - 0.02], None, 0).romano_wolf
+    assert active.trials == 12
+    assert 1 <= active.ahead < 6
 
 
 def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
@@ -279,7 +277,7 @@ def test_trials_that_are_alike_do_not_lower_the_hurdle() -> None:
     of one ratio."""
     rng = np.random.default_rng(5)
     alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
-    found = diagnose(6, alike, None, None, 0)["sharpe"]
-    assert found["trial_variance"] == pytest.approx(252 / 39)
-    assert found["trial_variance_source"] == "1/(S - 1): the trials differ by less"
-    assert found["deflated_effective"] > found["deflated"]  # alike, they count for fewer
+    found = diagnose(6, alike, None, None, 0).sharpe
+    assert found.trial_variance == pytest.approx(252 / 39)
+    assert found.trial_variance_source == "1/(S - 1): the trials differ by less"
+    assert found.deflated_effective > found.deflated  # alike, they count for fewer

@@ -211,23 +211,23 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     held = 0
     for k in range(200):
-        found, _ = intervals(
+        found = intervals(
             rng.normal(1 / math.sqrt(252) / 100, 0.01, 252), seed=k, level=0.9, repeats=400
         )
-        band = found["sharpe"]
+        band = found.sharpe
         held += band.low <= 1 <= band.high
     assert held / 200 == pytest.approx(0.9, abs=0.07)
 
 
 def test_intervals_of_little_or_nothing() -> None:
-    found, _ = intervals([0.01, -0.01], seed=0)
-    assert found["sharpe"].low is None
-    assert found["max_drawdown"].estimate == pytest.approx(-0.01)
-    found, _ = intervals(np.zeros(70), seed=0)
-    assert found["sharpe"].estimate is None
-    assert found["annual_return"].low == 0
-    again, _ = intervals(np.random.default_rng(0).normal(size=40) / 100, seed=5)
-    same, _ = intervals(np.random.default_rng(0).normal(size=40) / 100, seed=5)
+    found = intervals([0.01, -0.01], seed=0)
+    assert found.sharpe.low is None
+    assert found.max_drawdown.estimate == pytest.approx(-0.01)
+    found = intervals(np.zeros(70), seed=0)
+    assert found.sharpe.estimate is None
+    assert found.annual_return.low == 0
+    again = intervals(np.random.default_rng(0).normal(size=40) / 100, seed=5)
+    same = intervals(np.random.default_rng(0).normal(size=40) / 100, seed=5)
     assert again == same
 
 

@@ -55,28 +55,28 @@ def verdict_on(market: MarketTensors, policy: Any = follow) -> fintrader.report.
 
 def test_the_held_out_window_has_a_certificate_and_the_others_have_none() -> None:
     held_out = verdict_on(MARKET.split().test)
-    assert held_out.verdict.startswith("Unlikely to be luck")
-    assert held_out["likely_skill"]
+    assert held_out.text.startswith("Unlikely to be luck")
+    assert held_out.is_likely_skill
     for name, said in (
         ("train", "this is the training window, and nothing about skill can be concluded"),
         ("validation", "this is the validation window, and nothing about skill can be concluded"),
     ):
         found = verdict_on(getattr(MARKET.split(), name))
-        assert found["sentences"] == [found.verdict]
-        assert found.verdict.startswith(f"No verdict: {said}")
-        assert not found["likely_skill"]
-        assert found["window"] == name
+        assert found.sentences == (found.text,)
+        assert found.text.startswith(f"No verdict: {said}")
+        assert not found.is_likely_skill
+        assert found.window == name
 
 
 def test_a_market_that_was_never_split_has_no_certificate() -> None:
     hand_made = replace(MARKET, windows=None)
     for market in (MARKET, hand_made, hand_made.window(800, 1200)):
         found = verdict_on(market)
-        assert found.verdict.startswith(
+        assert found.text.startswith(
             "Cannot be believed as it stands, with bars that were never split off as a test window"
         )
-        assert not found["likely_skill"]
-        assert found["window"] == "whole"
+        assert not found.is_likely_skill
+        assert found.window == "whole"
 
 
 def saved(market: MarketTensors, folder: Path) -> MarketTensors:
@@ -111,7 +111,7 @@ def test_a_cut_across_windows_is_the_most_seen_of_them() -> None:
     assert MARKET.window(900, 1000).window_name == "test"
     assert MARKET.window(300, 900).window(100, 200).cut_from == ("train", "validation", "test")
     found = verdict_on(MARKET.window(300, 1200))
-    assert found.verdict.startswith("No verdict: some of these bars are the training window's")
+    assert found.text.startswith("No verdict: some of these bars are the training window's")
 
 
 def test_bars_between_windows_are_in_none_of_them() -> None:
@@ -135,11 +135,11 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
         assess({"policy": result}, market=test, look=1),
         looks.honesty(1),
         (looks | {"other": simulate(follow, train, RULES, name="other")}).honesty(1),
-        write_backtest(tmp_path / "backtest", {"policy": result}, context=counted).honesty,
+        write_backtest(tmp_path / "backtest", {"policy": result}, context=counted).verdict,
         assess({"policy": stitch(folds)}),
     ):
-        assert found["verdict"].startswith("No verdict: ")
-        assert not found["likely_skill"]
+        assert found.text.startswith("No verdict: ")
+        assert not found.is_likely_skill
     assert "No verdict" in looks.report(tmp_path / "x.html").read_text()
     assert "The training window" in (tmp_path / "x.html").read_text()
 
@@ -165,15 +165,15 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
     test = MARKET.split().test
     uncounted = fintrader.backtest(follow, test, RULES)
     said = uncounted.honesty(trials=8)
-    assert "looks not counted, the choice of 8 trials" in said.verdict
-    assert "look at this window" not in said.verdict
-    assert said.verdict.endswith("looks at these before this one would have lowered its level.")
+    assert "looks not counted, the choice of 8 trials" in said.text
+    assert "look at this window" not in said.text
+    assert said.text.endswith("looks at these before this one would have lowered its level.")
     assert "not counted" in repr(said)
-    assert said["evidence"]["look"] is None
-    assert said["evidence"]["level"] == pytest.approx(0.04)
+    assert said.evidence.look is None
+    assert said.evidence.level == pytest.approx(0.04)
     assert "looks not counted" in uncounted.report(tmp_path / "x.html").read_text()
     stored = write_backtest(tmp_path / "b", uncounted, context={"trials": 8}, market=test)
-    assert "looks not counted" in stored.honesty["verdict"]
+    assert "looks not counted" in stored.verdict.text
 
     def counted(share: float) -> Backtests:
         def policy(obs: torch.Tensor) -> torch.Tensor:
@@ -183,9 +183,9 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
 
     first = counted(1.0)
     second = counted(0.9)
-    assert "first look at this window" in first.honesty(1).verdict
-    assert "second look at this window" in second.honesty(1).verdict
-    assert second.honesty(1)["evidence"]["level"] == pytest.approx(0.008)
+    assert "first look at this window" in first.honesty(1).text
+    assert "second look at this window" in second.honesty(1).text
+    assert second.honesty(1).evidence.level == pytest.approx(0.008)
 
 
 # --- what a policy has seen ---------------------------------------------------------------
@@ -200,7 +200,7 @@ def learn(market: MarketTensors, *, env: Any = None) -> agents.policy.PolicyModu
 
 
 def said_of(policy: Any, market: MarketTensors) -> str:
-    return str(assess({"policy": simulate(policy, market, RULES)})["sentences"][0])
+    return assess({"policy": simulate(policy, market, RULES)}).sentences[0]
 
 
 SEEN = "No verdict: the policy was trained or chosen on some of these bars"
@@ -295,5 +295,5 @@ def test_the_numbers_are_those_of_any_window() -> None:
     assert tests.metrics.equals(unsplit.metrics)
     found = tests.honesty(1)
     other = unsplit.honesty(1)
-    assert found["evidence"] == other["evidence"]
-    assert found["intervals"] == other["intervals"]
+    assert found.evidence == other.evidence
+    assert found.intervals == other.intervals

@@ -24,6 +24,7 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from fintrader.verdict.verdict import NullSearch
 from tests.engines import stubs
 from tests.factories import make_market
 
@@ -124,7 +125,7 @@ def make_backtest(
     checks: dict[str, Any] = {}
     if checked:
         rng = np.random.default_rng(seed)
-        free = {
+        context["null_model"] = {
             name: value / 2
             for name, value in results["best"].metrics.items()
             if isinstance(value, float)
@@ -133,11 +134,7 @@ def make_backtest(
             "market": market,
             "settings": settings,
             "trial_returns": rng.normal(0, 0.01, (16, trials)),
-            "null_model": {
-                "metrics": free,
-                "best_selection_score": 0.1,
-                "real_best_selection_score": 0.7,
-            },
+            "null_model": NullSearch(0.1, 0.7, "sharpe"),
             "sensitivity": sensitivity(
                 lambda obs: torch.full((len(obs), market.num_assets), 0.3),
                 market,

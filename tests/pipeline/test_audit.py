@@ -183,7 +183,7 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
         "config.yaml is not the one",
     ),
     (values("backtest/context.json", trials=1), "context.json is another"),
-    (values("backtest/honesty.json", verdict="Skill."), "honesty.json is another"),
+    (values("backtest/verdict.json", verdict="Skill."), "verdict.json is another"),
     (values("backtest/metrics.json", ensemble={"sharpe": 9.0}), "metrics.json is another"),
     (a_table, "equity.parquet is another"),
     (without("backtest/sensitivity.json"), "sensitivity.json is missing"),

@@ -28,7 +28,7 @@ from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.backtests import Backtests
-from fintrader.results.formatting import verdict_of
+from fintrader.results.formatting import opening_of
 from fintrader.results.looks import Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
@@ -149,7 +149,7 @@ def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
 def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Path) -> None:
     path = tests.report(tmp_path / "deep" / "x.html", trials=8)
     text = path.read_text()
-    told = verdict_of(tests.honesty(trials=8))
+    told = opening_of(tests.honesty(trials=8))
     assert told.headline == "Too short to tell"
     assert 0 < text.index(told.headline) < text.index(told.why)
     assert "8 trials" in text
@@ -158,11 +158,11 @@ def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Pat
 
 def test_honesty_says_the_verdict_first_and_counts_the_trials(tests: Backtests) -> None:
     many = tests.honesty(trials=800)
-    assert repr(many).splitlines()[0] == many.verdict == many["verdict"]
-    assert many["selection"]["sentence"] == "Chosen from 800 trials."
+    assert repr(many).splitlines()[0] == many.text
+    assert many.selection.sentence == "Chosen from 800 trials."
     assert "Trials this result was selected from" in repr(many)
-    assert many["evidence"] == tests.honesty(trials=1)["evidence"]
-    assert "unknown number of trials" in tests.honesty()["selection"]["sentence"]
+    assert many.evidence == tests.honesty(trials=1).evidence
+    assert "unknown number of trials" in tests.honesty().selection.sentence
     for wrong in (0, -3, 1.5, True, "8"):
         with pytest.raises(BacktestError, match="at least 1"):
             tests.honesty(trials=wrong)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -137,14 +136,11 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
     assert len(names) == 3  # two pods and their ensemble
     for name in names:
         assert (folder / name).read_bytes() == (judged / name).read_bytes(), name
-    honesty = [
-        json.loads((home / "backtest" / "honesty.json").read_text())["selection"]["null_model"]
-        for home in (folder, judged)
-    ]
-    assert honesty[0]["best_selection_score"] == honesty[1]["best_selection_score"]
-    assert (
-        honesty[0]["metrics"] != honesty[1]["metrics"]
-    )  # traded on the window as the backtest trades
+    both = [read_backtest(home / "backtest") for home in (folder, judged)]
+    searches = [stored.verdict.selection.null_model for stored in both]
+    assert searches[0].free == searches[1].free is not None
+    # Traded on the window as the backtest trades.
+    assert both[0].context["null_model"] != both[1].context["null_model"]
 
 
 @pytest.mark.slow
@@ -157,9 +153,9 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert read_backtest(home).context["looks"] == 1
     validation = read_backtest(home / "validation")
     assert (validation.context["window"], validation.context.get("looks")) == ("validation", None)
-    assert validation.honesty["verdict"].startswith("No verdict: this is the validation window")
-    assert read_backtest(home).honesty["window"] == "test"
-    assert read_backtest(home).honesty["evidence"]["look"] == 1
+    assert validation.verdict.text.startswith("No verdict: this is the validation window")
+    assert read_backtest(home).verdict.window == "test"
+    assert read_backtest(home).verdict.evidence.look == 1
     assert validation.equity["minute"].iloc[-1] < read_backtest(home).equity["minute"].iloc[0]
     assert (
         validation.context["command"] == f"fintrader backtest {folder} --backtest.window validation"
@@ -194,7 +190,7 @@ def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
     run(config)
     assert read_backtest(folder / "backtest" / "train").context["window"] == "train"
-    assert read_backtest(folder / "backtest" / "train").verdict.headline == "No verdict"
+    assert read_backtest(folder / "backtest" / "train").opening.headline == "No verdict"
     stamp = (folder / "backtest" / "metrics.json").stat().st_mtime_ns
     (folder / "backtest" / "train" / "metrics.json").unlink()  # as a kill in the middle leaves it
     run(config)

@@ -65,8 +65,8 @@ def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Pa
     page = report.read_text()
     assert (
         page.index("Synthetic market with a planted signal")
-        < page.index(stored.verdict.headline)
-        < page.index(stored.verdict.why)
+        < page.index(stored.opening.headline)
+        < page.index(stored.opening.why)
     )
 
 

@@ -187,7 +187,7 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
         )
     )
     assert "no null model: 2 sessions are too few" in capsys.readouterr().out
-    honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "honesty.json").read_text())
+    honesty = json.loads((tmp_path / "runs" / "tiny" / "backtest" / "verdict.json").read_text())
     assert honesty["selection"]["null_model"] is None
 
 
@@ -217,10 +217,10 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     # positions
     chained = (1 + folds[0]["buy_and_hold"]) * (1 + folds[1]["buy_and_hold"]) - 1
     assert chained - 0.0021 * 1.5 < whole < chained
-    drawn = stored.honesty["random_portfolios"]
+    drawn = stored.verdict.random_portfolios
     assert drawn["count"] == 10_000
-    assert 0 <= drawn["share_above"]["cumulative_return"] <= 1
-    assert stored.honesty["selection"]["trials"] == 6
+    assert 0 <= drawn.share_above.cumulative_return <= 1
+    assert stored.verdict.selection.trials == 6
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
     assert swept["20"]["chosen"]
     assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]

@@ -209,7 +209,7 @@ def test_comparison_has_every_run_and_its_verdict(
     for name, stored in runs.items():
         assert name not in page  # escaped
         assert name.replace("<", "&lt;").replace(">", "&gt;") in page
-        assert stored.honesty["verdict"].split(":")[0] in page
+        assert stored.verdict.text.split(":")[0] in page
     with pytest.raises(BacktestError, match="at least two"):
         render_comparison(dict(list(runs.items())[:1]))
 

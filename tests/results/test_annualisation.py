@@ -82,8 +82,8 @@ def test_the_verdict_is_annualised_alike_and_decides_alike(
     both: tuple[Any, Any], market: MarketTensors
 ) -> None:
     usual, restless = (assess(one, trials=3, settings=EnvSettings(), market=market) for one in both)
-    here, there = (one["evidence"] for one in (usual, restless))
-    assert there["active_return"] == pytest.approx(MORE * here["active_return"])
+    here, there = (one.evidence for one in (usual, restless))
+    assert there.active_return == pytest.approx(MORE * here.active_return)
     for name, factor in (
         ("alpha", MORE),
         ("low", MORE),
@@ -91,13 +91,13 @@ def test_the_verdict_is_annualised_alike_and_decides_alike(
         ("ratio", MORE**0.5),
         ("visible", MORE**0.5),
     ):
-        assert there["alpha"][name] == pytest.approx(factor * here["alpha"][name]), name
+        assert getattr(there.alpha, name) == pytest.approx(factor * getattr(here.alpha, name)), name
     for name in ("p_value", "sessions_needed", "beta", "method"):
-        assert there["alpha"][name] == here["alpha"][name], name
-    assert restless["sharpe"]["sharpe"] == pytest.approx(MORE**0.5 * usual["sharpe"]["sharpe"])
-    excess = (one["excess"]["equal_weight"]["excess"] for one in (usual, restless))
+        assert getattr(there.alpha, name) == getattr(here.alpha, name), name
+    assert restless.sharpe.sharpe == pytest.approx(MORE**0.5 * usual.sharpe.sharpe)
+    excess = (one.excess["equal_weight"].excess for one in (usual, restless))
     assert next(excess) * MORE == pytest.approx(next(excess))
-    assert restless["likely_skill"] == usual["likely_skill"]
+    assert restless.is_likely_skill == usual.is_likely_skill
 
 
 def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:

@@ -58,11 +58,10 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
             "context.json",
             "equity.parquet",
             "explanation.json",
-            "honesty.json",
             "metrics.json",
         ),
         *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
-        *("sensitivity.json", "trades.parquet"),
+        *("sensitivity.json", "trades.parquet", "verdict.json"),
     ]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
@@ -76,7 +75,7 @@ def test_what_is_read_is_what_was_simulated(
     assert stored.strategies == list(results)
     notes = {name: result.note for name, result in results.items()}
     assert stored.context == {**CONTEXT, "strategies": notes, "timezone": "UTC"}
-    assert stored.honesty["selection"]["trials"] == 80
+    assert stored.verdict.selection.trials == 80
     for name, result in results.items():
         assert stored.metrics[name] == result.metrics
         assert (stored.curve()[name].to_numpy() == result.equity).all()
@@ -140,7 +139,7 @@ def test_a_change_is_seen_when_it_is_opened(
         said = read_backtest(tmp_path).changed
         assert said.startswith("This result was changed after it was written: "), path
         assert path.name in said
-        assert read_backtest(tmp_path).verdict.why == said
+        assert read_backtest(tmp_path).opening.why == said
         path.write_bytes(data)
     (tmp_path / "seal.json").unlink()
     assert read_backtest(tmp_path).changed.startswith(
@@ -184,11 +183,11 @@ def test_report_says_the_trials_first_and_needs_no_network(
     page = report.write_report(tmp_path / "report.html", stored).read_text()
     assert len(page) < 3 * 2**20
     assert "It was chosen from 80 trials." in page[page.index("<h1") : page.index("<h2")]
-    told = stored.verdict
-    assert f"{told.headline}: {told.why[0].lower()}{told.why[1:]}" == stored.honesty["verdict"]
+    told = stored.opening
+    assert f"{told.headline}: {told.why[0].lower()}{told.why[1:]}" == stored.verdict.text
     assert told.headline in page
     assert (
-        StoredBacktest(stored.metrics, {**stored.parts, "honesty": {}}).verdict.headline
+        StoredBacktest(stored.metrics, {**stored.parts, "verdict": None}).opening.headline
         == "Not assessed"
     )
     assert "Best returned" in report.summary(stored)

@@ -24,7 +24,7 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
     assert len(run.pods) == 8
     assert run.events[0]["event"] == "started"
     assert list(run.backtests) == ["test"]
-    assert run.evidence["verdict"] in repr(run)
+    assert run.verdict.text in repr(run)
     text = repr(run)
     page = run._repr_html_()
     assert text.splitlines()[0].startswith("Run demo: finished")

@@ -136,7 +136,7 @@ def test_the_evidence_in_report_and_app(
     for name, row in rivals.iterrows():
         band = f"{row['Low']} to {row['High']}"
         assert excess[str(name)] == [row["Excess in the window"], band, row["p, paired bootstrap"]]
-    above = stored.honesty["random_portfolios"]["share_above"]["cumulative_return"]
+    above = stored.verdict.random_portfolios.share_above.cumulative_return
     assert (
         report["Random static portfolios"][0]
         == f"{statistic('cumulative_return', above)} did better"

@@ -29,6 +29,7 @@ from fintrader.results.formatting import (
     table_text,
 )
 from fintrader.verdict.bootstrap import intervals
+from fintrader.verdict.verdict import Excess
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -76,8 +77,11 @@ def test_no_metric_that_compounds_was_forgotten() -> None:
 def test_the_interval_of_the_annual_return_begins_there_too(
     short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
 ) -> None:
-    assert set(intervals(short["ensemble"].daily_returns, seed=0)[0]) == {"sharpe", "max_drawdown"}
-    assert set(intervals(enough["ensemble"].daily_returns, seed=0)[0]) == {
+    assert set(intervals(short["ensemble"].daily_returns, seed=0).by_metric()) == {
+        "sharpe",
+        "max_drawdown",
+    }
+    assert set(intervals(enough["ensemble"].daily_returns, seed=0).by_metric()) == {
         "sharpe",
         "annual_return",
         "max_drawdown",
@@ -115,7 +119,7 @@ def test_terminal_notebook_report_and_comparison_say_why(
 def test_a_p_value_is_never_nothing() -> None:
     assert (chance(0.0), chance(0.0004), chance(0.0123)) == ("< 0.001", "< 0.001", "0.012")
     assert (p_equals(1e-9), p_equals(0.25)) == ("p < 0.001", "p = 0.250")
-    row = {"excess": 0.1, "low": 0.05, "high": 0.15, "p_value": 1 / 5001}
+    row = Excess(0.1, 0.05, 0.15, 0.95, p_value=1 / 5001, block=5.0)
     assert "p < 0.001" in excess_figure({"equal_weight": row}).data[0].hovertemplate
 
 

@@ -25,9 +25,9 @@ from fintrader.results.formatting import (
     span,
     standing,
     statistic,
-    year_of,
 )
 from fintrader.results.run import Summary
+from fintrader.verdict.verdict import Evidence, Intervals, Selection, Verdict
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import part
 from fintrader_app.shell import guarded, human, label, page, pick_run, plain, without_secrets
@@ -58,8 +58,6 @@ NOTES = {
         " trials"
     ),
 }
-KNOWN_RATIOS = ("sharpe", "expected_best", "expected_best_effective")
-KNOWN_ALPHA = ("alpha", "low", "high", "ratio", "visible")
 KINDS = {
     "fill": "Where orders fill",
     "delay_bars": "Orders delayed, bars",
@@ -72,35 +70,35 @@ def render(runs: RunsFolder) -> None:
     run, folder = pick_run(runs)
     stored = artifacts.backtest(folder)
     tables.judged(stored)
-    report = stored.honesty
+    verdict = stored.verdict
     version = artifacts.backtest_version(folder)
     if stands := standing(stored.metrics, stored.context):
         st.markdown(plain(stands, 600))
-    if report:
-        numbers(report)
+    if verdict is not None:
+        numbers(verdict)
         left, right = st.columns(2)
         with left, guarded():
-            alpha(report, version)
+            alpha(verdict.evidence, version)
         with right, guarded():
-            betting(report, stored, version)
+            betting(verdict.evidence, stored, version)
         with guarded():
-            rivals(report)
+            rivals(verdict)
         left, right = st.columns(2)
         with left, guarded():
-            intervals(report)
+            intervals(verdict.intervals)
         with right, guarded():
-            random_portfolios(report, stored, version)
+            random_portfolios(verdict, stored, version)
         st.header("What the search says of itself", anchor=False)
         st.caption(
             "On the window it chose by: a diagnosis of the search, which no verdict rests on."
         )
         left, right = st.columns(2)
         with left, guarded():
-            luck(report, version)
+            luck(verdict.selection, version)
         with right, guarded():
-            overfitting(report, version)
+            overfitting(verdict.selection, version)
         with guarded():
-            null_model(report, stored)
+            null_model(verdict, stored)
     with guarded():
         sensitivity(stored, version)
     with guarded():
@@ -110,120 +108,102 @@ def render(runs: RunsFolder) -> None:
     provenance(run, stored)
 
 
-def numbers(report: dict[str, Any]) -> None:
+def numbers(verdict: Verdict) -> None:
     """The figures behind the sentence."""
-    evidence = part(report, "evidence")
-    found = part(evidence, "alpha")
+    evidence = verdict.evidence
+    test = evidence.alpha
     cells = [
-        ("Look", look_words(evidence), NOTES["look"]),
-        ("p-value", chance(found.get("p_value")), NOTES["p_value"]),
-        ("Level", ratio(evidence.get("level"), 4), NOTES["level"]),
-        ("Information ratio", ratio(found.get("ratio")), NOTES["ratio"]),
+        ("Look", look_words(verdict), NOTES["look"]),
+        ("p-value", DASH if test is None else chance(test.p_value), NOTES["p_value"]),
+        ("Level", ratio(evidence.level, 4), NOTES["level"]),
+        ("Information ratio", DASH if test is None else ratio(test.ratio), NOTES["ratio"]),
+        ("Seen here", DASH if test is None else f"from {ratio(test.visible)}", NOTES["visible"]),
         (
-            "Seen here",
-            DASH if number(found.get("visible")) is None else f"from {ratio(found['visible'])}",
-            NOTES["visible"],
+            "Timing, p",
+            DASH if evidence.shift is None else chance(evidence.shift.p_value),
+            NOTES["shift"],
         ),
-        ("Timing, p", chance(part(evidence, "shift").get("p_value")), NOTES["shift"]),
-        ("E-value", ratio(part(evidence, "e_value").get("last")), NOTES["e_value"]),
-        ("Sessions", count(report.get("sessions")), "Of the held-out window"),
+        ("E-value", ratio(evidence.betting.last), NOTES["e_value"]),
+        ("Sessions", count(verdict.sessions), "Of the held-out window"),
     ]
     tables.numbers(cells)
 
 
-def alpha(report: dict[str, Any], version: Hashable) -> None:
+def alpha(evidence: Evidence, version: Hashable) -> None:
     """The information ratio beside what the window can see."""
-    evidence = part(report, "evidence")
-    values = {key: number(part(evidence, "alpha").get(key)) for key in KNOWN_ALPHA}
-    if None in values.values():
+    test = evidence.alpha
+    if test is None:
         st.info(
             "Too short, or too close to the benchmark, to be tested.",
             icon=":material/hourglass_empty:",
         )
         return
     st.subheader("Beyond the benchmark, beta hedged", anchor=False)
-    against = str(evidence.get("against"))
     charts.show(
-        lambda: figures.alpha_figure({"alpha": values, "against": against}),
-        "honesty_alpha",
-        version=version,
+        lambda: figures.alpha_figure(test, evidence.against), "honesty_alpha", version=version
     )
-    st.caption(f"{plain(str(part(evidence, 'alpha').get('method')))}.")
+    st.caption(f"{plain(test.method)}.")
 
 
-def betting(report: dict[str, Any], stored: StoredBacktest, version: Hashable) -> None:
+def betting(evidence: Evidence, stored: StoredBacktest, version: Hashable) -> None:
     """The e-process."""
-    values = [
-        number(value) for value in part(part(report, "evidence"), "e_value").get("by_session") or []
-    ]
-    known = [value for value in values if value is not None]
-    if len(known) != len(stored.ends):
+    values = evidence.betting.by_session
+    if len(values) != len(stored.ends):
         return
     st.subheader("Evidence as it comes in", anchor=False)
     closes = stored.on_clock(figures.timezone_of(stored.context)).minutes[stored.ends]
-    charts.show(lambda: figures.betting_figure(known, closes), "honesty_betting", version=version)
+    charts.show(lambda: figures.betting_figure(values, closes), "honesty_betting", version=version)
     st.caption("A bettor on alpha, from 1: the value counts whenever one looks, however often.")
 
 
-def intervals(report: dict[str, Any]) -> None:
+def intervals(found: Intervals) -> None:
     """Bootstrap intervals."""
     st.subheader("Bootstrap intervals", anchor=False)
-    bands = {key: band for key, band in part(report, "intervals").items() if isinstance(band, dict)}
-    rows = []
-    for key, band in bands.items():
-        ends = {
-            name.capitalize(): statistic(key, band.get(name))
-            for name in ("low", "estimate", "high")
+    rows = [
+        {
+            "Metric": tables.title_of(key),
+            "Low": statistic(key, band.low),
+            "Estimate": statistic(key, band.estimate),
+            "High": statistic(key, band.high),
+            "Level": percent(band.level, 0),
         }
-        rows.append(
-            {"Metric": tables.title_of(key), **ends, "Level": percent(band.get("level"), 0)}
-        )
-    if not rows:
-        st.info("No intervals: the window is too short.", icon=":material/hourglass_empty:")
-        return
+        for key, band in found.by_metric().items()
+    ]
     table(rows, "honesty_bands", right=("Low", "Estimate", "High", "Level"))
-    block = ratio(report.get("block_sessions"), 1)
+    block = ratio(found.block_sessions, 1)
     st.caption(
         f"Stationary bootstrap of daily returns, mean block {block} sessions (Politis and White)."
     )
 
 
-def luck(report: dict[str, Any], version: Hashable) -> None:
+def luck(selection: Selection, version: Hashable) -> None:
     """The chosen trial's Sharpe ratio where it was chosen beside what luck would show there."""
-    found = part(report, "selection")
-    sharpe = part(found, "sharpe")
-    if isinstance(found.get("sentence"), str):
-        st.markdown(plain(found["sentence"], 600))
-    values = {key: number(sharpe.get(key)) for key in KNOWN_RATIOS}
-    if None in values.values():
+    st.markdown(plain(selection.sentence, 600))
+    sharpe = selection.sharpe
+    if sharpe is None:
         return
     st.subheader("The chosen trial, and what luck shows", anchor=False)
-    charts.show(lambda: figures.sharpe_figure(values), "honesty_luck", version=version)
-    source = sharpe.get("trial_variance_source")
-    if isinstance(source, str):
-        effective = ratio(sharpe.get("effective_trials"), 1)
-        st.caption(
-            f"Spread of the trials: {plain(source)}; effective number of trials {effective}."
-        )
+    charts.show(lambda: figures.sharpe_figure(sharpe), "honesty_luck", version=version)
+    effective = ratio(sharpe.effective_trials, 1)
+    st.caption(
+        f"Spread of the trials: {plain(sharpe.trial_variance_source)}; effective number of trials"
+        f" {effective}."
+    )
 
 
-def rivals(report: dict[str, Any]) -> None:
+def rivals(verdict: Verdict) -> None:
     """Against what needed no search."""
-    excess = part(report, "excess")
-    scale, over = span(report.get("sessions"), year_of(report))
-    rows = []
-    for name in excess:
-        one = part(excess, name)
-        titles = {"excess": f"Excess {over}", "low": "Low", "high": "High"}
-        scaled = {
-            key: None if (found := number(one.get(key))) is None else scale * found
-            for key in titles
-        }
-        row = {
+    scale, over = span(verdict.sessions, verdict.sessions_a_year)
+    rows = [
+        {
             "Against": human(name),
-            **{titles[key]: percent(value, signed=True) for key, value in scaled.items()},
+            f"Excess {over}": percent(scale * one.excess, signed=True),
+            "Low": percent(scale * one.low, signed=True),
+            "High": percent(scale * one.high, signed=True),
+            "p, paired bootstrap": chance(one.p_value),
         }
-        rows.append(row | {"p, paired bootstrap": chance(one.get("p_value"))})
+        for name, one in verdict.excess.items()
+    ]
     if not rows:
         return
     st.subheader("Against what needed no search", anchor=False)
@@ -231,23 +211,11 @@ def rivals(report: dict[str, Any]) -> None:
     st.caption("Paired block bootstrap of daily returns.")
 
 
-def is_histogram(counts: Any, edges: Any) -> bool:
-    """Whether a file holds a histogram there: counts, and one edge more."""
-    if (
-        not isinstance(counts, list)
-        or not isinstance(edges, list)
-        or len(edges) != len(counts) + 1
-        or not counts
-    ):
-        return False
-    return all(number(value) is not None for value in [*counts, *edges])
-
-
-def overfitting(report: dict[str, Any], version: Hashable) -> None:
+def overfitting(selection: Selection, version: Hashable) -> None:
     """Where the in-sample winners ended out of sample."""
-    found = part(part(report, "selection"), "overfitting")
+    found = selection.overfitting
     st.subheader("Probability of backtest overfitting", anchor=False)
-    if not found:
+    if found is None:
         st.info(
             "Not computed: it needs the validation returns of at least two trials, over eight"
             " sessions or more; a walk-forward has them for each fold. `fintrader backtest` on the"
@@ -255,66 +223,49 @@ def overfitting(report: dict[str, Any], version: Hashable) -> None:
             icon=":material/hourglass_empty:",
         )
         return
-    chance_of_it = number(found.get("probability"))
-    if chance_of_it is not None and is_histogram(
-        found.get("logit_counts"), found.get("logit_edges")
-    ):
-        shown = {**found, "probability": chance_of_it}
-        charts.show(lambda: figures.overfitting_figure(shown), "honesty_pbo", version=version)
-    folds = [one for one in found.get("windows") or [] if isinstance(one, dict)]
-    span = (
-        f"Mean of {count(len(folds))} folds, each with trials of its own: "
-        if len(folds) > 1
-        else ""
-    )
-    trials = folds[0].get("trials") if folds else found.get("trials")
+    charts.show(lambda: figures.overfitting_figure(found), "honesty_pbo", version=version)
+    folds = found.windows
+    is_rolling = len(folds) > 1
+    span = f"Mean of {count(len(folds))} folds, each with trials of its own: " if is_rolling else ""
+    trials = folds[0].trials if folds else found.trials
     st.caption(
-        f"{span}{probability(found.get('probability'))} of {count(found.get('splits'))} splits lie"
-        f" left of zero: there the best of {count(trials)} trials in-sample was below the median"
-        " out of sample."
+        f"{span}{probability(found.probability)} of {count(found.splits)} splits lie left of zero:"
+        f" there the best of {count(trials)} trials in-sample was below the median out of sample."
     )
-    if len(folds) > 1:
-        each = ", ".join(probability(one.get("probability")) for one in folds)
+    if is_rolling:
+        each = ", ".join(probability(one.probability) for one in folds)
         st.caption(f"Fold by fold: {each}.")
 
 
-def random_portfolios(report: dict[str, Any], stored: StoredBacktest, version: Hashable) -> None:
+def random_portfolios(verdict: Verdict, stored: StoredBacktest, version: Hashable) -> None:
     """What darts would have earned."""
-    found = part(report, "random_portfolios")
+    drawn = verdict.random_portfolios
     st.subheader("Random static portfolios over the same window", anchor=False)
-    if not found:
+    if drawn is None:
         st.info("Not computed for this backtest.", icon=":material/hourglass_empty:")
         return
-    histogram = part(found, "histogram")
-    drawn = number(found.get("count"))
-    if drawn is not None and is_histogram(histogram.get("counts"), histogram.get("edges")):
-        returned = number(
-            part(stored.metrics, str(report.get("strategy"))).get("cumulative_return")
-        )
-        shown = {**found, "count": int(drawn)}
-        charts.show(
-            lambda: figures.random_portfolios_figure(shown, returned),
-            "honesty_random",
-            version=version,
-        )
-    above = part(found, "share_above")
-    if above:
-        shares = ", ".join(f"{human(key).lower()} {percent(value)}" for key, value in above.items())
-        st.caption(f"Share of random portfolios that did better: {shares}.")
+    returned = number(part(stored.metrics, verdict.strategy).get("cumulative_return"))
+    charts.show(
+        lambda: figures.random_portfolios_figure(drawn, returned), "honesty_random", version=version
+    )
+    above = drawn.share_above
+    st.caption(
+        "Share of random portfolios that did better: cumulative return"
+        f" {percent(above.cumulative_return)}, sharpe {percent(above.sharpe)}."
+    )
 
 
-def null_model(report: dict[str, Any], stored: StoredBacktest) -> None:
+def null_model(verdict: Verdict, stored: StoredBacktest) -> None:
     """What the same search finds where there is nothing to find."""
-    found = part(part(report, "selection"), "null_model")
     st.subheader("The same search on features without information", anchor=False)
-    metrics = part(found, "metrics")
+    metrics = part(stored.context, "null_model")
     if not metrics:
         st.info(
             "This null model was not run: the same tournament on time-shifted features.",
             icon=":material/science:",
         )
         return
-    name = str(report.get("strategy", ""))
+    name = verdict.strategy
     shown = {name: stored.metrics.get(name, {}), "null_model": metrics}
     tables.paper_table(shown, "honesty_null_model", stored.portfolio)
 

@@ -75,7 +75,7 @@ def table(found: list[Summary]) -> pd.DataFrame:
             {
                 "name": run.name,
                 "status": MARK[run.status],
-                "verdict": verdict_words(run.verdict),
+                "verdict": verdict_words(run.verdict and run.verdict.text),
                 "return": number(headline.get("cumulative_return")),
                 "index": number(run.metrics.get("benchmark", {}).get("cumulative_return")),
                 "sharpe": number(headline.get("sharpe")),
@@ -149,7 +149,7 @@ def glance(found: list[Summary]) -> str:
         headline = run.headline()
         index = run.metrics.get("benchmark", {})
         returns = [number(one.get("cumulative_return")) for one in (headline, index)]
-        cells = [run.name, MARK[run.status], verdict_words(run.verdict)]
+        cells = [run.name, MARK[run.status], verdict_words(run.verdict and run.verdict.text)]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
         rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))

@@ -1,4 +1,4 @@
-"""How far a result can be told from luck. All take parts of what `assessment.assess` returns."""
+"""How far a result can be told from luck. All take parts of a `Verdict`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import plotly.graph_objects as go
 
 from fintrader.results.figures.style import INK, ZERO, colour_of, histogram, layout, title_of
 from fintrader.results.formatting import p_equals
+from fintrader.verdict.verdict import (
+    AlphaTest,
+    Excess,
+    OverfittingEstimate,
+    RandomDraws,
+    SelectedSharpe,
+)
 
 _OTHERS = "#c3cdd6"
 _OURS = "#0b4f9e"
@@ -41,10 +48,10 @@ def _point(
     figure.add_trace(trace if ends is None else trace.update(error_x=bars))
 
 
-def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -> go.Figure:
-    """Where the result stands among random static portfolios. `found`: `random_portfolios`."""
-    counts = np.array(found["histogram"]["counts"])
-    edges = np.array(found["histogram"]["edges"])
+def random_portfolios_figure(drawn: RandomDraws, returned: float | None) -> go.Figure:
+    """Where the result stands among random static portfolios."""
+    counts = np.array(drawn.histogram.counts)
+    edges = np.array(drawn.histogram.edges)
     figure = go.Figure(histogram(counts, edges, "%{x:.2%}: %{y} portfolios", _OTHERS))
     if returned is not None:
         figure.add_vline(
@@ -60,45 +67,41 @@ def random_portfolios_figure(found: Mapping[str, Any], returned: float | None) -
                 "top right" if returned < (edges[0] + edges[-1]) / 2 else "top left"
             ),
         )
-    title = f"Return of {found['count']:,} random static portfolios"
+    title = f"Return of {drawn.count:,} random static portfolios"
     figure = layout(
         figure, title, "portfolios", height=300, hovermode="closest", showlegend=False, bargap=0
     )
     return figure.update_xaxes(tickformat=".1%")
 
 
-def sharpe_figure(found: Mapping[str, Any]) -> go.Figure:
+def sharpe_figure(found: SelectedSharpe) -> go.Figure:
     """The chosen trial's Sharpe ratio where it was chosen, beside what the best of as many shows
-    without skill.
-
-    `found`: `sharpe` of its `selection`.
-    """
+    without skill."""
     figure = go.Figure()
     _point(
-        figure, found["sharpe"], "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}"
+        figure, found.sharpe, "the chosen trial", {"size": 13, "color": _OURS}, "Sharpe %{x:.2f}"
     )
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
-    for label, key in (
-        ("luck, all trials", "expected_best"),
-        ("luck, effective trials", "expected_best_effective"),
+    for label, expected in (
+        ("luck, all trials", found.expected_best),
+        ("luck, effective trials", found.expected_best_effective),
     ):
-        _point(figure, found[key], label, mark, "expected Sharpe %{x:.2f}")
+        _point(figure, expected, label, mark, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
     title = "Sharpe ratio in the selection window, and what luck shows"
     layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
     return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
 
-def alpha_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Information ratio with beta hedged, its interval, and the least that the window shows.
-    `found`: `evidence`."""
-    alpha = found["alpha"]
-    scale = alpha["ratio"] / alpha["alpha"] if alpha["alpha"] else 0.0
+def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
+    """Information ratio with beta hedged, its interval, and the least that the window shows;
+    `against`: the benchmark portfolio's name."""
+    scale = alpha.ratio / alpha.alpha if alpha.alpha else 0.0
     figure = go.Figure()
-    ends = alpha["low"] * scale, alpha["high"] * scale
+    ends = alpha.low * scale, alpha.high * scale
     _point(
         figure,
-        alpha["ratio"],
+        alpha.ratio,
         "this result",
         {"size": 13, "color": _OURS},
         "information ratio %{x:.2f}",
@@ -107,13 +110,10 @@ def alpha_figure(found: Mapping[str, Any]) -> go.Figure:
     mark = {"size": 13, "color": _WARN, "symbol": "line-ns", "line": {"width": 3, "color": _WARN}}
     label = "what this window sees<br>four times in five"
     _point(
-        figure, alpha["visible"], label, mark, "a true ratio of %{x:.2f} is seen four times in five"
+        figure, alpha.visible, label, mark, "a true ratio of %{x:.2f} is seen four times in five"
     )
     figure.add_vline(x=0, line={"color": ZERO, "width": 1})
-    title = (
-        f"Information ratio against {title_of(found['against']).lower()}, beta hedged, 95 %"
-        " interval"
-    )
+    title = f"Information ratio against {title_of(against).lower()}, beta hedged, 95 % interval"
     layout(figure, title, "", height=240, hovermode="closest", showlegend=False)
     return figure.update_yaxes(autorange="reversed", automargin=True, tickformat=None)
 
@@ -139,20 +139,17 @@ def betting_figure(
     )  # D2: at 1, 2 and 5
 
 
-def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
-    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero.
-
-    `found`: `overfitting` of its `selection`.
-    """
-    edges = np.array(found["logit_edges"])
+def overfitting_figure(found: OverfittingEstimate) -> go.Figure:
+    """Logits of the in-sample best's out-of-sample rank, overfitted left of zero."""
+    edges = np.array(found.logits.edges)
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
     bars = histogram(
-        found["logit_counts"], edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8
+        found.logits.counts, edges, "logit %{x:.1f}: %{y} splits", colours, marker_opacity=0.8
     )
     figure = go.Figure(bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = (
-        f"Probability of overfitting {found['probability']:.0%}: rank of the in-sample best,"
+        f"Probability of overfitting {found.probability:.0%}: rank of the in-sample best,"
         " out-of-sample"
     )
     x_title = "worse ← logit of relative rank → better"
@@ -169,16 +166,16 @@ def overfitting_figure(found: Mapping[str, Any]) -> go.Figure:
 
 
 def excess_figure(
-    found: Mapping[str, Mapping[str, Any]], scale: float = 1.0, over: str = "a year"
+    found: Mapping[str, Excess], scale: float = 1.0, over: str = "a year"
 ) -> go.Figure:
-    """Excess over every baseline with its bootstrap interval. `found`: `excess`; `scale`, `over`:
+    """Excess over every baseline with its bootstrap interval; `scale`, `over`:
     `formatting.span`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(found.items()):
         marker = {"size": 11, "color": colour_of(name, position)}
-        hover = f"excess %{{x:+.1%}} {over}, {p_equals(row['p_value'])}"
-        ends = scale * row["low"], scale * row["high"]
-        _point(figure, scale * row["excess"], title_of(name), marker, hover, ends)
+        hover = f"excess %{{x:+.1%}} {over}, {p_equals(row.p_value)}"
+        ends = scale * row.low, scale * row.high
+        _point(figure, scale * row.excess, title_of(name), marker, hover, ends)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     layout(figure, title, "", height=130 + 34 * len(found), hovermode="closest", showlegend=False)

@@ -1,0 +1,186 @@
+"""The one codec of what is stored as JSON: frozen dataclasses out of JSON values and back.
+
+A record's fields hold booleans, numbers, text, None, other records, tuples, mappings by text, and
+literals. Nothing is converted but a whole number where a float belongs: a file that lacks a field,
+or has one more, is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from fintrader.errors import RunError
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    JsonValue: TypeAlias = (
+        bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"] | None
+    )
+else:
+    JsonValue = object
+Reader: TypeAlias = Callable[[Any], Any]
+
+
+class RecordError(RunError):
+    """A stored value is not what its record says."""
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        super().__init__(f"{place} {problem}" if place else problem)
+        self.problem = problem
+        self.place = place
+
+    def within(self, name: str) -> RecordError:
+        """The same problem, seen from the record that holds it under `name`."""
+        return RecordError(self.problem, f"{name}.{self.place}" if self.place else name)
+
+
+def to_json(record: object) -> dict[str, JsonValue]:
+    """The fields of a record by name, ready for `files.write_json`."""
+    return dataclasses.asdict(record)  # type: ignore[call-overload, no-any-return]
+
+
+def from_json(kind: type[T], value: object) -> T:
+    """Make a record from parsed JSON. Raises RecordError naming the first field that is wrong."""
+    return cast(T, _reader_of(cast(Hashable, kind))(value))
+
+
+@cache
+def _reader_of(kind: Any) -> Reader:
+    """A function from JSON to values of this type, made once for each."""
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _record_reader(cast("type[Any]", kind))
+    if origin in (Union, UnionType):
+        return _optional_reader(*(part for part in arguments if part is not NoneType))
+    if origin is tuple:
+        return _tuple_reader(arguments)
+    if origin in (dict, Mapping):
+        return _mapping_reader(arguments[1])
+    if origin is Literal:
+        return _literal_reader(arguments)
+    if kind is float:
+        return _read_float
+    if kind in (bool, int, str):
+        return _exact_reader(kind)
+    if kind is JsonValue:
+        return lambda value: value
+    raise TypeError(f"{kind} has no place in a stored record")
+
+
+def _record_reader(kind: type[Any]) -> Reader:
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    readers = {name: _reader_of(hints[name]) for name in names}
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(value, "an object")
+        if missing := [name for name in readers if name not in value]:
+            raise RecordError("is missing", missing[0])
+        if unknown := value.keys() - readers.keys():
+            raise RecordError("is a field that this version does not know", min(unknown)[:60])
+        values = {}
+        name = ""
+        try:
+            for name, reader in readers.items():
+                values[name] = reader(value[name])
+        except RecordError as error:
+            raise error.within(name) from None
+        try:
+            return kind(**values)
+        except ValueError as error:
+            raise RecordError(str(error)) from None
+
+    return read
+
+
+def _optional_reader(kind: Any) -> Reader:
+    reader = _reader_of(kind)
+    return lambda value: None if value is None else reader(value)
+
+
+def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
+    """Of any length for `tuple[X, ...]`, else one reader for each place."""
+    readers = [_reader_of(kind) for kind in kinds if kind is not Ellipsis]
+    is_open = kinds[-1] is Ellipsis
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not (is_open or len(value) == len(readers)):
+            raise _wrong(value, "a list" if is_open else f"a list of {len(readers)}")
+        by_place = readers * len(value) if is_open else readers
+        return tuple(_each(enumerate(zip(by_place, value, strict=True))).values())
+
+    return read
+
+
+def _mapping_reader(kind: Any) -> Reader:
+    reader = _reader_of(kind)
+
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wrong(value, "an object")
+        return _each((name, (reader, item)) for name, item in value.items())
+
+    return read
+
+
+def _each(items: Any) -> dict[Any, Any]:
+    """Read (place, (reader, value)) pairs; an error says at which place."""
+    read = {}
+    place: Any = ""
+    try:
+        for place, (reader, value) in items:
+            read[place] = reader(value)
+    except RecordError as error:
+        raise error.within(str(place)[:60]) from None
+    return read
+
+
+def _literal_reader(words: tuple[Any, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        if value not in words:
+            raise _wrong(value, f"one of {', '.join(map(str, words))}")
+        return value
+
+    return read
+
+
+def _exact_reader(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value, {bool: "true or false", int: "a whole number"}.get(kind, "text"))
+        return value
+
+    return read
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is float:
+        return value
+    try:
+        if type(value) is int:
+            return float(value)
+    except OverflowError:
+        pass
+    raise _wrong(value, "a number")
+
+
+def _wrong(value: object, expected: str) -> RecordError:
+    text = ascii(value)
+    return RecordError(f"is {text if len(text) <= 60 else text[:57] + '...'}, not {expected}")

@@ -1,0 +1,318 @@
+"""`Verdict` and its parts, as they are stored, passed on and shown. Nothing is computed here.
+
+Rates and ratios are those of a year where nothing else is said; `S` sessions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
+"""`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
+without a caveat. `no_verdict`: the window cannot be concluded from, or there was nothing to test.
+`not_told_from_luck`: everything else, a bankrupt account included."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its bootstrap percentile interval."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+    level: float
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Bootstrap intervals of a strategy's daily returns."""
+
+    sharpe: Interval
+    annual_return: Interval | None
+    """None for a window that is too short for an annual figure."""
+    max_drawdown: Interval
+    block_sessions: float
+    """Mean length of the blocks that were drawn."""
+
+    def by_metric(self) -> dict[str, Interval]:
+        """The intervals by the key of their metric in `results.catalogue`."""
+        found = {"sharpe": self.sharpe, "annual_return": self.annual_return}
+        found["max_drawdown"] = self.max_drawdown
+        return {name: band for name, band in found.items() if band is not None}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Paired comparison of one strategy with another on the same days."""
+
+    excess: float
+    """Mean daily excess return times the sessions of a year."""
+    low: float
+    high: float
+    level: float
+    p_value: float
+    """Probability, under no excess, of an excess at least as large (one-sided, recentred
+    bootstrap)."""
+    block: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts between edges. Raises ValueError unless there is one edge more than counts."""
+
+    counts: tuple[int, ...]
+    edges: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.counts or len(self.edges) != len(self.counts) + 1:
+            raise ValueError(f"{len(self.counts)} counts between {len(self.edges)} edges")
+
+
+# --- the held-out window --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlphaTest:
+    """A one-sided test that alpha is above zero."""
+
+    sessions: int
+    beta: float
+    alpha: float
+    low: float
+    high: float
+    """The interval of 95 % of alpha."""
+    ratio: float
+    """Alpha over the deviation of what the benchmark does not explain: the information ratio, beta
+    hedged."""
+    p_value: float
+    level: float
+    """At which it was asked to decide."""
+    visible: float
+    """The least ratio that this many sessions show at that level four times in five."""
+    sessions_needed: int | None
+    """Sessions in all after which a true ratio of the measured size shows as often; None where it
+    is not above 0."""
+    method: str
+
+    @property
+    def passes(self) -> bool:
+        return self.p_value <= self.level
+
+
+@dataclass(frozen=True)
+class ShiftTest:
+    """A test that it mattered when the decisions were made."""
+
+    p_value: float
+    """Share of the shifts in time with which the same holdings earned as much."""
+    shifts: int
+    earned: float
+    """Sum over the window of what the active weights earned, costs apart."""
+    expected: float
+    """The same, as a mean over the shifts: what the weights earn whenever they are held."""
+
+
+@dataclass(frozen=True)
+class Betting:
+    """The wealth of a bettor on alpha, from 1: evidence at level α above 1/α, at any time."""
+
+    last: float
+    most: float
+    by_session: tuple[float, ...]
+    """`[S]`."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Tests of the window's returns against the benchmark portfolio's."""
+
+    against: str
+    """The benchmark portfolio's name, or `index`."""
+    look: int | None
+    """Number of this look at the window, from 1; None where nothing counted the looks."""
+    level: float
+    """The part of the error rate that this look may spend."""
+    active_return: float
+    alpha: AlphaTest | None
+    """None for too few sessions, and where nothing is left once the benchmark is taken away."""
+    shift: ShiftTest | None
+    betting: Betting
+
+
+@dataclass(frozen=True)
+class SharpeEstimate:
+    """The window's own Sharpe ratio and the probability that it is above zero."""
+
+    sharpe: float
+    skew: float
+    kurtosis: float
+    probabilistic: float
+    minimum_track_record_sessions: float | None
+
+
+@dataclass(frozen=True)
+class ShareAbove:
+    """Share of random portfolios that did better; None where it cannot be said."""
+
+    cumulative_return: float | None
+    sharpe: float | None
+
+
+@dataclass(frozen=True)
+class RandomDraws:
+    """Outcomes of random static portfolios over the window, in quantiles."""
+
+    count: int
+    quantiles: tuple[float, ...]
+    """Percent; the two fields below have a value for each."""
+    cumulative_return: tuple[float, ...]
+    sharpe: tuple[float, ...] | None
+    share_above: ShareAbove
+    histogram: Histogram
+    """Of their cumulative returns."""
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SelectedSharpe:
+    """The chosen trial's Sharpe ratio on its selection window, against the best by luck."""
+
+    sharpe: float
+    probabilistic: float
+    deflated: float
+    expected_best: float
+    trial_variance: float
+    trial_variance_source: str
+    trial_correlation: float
+    effective_trials: float
+    deflated_effective: float
+    expected_best_effective: float
+
+
+@dataclass(frozen=True)
+class WindowOverfitting:
+    """Probability of backtest overfitting in one selection window."""
+
+    probability: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class OverfittingEstimate:
+    """Probability of backtest overfitting (PBO), a mean over the selection windows."""
+
+    probability: float
+    loss_probability: float
+    slope: float | None
+    blocks: int
+    splits: int
+    trials: int
+    windows: tuple[WindowOverfitting, ...]
+    logits: Histogram
+
+
+@dataclass(frozen=True)
+class StepdownCount:
+    """Trials ahead of the benchmark on the selection window, all tested together."""
+
+    ahead: int
+    trials: int
+    best_p_value: float
+
+
+@dataclass(frozen=True)
+class NullSearch:
+    """Best selection scores of the same search with and without information."""
+
+    free: float | None
+    """On features that hold no information."""
+    real: float | None
+    metric: str
+    """Name of the score."""
+
+    @property
+    def is_as_good(self) -> bool:
+        """True where the search without information found a score as good as the true search's."""
+        return self.free is not None and self.real is not None and self.free >= self.real
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A diagnosis of the search on the window it chose by; no verdict rests on it."""
+
+    trials: int | None
+    """Number of strategies that were tried; None where it is unknown."""
+    sharpe: SelectedSharpe | None
+    overfitting: OverfittingEstimate | None
+    romano_wolf: StepdownCount | None
+    null_model: NullSearch | None
+    sentence: str = ""
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a strategy's result over one window can be told from luck."""
+
+    state: State
+    sentences: tuple[str, ...]
+    """The finding, what the window can show, and what would change the verdict."""
+    strategy: str
+    window: str
+    """`train`, `validation`, `test`, or `whole` for bars that were never split."""
+    windows: tuple[str, ...]
+    """Windows of the split that the bars lie in."""
+    is_seen: bool
+    """The policy was trained or chosen on some of these bars."""
+    is_ruined: bool
+    has_traded: bool
+    sessions: int
+    sessions_a_year: int
+    caveats: tuple[str, ...]
+    """Assumptions that no likely skill is stated with; each completes "with ..."."""
+    evidence: Evidence
+    sharpe: SharpeEstimate | None
+    intervals: Intervals
+    excess: dict[str, Excess]
+    """By baseline."""
+    random_portfolios: RandomDraws | None
+    selection: Selection
+
+    def __post_init__(self) -> None:
+        if not self.sentences:
+            raise ValueError("has no sentence")
+
+    @property
+    def text(self) -> str:
+        """All sentences."""
+        return " ".join(self.sentences)
+
+    @property
+    def is_likely_skill(self) -> bool:
+        return self.state == "likely_skill"
+
+    @property
+    def headline(self) -> str:
+        """The finding in a few words, as `Not distinguishable from luck`."""
+        return self.sentences[0].partition(": ")[0].rstrip(".")
+
+    @property
+    def reason(self) -> str:
+        """The rest of the first sentence; empty where there was nothing to test."""
+        reason = self.sentences[0].partition(": ")[2]
+        return reason[:1].upper() + reason[1:]
+
+    @property
+    def power(self) -> str:
+        """What a window of this length can show; empty where nothing was tested."""
+        return self.sentences[1] if len(self.sentences) > 1 else ""
+
+    @property
+    def change(self) -> str:
+        """What would change the verdict; empty where nothing was tested."""
+        return " ".join(self.sentences[2:])
