@@ -31,7 +31,7 @@ from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of
-from tests.engines.races import stub_race
+from tests.engines.races import STUBBORN, stub_race
 
 Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
 """spec, store -> score, snapshot and env-steps of the pod's training."""
@@ -331,6 +331,7 @@ def simulate(
                 ensemble=lambda *_: {"members": []},
                 watch=watch,
                 clock=clock,
+                operations=STUBBORN,
             )
         except _Killed:
             outcome.restarts += 1
@@ -353,7 +354,6 @@ def make_settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
         "pool_size": gpus,
         "founders": min(8, pods),
         "leaderboard_size": 64,
-        "retries": 10,
         "search": {"learning_rate": Range(low=1e-5, high=1e-1, log=True)},
         **changes,
     }

@@ -114,7 +114,7 @@ def train_one_pod(home: Path) -> tuple[Any, PodSpec, PodContext, PodResult]:
     config = validate(RunConfig, {**values, "cache": str(home / "cache")}, "quickstart.yaml")
     market = build_market(config.data, cache=config.cache)
     settings = TournamentSettings.model_validate(
-        {**config.tournament.model_dump(), "budget": {"env_steps": 20_000}, "retries": 0}
+        {**config.tournament.model_dump(), "budget": {"env_steps": 20_000}}
     )
     breeder = Generator(
         settings, (config.only_agent,), config.env.model_dump(mode="json"), seed=1, data_hash=""

@@ -84,7 +84,9 @@ def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -
     assert (lost["level"], lost["message"], lost["pod"]) == ("warning", "lost", "p0001")
 
 
-@pytest.mark.parametrize("how", [["--log-format", "json"], ["--log-format=json"], None])
+@pytest.mark.parametrize(
+    "how", [["--operations.log-format", "json"], ["--operations.log-format=json"], None]
+)
 def test_mistakes_and_crashes_are_records_too(
     how: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +111,7 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal: str, st
 
 def test_a_bug_is_a_record_with_its_trace() -> None:
     code = (
-        "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--log-format',"
+        "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--operations.log-format',"
         " 'json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

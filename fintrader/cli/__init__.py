@@ -100,8 +100,8 @@ bug."""
 def _log_format(argv: list[str]) -> str | None:
     """Known before anything is parsed, so that a mistake on the command line is told in the same
     form."""
-    joined = " ".join(argv).replace("log_format", "log-format")
-    asked = "--log-format json" in joined or "--log-format=json" in joined
+    joined = " ".join(argv).replace("log_format", "log-format").replace("=", " ")
+    asked = "--operations.log-format json" in joined
     return "json" if asked else None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from fintrader import logs, runs
+from fintrader import runs
 from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.settings import WalkForwardSettings
@@ -30,7 +30,7 @@ from fintrader.reproducible import Reproducible
 from fintrader.seams import LAUNCHERS, load_part
 from fintrader.tournament.launchers import LauncherFactory
 from fintrader.tournament.ray_settings import RaySettings
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 
 Window = Literal["train", "validation", "test"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -101,18 +101,6 @@ class RunConfig(Settings):
     store: str | None = None
     """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
     None: only here."""
-    log_format: logs.LogFormat = "plain"
-    """`json`: logs as one JSON object a line on standard error, with run and pod
-    (FINTRADER_LOG_FORMAT too)."""
-    metrics_port: int | None = Field(None, ge=0, le=65535)
-    """Serve Prometheus metrics of the tournament on this port (0: any free one); None: no
-    endpoint."""
-    metrics_host: str = "127.0.0.1"
-    """Address the metrics endpoint listens on; `0.0.0.0` lets other machines read it, without a
-    password."""
-    checkpoint_seconds: float = Field(10.0, ge=0)
-    """`fintrader train`: seconds between stored states; what a kill can cost. 0: after every
-    update."""
     data: DataSettings = DataSettings()
     env: Annotated[EnvSettings | GymnasiumSettings, Field(discriminator="kind")] = EnvSettings()
     agent: OneOrSeveralAgents = PPO()
@@ -128,6 +116,7 @@ class RunConfig(Settings):
     `package.module:name` of a function of your own (a `tournament.launchers.LauncherFactory`)."""
     ray: RaySettings = RaySettings()
     """Only with `launcher: ray`."""
+    operations: OperationsSettings = OperationsSettings()
     backtest: BacktestSettings = BacktestSettings()
     walkforward: WalkForwardSettings = WalkForwardSettings()
     """Only for `fintrader walkforward`."""
@@ -274,10 +263,8 @@ CHOICES: Choices = {
 }
 """Options that choose which model stands in a place. Switching one keeps the settings both models
 share."""
-_WATCHED = ("checkpoint_seconds", "log_format", "metrics_port", "metrics_host")
-RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", *_WATCHED)
-"""Settings that say where things lie and pods run, how often they are stored, or how watched: they
-change no result."""
+RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", "operations")
+"""Settings that change no result: where things lie, where pods run, and how a run is operated."""
 
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -62,12 +62,13 @@ def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
 
     Raises ConfigError when the port is taken or the extra `observe` is missing.
     """
-    with logs.written(config.log_format), logs.bound(run=config.name):
-        if config.metrics_port is None or _endpoint.get() is not None:
+    with logs.written(config.operations.log_format), logs.bound(run=config.name):
+        address = config.operations.metrics_address
+        if address is None or _endpoint.get() is not None:
             yield _endpoint.get()
             return
         make_endpoint = load_part(OBSERVERS, "prometheus")
-        endpoint: MetricsEndpoint = make_endpoint(config.metrics_host, config.metrics_port)
+        endpoint: MetricsEndpoint = make_endpoint(*address)
         url = f"http://{endpoint.host}:{endpoint.port}/metrics"
         reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
         token = _endpoint.set(endpoint)
@@ -102,7 +103,7 @@ HELD = ".held"
 def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     """Hold the run for this process, here and in its store; None where it has no store.
 
-    A store that does not answer is waited for as long as `tournament.outage_seconds` says where
+    A store that does not answer is waited for as long as `operations.outage_seconds` says where
     this run has been begun here; where it has not, its URL may be wrong, and it is given up soon.
 
     Raises RunError when another process holds it, here or on another machine; StorageError;
@@ -113,7 +114,7 @@ def workplace(config: RunConfig) -> Iterator[Mirror | None]:
     with folder.lock():
         folder.refuse_unsafe()
         patience = (
-            allow_outages(config.tournament.outage_seconds, OutageReporter(reporter()))
+            allow_outages(config.operations.outage_seconds, OutageReporter(reporter()))
             if folder.manifest.is_file()
             else contextlib.nullcontext()
         )

@@ -148,7 +148,6 @@ def _learn(
             budget,
             folder=home,
             on_progress=show,
-            checkpoint_seconds=config.checkpoint_seconds,
         )
     save_policy(
         home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market

@@ -127,7 +127,7 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     if orphans:
         raise RunError(
             f"{name} was killed and {', '.join(orphans)} still trains; run its command again and"
-            " stop it (Ctrl-C), or wait for `tournament.orphan_seconds`"
+            " stop it (Ctrl-C), or wait for `operations.patience_seconds`"
         )
     return folder
 

@@ -151,17 +151,17 @@ def outlive(pod: str, context: PodContext) -> None:
     """Of a process whose orchestrator is gone: return when its pod has waited for another one long
     enough.
 
-    That is `context.orphan_seconds` without anybody who drives the run in this folder, then until
+    That is `context.operations.orphan_seconds` without anybody who drives the run in this folder, then until
     the pod's next checkpoint; or at once when the run has gone to another machine, which trains the
     pod from its stored state.
     """
     store = open_store(context.run, context.mirror)
     alone = time.monotonic()
     asked = 0.0
-    while context.orphan_seconds and context.run.root.is_dir():
+    while context.operations.orphan_seconds and context.run.root.is_dir():
         if leases.is_held(context.run, None):
             alone = time.monotonic()
-        elif time.monotonic() - alone >= context.orphan_seconds:
+        elif time.monotonic() - alone >= context.operations.orphan_seconds:
             break
         elif time.monotonic() - asked > FENCE_SECONDS:
             asked = time.monotonic()
@@ -169,7 +169,7 @@ def outlive(pod: str, context: PodContext) -> None:
                 if store.superseded(context.token or 0):
                     return
         time.sleep(LOOK_SECONDS)
-    if context.orphan_seconds:
+    if context.operations.orphan_seconds:
         until_checkpoint(context.run.pod(pod))
 
 

@@ -29,7 +29,7 @@ from fintrader.tournament.launchers import AdoptingLauncher, ElasticLauncher, La
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
 from fintrader.tournament.retention import Retention, needed_again
 from fintrader.tournament.schedulers import PendingResults, Scheduler
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.status import requested_pods
 from fintrader.tournament.store import RunStore
@@ -84,7 +84,7 @@ class Orchestrator:
 
     def __init__(
         self,
-        settings: TournamentSettings,
+        operations: OperationsSettings,
         store: RunStore,
         lease: leases.Lease,
         scheduler: Scheduler,
@@ -92,7 +92,8 @@ class Orchestrator:
         launcher: Launcher,
         clock: MonotonicClock | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings = settings = generator.settings
+        self.operations = operations
         self.store = store
         self.lease = lease
         self.scheduler = scheduler
@@ -319,7 +320,7 @@ class Orchestrator:
                 "detail": failure.detail,
             }
         )
-        if failed <= self.settings.retries:
+        if failed <= self.operations.retries:
             self._requeue(spec, failure.reason)
             return
         self.lease.check(ask_store=True)  # a verdict is final: one who only slept may not speak it
@@ -465,7 +466,7 @@ class Orchestrator:
         elif self._idle_since is None:
             self._idle_since = self.clock.now()
             self.log.append({"event": "no_capacity"})
-        elif self.clock.now() - self._idle_since > self.settings.hang_seconds:
+        elif self.clock.now() - self._idle_since > self.operations.patience_seconds:
             raise TournamentError(
                 "no capacity: the devices have disappeared; run the same command when they are back"
             )

@@ -78,7 +78,7 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
         started = time.time()
         location = location_of(context.device)
         call: Body = load_object(body) if isinstance(body, str) else body
-        with store.keep_training(spec, context.folder, context.store_seconds):
+        with store.keep_training(spec, context.folder, context.operations.store_seconds):
             learned = call(spec, context)
         here = {"device": context.device, "location": location, "attempts": context.attempt}
         outcome = learned.model_copy(update={"started": started, **here})
@@ -163,13 +163,13 @@ def _patient(context: PodContext) -> Iterator[None]:
         last = share, env_steps, note
         report(share, env_steps, note)
 
-    if not context.outage_seconds:
+    if not context.operations.outage_seconds:
         yield
         return
     context.report = remembered
     try:
         with allow_outages(
-            context.outage_seconds, lambda _: report(*last[:2], "waiting for the store")
+            context.operations.outage_seconds, lambda _: report(*last[:2], "waiting for the store")
         ):
             yield
     finally:

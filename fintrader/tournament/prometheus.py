@@ -210,7 +210,7 @@ class Endpoint:
             import prometheus_client as prometheus
         except ImportError:
             raise ConfigError(
-                "metrics_port needs prometheus-client; install it with"
+                "operations.metrics needs prometheus-client; install it with"
                 f" `{install_command('observe')}`"
             ) from None
         self._watches: dict[str, Watch] = {}
@@ -261,7 +261,7 @@ class Endpoint:
             problem = (
                 "is taken or not allowed; choose another" if taken else f"cannot be used ({error})"
             )
-            raise ConfigError(f"metrics_port: {host}:{port} {problem}") from None
+            raise ConfigError(f"operations.metrics: {host}:{port} {problem}") from None
         self.host = str(self._server.server_address[0])
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True, name="metrics").start()

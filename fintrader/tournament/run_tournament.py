@@ -43,15 +43,14 @@ from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
-    {"pods", "workers", "devices", "pods_per_device", "retries", "hang_seconds", "store_seconds"}
-    | {"orphan_seconds", "outage_seconds", "keep"}
+    {"pods", "workers", "devices", "pods_per_device", "keep"}
     | {"ensemble_size", "ensemble_weights", "ensemble_mode", "ensemble_shrinkage", "diversity"}
     | {"ensemble_tracking_error"}
 )
@@ -77,6 +76,7 @@ class TournamentResult:
 def run_tournament(
     settings: TournamentSettings,
     *,
+    operations: OperationsSettings = OperationsSettings(),  # noqa: B008 (frozen)
     folder: RunFolder,
     mirror: Mirror | None = None,
     market: Path,
@@ -129,9 +129,9 @@ def run_tournament(
         store.claim(_identity(settings, generator), lambda: follows(folder, generator))
         store.publish()
         store.keep_market(generator.data_hash, Path(market))
-        access = PodContext(folder, Path(market).resolve(), mirror, token=lease.token)
-        access.outage_seconds = settings.outage_seconds
-        access.orphan_seconds = settings.orphan_seconds
+        access = PodContext(
+            folder, Path(market).resolve(), mirror, token=lease.token, operations=operations
+        )
         if launcher is None:
             devices = (
                 (device,)
@@ -139,13 +139,12 @@ def run_tournament(
                 else settings.devices
             )
             slots = partial(slots_of, devices, settings.pods_per_device)
-            limits = settings.model_dump(include={"workers", "hang_seconds", "store_seconds"})
-            launcher = LocalLauncher(access, body=body, slots=slots, **limits)
+            launcher = LocalLauncher(access, body=body, slots=slots, workers=settings.workers)
         elif callable(launcher):
             launcher = launcher(settings, access)
         scheduler = scheduler or scheduler_of(settings)
-        orchestrator = Orchestrator(settings, store, lease, scheduler, generator, launcher, clock)
-        with allow_outages(settings.outage_seconds, OutageReporter(progress or SILENT)):
+        orchestrator = Orchestrator(operations, store, lease, scheduler, generator, launcher, clock)
+        with allow_outages(operations.outage_seconds, OutageReporter(progress or SILENT)):
             try:
                 orchestrator.race(progress or SILENT, watch, title)
             finally:

@@ -10,6 +10,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings
+from fintrader.logs import LogFormat
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
 Niche = Literal["none", "lineage", "age"]
@@ -51,6 +52,58 @@ class Range(Settings):
         if self.log and self.low <= 0:
             raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
         return self
+
+
+class OperationsSettings(Settings):
+    """Waits, retries, logs and metrics of a run. They change no result, and a resumed run may change
+    them."""
+
+    patience_seconds: float = Field(300.0, gt=0)
+    """Seconds to wait for a process that is silent. A pod that gives no sign of life for this long is
+    killed and started again. Pods whose orchestrator was killed train on for this long (`takeover`)."""
+    takeover: bool = True
+    """When the orchestrator is killed, its pods train on, and the same command, run again, takes them
+    over. Those that are not taken over within `patience_seconds` end at their next checkpoint. False:
+    pods end with their orchestrator."""
+    retries: int = Field(2, ge=0)
+    """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
+    failed. A pod whose process or node was ended from outside is always started again."""
+    store_seconds: float = Field(120.0, ge=0)
+    """Only with `store`: seconds between copies of a pod's training state in the store. One more is
+    made when its node is drained. 0: never."""
+    outage_seconds: float = Field(3600.0, ge=0)
+    """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
+    and keep their results on their disk."""
+    log_format: LogFormat = "plain"
+    """`json` writes each log line as a JSON object to standard error, with run and pod; the
+    environment variable FINTRADER_LOG_FORMAT does the same."""
+    metrics: str | None = None
+    """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0: any
+    free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.
+    None: not served."""
+
+    @property
+    def orphan_seconds(self) -> float:
+        """Seconds that pods train on without an orchestrator."""
+        return self.patience_seconds if self.takeover else 0.0
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of the metrics."""
+        if self.metrics is None:
+            return None
+        host, _, port = self.metrics.rpartition(":")
+        return host or "127.0.0.1", int(port)
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _check_address(cls, metrics: object) -> object:
+        if metrics is None:
+            return None
+        _, _, port = str(metrics).rpartition(":")
+        if not port.isdecimal() or int(port) > 65535:
+            raise ValueError("expected PORT or HOST:PORT, with a port of at most 65535")
+        return str(metrics)
 
 
 class TournamentSettings(Settings):
@@ -174,23 +227,6 @@ class TournamentSettings(Settings):
     learning curve of each; `lineage`: of those on the leaderboard and of all that they descend
     from; `leaders`: of those on it alone. The ensemble's members are on it. Pods at work keep their
     parent in any case."""
-
-    retries: int = Field(2, ge=0)
-    """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
-    failed. Whose process or node somebody ended is started again however often that happens."""
-    hang_seconds: float = Field(300.0, gt=0)
-    """A pod silent for so long is taken for hung and killed."""
-    orphan_seconds: float = Field(300.0, ge=0)
-    """When the orchestrator is killed, its pods train on for so long; the same command, run again,
-    takes them over. One that nobody takes over ends at its next checkpoint. 0: pods end with their
-    orchestrator."""
-    store_seconds: float = Field(120.0, ge=0)
-    """Only with `store`: a pod's training state goes there so often, and when its node is drained;
-    0: never."""
-
-    outage_seconds: float = Field(3600.0, ge=0)
-    """Only with `store`: for so long a store that does not answer is waited for. Pods train on
-    meanwhile, and what they come to is kept on their disk until it can be stored."""
 
     @field_validator("halving_rungs")
     @classmethod

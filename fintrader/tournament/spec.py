@@ -15,6 +15,7 @@ from fintrader.errors import TournamentError
 from fintrader.files import read_bytes, seal, seal_of, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, open_mirror
+from fintrader.tournament.settings import OperationsSettings
 
 Message = dict[str, Any]
 """What processes of a pod send each other: one JSON object."""
@@ -197,6 +198,10 @@ class TrainedPod(PodResult):
         return PodResult.model_validate({**self.model_dump(exclude={"evaluate"}), **fields})
 
 
+WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_seconds=0.0)
+"""Operations of a pod that runs in its caller's process."""
+
+
 @dataclass
 class PodContext:
     """What a body needs besides its spec: where things lie, and how to give a sign of life."""
@@ -218,12 +223,7 @@ class PodContext:
     hosts: Sequence[Host] = ()
     """The machines of a pod that spans several, this one first; the devices are then theirs, one
     after another."""
-    store_seconds: float = 0.0
-    """Where the run lies in a store, the pod's training state goes there so often; 0: never."""
-    outage_seconds: float = 0.0
-    """For so long a store that does not answer is waited for; 0: as long as by default."""
-    orphan_seconds: float = 0.0
-    """For so long the pod goes on without an orchestrator."""
+    operations: OperationsSettings = WITHOUT_WAITING
     slot: str = ""
     """Where its launcher put it."""
     evaluate_elsewhere: bool = False
@@ -237,8 +237,7 @@ class PodContext:
             "market": str(self.market),
             "mirror": None if self.mirror is None else self.mirror.address,
             "token": self.token,
-            "outage_seconds": self.outage_seconds,
-            "orphan_seconds": self.orphan_seconds,
+            "operations": self.operations.model_dump(mode="json"),
             **more,
         }
 
@@ -246,16 +245,9 @@ class PodContext:
     def of_task(cls, task: Message, **more: Any) -> Self:
         """The context in the process that was sent `task`."""
         run = Path(task["run"])
-        given = (
-            "device",
-            "token",
-            "attempt",
-            "store_seconds",
-            "outage_seconds",
-            "orphan_seconds",
-            "slot",
-        )
+        given = ("device", "token", "attempt", "slot")
         more |= {name: task[name] for name in given if name in task}
+        more["operations"] = OperationsSettings(**task["operations"])
         return cls(RunFolder(run), Path(task["market"]), open_mirror(run, task["mirror"]), **more)
 
 

@@ -46,7 +46,7 @@ run Q --agent.alpha 1 | --agent.alpha: no setting of what stands in agent; choos
 run Q --data.source.path x | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
 run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
-run Q --metrics-port 99999 | --metrics-port: input should be less than or equal to 65535
+run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:PORT, with a port of at most 65535
 run Q --launcher moon | --launcher: expected local, ray or 'package.module:name', got 'moon'
 run Q --store notaurl | --store: 'notaurl' is no URL
 run Q --runs-dir file | file/quickstart: Not a directory; choose a folder

@@ -125,7 +125,8 @@ def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None
         " data.source.num-sessions=25 env.num-envs=16 env.decision-interval=10 env.episode-bars=200"
     )
     words = [
-        f"--{option}" for option in f"{options} backtest.null_model=False metrics-port=0".split()
+        f"--{option}"
+        for option in f"{options} backtest.null_model=False operations.metrics=0".split()
     ]
     done = run(image, "fintrader", "run", "configs/quickstart.yaml", *words, work=work)
     assert done.returncode == 0, done.stderr

@@ -160,24 +160,29 @@ def race(
 ) -> Any:
     """One tournament of stub pods: in threads, in processes, or by the launcher that `launching`
     makes beforehand."""
-    from tests.engines.races import settings, stub_race
+    from tests.engines.races import STUBBORN, settings, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
     threads = None if processes else ThreadLauncher(run, run.root, stubs.body, workers=2)
     launcher = launching() if launching else threads
-    wanted = settings(pods=pods, workers=2, order="submission", retries=50, fresh=0.2)
+    wanted = settings(pods=pods, workers=2, order="submission", fresh=0.2)
     return stub_race(
-        run, wanted, body="tests.engines.chaos:body", launcher=launcher, data_hash="data", **how
+        run,
+        wanted,
+        body="tests.engines.chaos:body",
+        launcher=launcher,
+        data_hash="data",
+        **{"operations": STUBBORN, **how},
     )
 
 
 def stub_race_of(run: RunFolder, wanted: Any) -> Any:
     """One tournament of stub pods in threads, with settings of one's own."""
-    from tests.engines.races import stub_race
+    from tests.engines.races import STUBBORN, stub_race
     from tests.engines.thread_launcher import ThreadLauncher
 
     launcher = ThreadLauncher(run, run.root, stubs.body, workers=wanted.workers)
-    return stub_race(run, wanted, launcher=launcher, data_hash="data")
+    return stub_race(run, wanted, launcher=launcher, data_hash="data", operations=STUBBORN)
 
 
 def fork(work: Callable[[], Any]) -> int:

@@ -21,10 +21,9 @@ from fintrader.runs import RunFolder
 from fintrader.storage import lease
 from fintrader.storage.mirror import attach, find_mirror
 from fintrader.storage.objects import ObjectStore
-from fintrader.tournament.settings import TournamentSettings
 from tests.engines import chaos
 from tests.engines.chaos import DONE, REFUSED, everything
-from tests.engines.races import settings, stub_race
+from tests.engines.races import STUBBORN, settings, stub_race
 
 
 def results_in(url: str) -> dict[str, bytes]:
@@ -113,13 +112,15 @@ def main(root: str, url: str, pods: str, machine: str) -> None:
     """Run the tournament; on a named machine with the patience that a real one has."""
     run = RunFolder(Path(root))
     attach(run.root, url)
-    patience = {}
+    takeover = bool(machine)
     if machine:
         lease.process_space = lambda: machine  # type: ignore[assignment]
-        patience = {"orphan_seconds": TournamentSettings().orphan_seconds}
-    wanted = settings(pods=int(pods), workers=2, retries=50, fresh=0.2, **patience)
+    wanted = settings(pods=int(pods), workers=2, fresh=0.2)
+    operations = STUBBORN.model_copy(update={"takeover": takeover})
     try:
-        stub_race(run, wanted, body="tests.engines.chaos:body", data_hash="data")
+        stub_race(
+            run, wanted, body="tests.engines.chaos:body", data_hash="data", operations=operations
+        )
     except FintraderError as error:
         print(error, file=sys.stderr)
         sys.exit(REFUSED)

@@ -13,7 +13,7 @@ from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.pod_training import train_and_evaluate
 from fintrader.tournament.run_tournament import TournamentResult, run_tournament
-from fintrader.tournament.settings import Range, TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.factories import make_market
@@ -23,6 +23,11 @@ SEARCH = {
     "learning_rate": Range(low=1e-5, high=1e-1, log=True),
     "width": Range(choices=(4, 8, 16), structural=True),
 }
+
+OPERATIONS = OperationsSettings(takeover=False)
+"""No test leaves pods at work, but those about them."""
+STUBBORN = OPERATIONS.model_copy(update={"retries": 50})
+"""Of tests that end pods over and over."""
 
 
 def settings(**changes: Any) -> TournamentSettings:
@@ -35,13 +40,13 @@ def settings(**changes: Any) -> TournamentSettings:
         "order": "submission",
     }
     values["fresh"] = 0.25
-    values["orphan_seconds"] = 0.0  # no test leaves pods at work, but those about them
     return TournamentSettings(**{**values, **changes})
 
 
 def stub_race(run: RunFolder, wanted: TournamentSettings, **how: Any) -> TournamentResult:
     """A tournament of stub pods; their market lies beside the run."""
-    usual = {
+    usual: dict[str, Any] = {
+        "operations": OPERATIONS,
         "mirror": find_mirror(run.root),
         "agent": stubs.StubAgent(),
         "seed": 5,
@@ -66,7 +71,6 @@ SETTINGS = TournamentSettings(
     ensemble_size=2,
     leaderboard_size=4,
     search={"learning_rate": Range(low=1e-4, high=1e-2, log=True)},
-    orphan_seconds=0.0,
 )
 
 
@@ -83,7 +87,8 @@ def real_race(
 ) -> TournamentResult:
     """A tournament of real pods, in spawned processes unless `how` says otherwise; their market
     lies beside the run."""
-    usual = {"mirror": find_mirror(run.root), "env": ENV, "agent": AGENT, "seed": 3}
+    usual: dict[str, Any] = {"env": ENV, "agent": AGENT, "seed": 3, "operations": OPERATIONS}
+    usual["mirror"] = find_mirror(run.root)
     return run_tournament(
         wanted, folder=run, market=market_file(run.root.parent), **{**usual, **how}
     )

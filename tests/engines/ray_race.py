@@ -22,6 +22,7 @@ from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory
 from fintrader.tournament.launchers.ray.launcher import on_ray
 from fintrader.tournament.ray_settings import RaySettings
+from fintrader.tournament.settings import OperationsSettings
 from tests.engines import races
 from tests.engines.ray_cluster import start_module
 from tests.engines.waiting import PATIENCE_SECONDS
@@ -36,12 +37,13 @@ def generational(
 ) -> Any:
     """Two generations or more: `stub` pods, such that are `leaving` their evaluation to others, or
     `real` PPO pods."""
-    how = {"launcher": launcher, "watch": changes.pop("watch", None)}
+    own = {name: changes.pop(name) for name in OperationsSettings.model_fields if name in changes}
+    how: dict[str, Any] = {"launcher": launcher, "watch": changes.pop("watch", None)}
+    how["operations"] = races.STUBBORN.model_copy(update=own)
     small = {
         "scheduler": "generational",
         "population": 4,
         "survivors": 2,
-        "retries": 50,
         "workers": None,
         **changes,
     }
@@ -70,7 +72,7 @@ class Racer:
         """`store`: URL of the run in a store, if it lies in one."""
         self.run = run
         note_of(run).unlink(missing_ok=True)
-        changes = {"orphan_seconds": ORPHAN_SECONDS, **changes}
+        changes = {"patience_seconds": ORPHAN_SECONDS, "takeover": True, **changes}
         plan = {
             "run": str(run.root),
             "address": address,

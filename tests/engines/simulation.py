@@ -38,7 +38,7 @@ from fintrader.tournament.mirrored_store import MirroredStore
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.schedulers import Asynchronous
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 
@@ -359,7 +359,7 @@ def head(
         access = PodContext(run, home / "market.safetensors", mirror=mirror, token=held.token)
         pods = _Pods(world, machine, access, slots)
         orchestrator = Orchestrator(
-            wanted, store, lease, Asynchronous(), generator, pods, _Time(world)
+            OperationsSettings(), store, lease, Asynchronous(), generator, pods, _Time(world)
         )
 
         def watch(_: Orchestrator) -> None:

@@ -62,7 +62,7 @@ def leaving_body(spec: PodSpec, context: PodContext) -> PodResult:
 
 
 def _trained(spec: PodSpec, context: PodContext) -> TrainedPod:
-    if context.store_seconds:  # as if it had been trained for a while
+    if context.operations.store_seconds:  # as if it had been trained for a while
         write_bytes(context.folder / "state.safetensors", b"half of " + spec.pod.encode())
     seconds = float(os.environ.get("STUB_SECONDS", "0"))
     for step in range(4):

@@ -8,7 +8,8 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.launchers import PodFailure, PodProgress
 from fintrader.tournament.pod import failure_reason, run_pod
-from fintrader.tournament.spec import Body, PodContext, PodResult, PodSpec
+from fintrader.tournament.settings import OperationsSettings
+from fintrader.tournament.spec import WITHOUT_WAITING, Body, PodContext, PodResult, PodSpec
 
 
 class ThreadLauncher:
@@ -23,7 +24,7 @@ class ThreadLauncher:
         *,
         workers: int,
         token: int | None = None,
-        store_seconds: float = 0.0,
+        operations: OperationsSettings = WITHOUT_WAITING,
     ) -> None:
         self.run = run
         self.market = market
@@ -31,7 +32,7 @@ class ThreadLauncher:
         self.token = token
         self.mirror = find_mirror(run.root)
         self._limit = workers
-        self._store_seconds = store_seconds
+        self._operations = operations
         self._pool = ThreadPoolExecutor(max_workers=max(workers, 64))
         self._progress: dict[str, PodProgress] = {}
 
@@ -56,7 +57,7 @@ class ThreadLauncher:
             token=self.token,
             attempt=attempt,
             report=report,
-            store_seconds=self._store_seconds,
+            operations=self._operations,
         )
         try:
             return run_pod(spec, context, self.body)

@@ -352,7 +352,7 @@ def test_every_command_in_a_manifest_is_one_of_ours(
             assert (settings.host, settings.port) == ("0.0.0.0", 8501)
         else:
             config = parse_config(command, words)
-            assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", 9108)
+            assert config.operations.metrics_address == ("0.0.0.0", 9108)
             assert str(config.runs_dir).startswith("/data")
             assert str(config.cache).startswith("/data")
             if name.startswith("ray-"):

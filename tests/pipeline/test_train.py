@@ -4,6 +4,7 @@ import json
 import os
 import random
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from fintrader import pipeline
-from fintrader.agents import load_policy
+from fintrader.agents import load_policy, train
 from fintrader.cli import main
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
@@ -203,7 +204,9 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", sorted(AGENTS))
-def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
+def test_many_kills_leave_no_trace_in_the_result(
+    tmp_path: Path, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after
     every update."""
     updates = 100
@@ -213,9 +216,10 @@ def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> N
     how = {
         "agent": AGENTS[algo],
         "env": env,
-        "checkpoint_seconds": 0,
         "tournament": {"budget": budget},
     }
+    trainer = import_module("fintrader.pipeline.train")
+    monkeypatch.setattr(trainer, "train", partial(train, checkpoint_seconds=0.0))
     config = write_config(tmp_path, **how)
     whole, killed = (
         partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed")

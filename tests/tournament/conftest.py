@@ -8,9 +8,10 @@ import pytest
 
 from fintrader.runs import RunFolder
 from fintrader.tournament.run_tournament import TournamentResult
+from fintrader.tournament.settings import OperationsSettings
 from tests.engines import stubs
 from tests.engines.chaos import DONE, forked
-from tests.engines.races import settings, stub_race
+from tests.engines.races import OPERATIONS, settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
 
 Race = Callable[..., TournamentResult]
@@ -43,9 +44,13 @@ def race(tmp_path: Path) -> Race:
     ) -> TournamentResult:
         folder = RunFolder(tmp_path / name)
         how = dict(how or {})
+        own = {
+            name: changes.pop(name) for name in OperationsSettings.model_fields if name in changes
+        }
+        operations = OPERATIONS.model_copy(update=own)
         launcher = None if processes else ThreadLauncher(folder, tmp_path, body, workers=workers)
         launcher = how.pop("launcher", launcher)
-        usual = {"beside": tmp_path, "body": "tests.engines.stubs:body"}
+        usual = {"beside": tmp_path, "body": "tests.engines.stubs:body", "operations": operations}
         return stub_race(
             folder,
             settings(workers=workers, **changes),

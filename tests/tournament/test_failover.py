@@ -24,6 +24,7 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, PodContext, PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.verify import verify
@@ -35,6 +36,7 @@ from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 from tests.tournament.conftest import PODS
 
 BODY = "tests.engines.orphans:body"
+PATIENT = OperationsSettings(patience_seconds=PATIENCE_SECONDS, retries=50)
 
 
 @pytest.fixture
@@ -59,8 +61,8 @@ def _command_or_folder(pid: int) -> str:
 
 def race(run: RunFolder, **how: Any) -> Any:
     """The small tournament of `undisturbed`, its pods in processes."""
-    wanted = settings(pods=PODS, workers=2, retries=50, fresh=0.2, orphan_seconds=PATIENCE_SECONDS)
-    return stub_race(run, wanted, body=BODY, data_hash="data", **how)
+    wanted = settings(pods=PODS, workers=2, fresh=0.2)
+    return stub_race(run, wanted, body=BODY, data_hash="data", operations=PATIENT, **how)
 
 
 def killed_with_pods_at_work(run: RunFolder, pods: list[str]) -> None:
@@ -111,19 +113,17 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
 
 
 def launcher(
-    run: RunFolder, *names: str, orphan_seconds: float = PATIENCE_SECONDS, **more: Any
+    run: RunFolder, *names: str, operations: OperationsSettings = PATIENT
 ) -> LocalLauncher:
-    access = PodContext(run, run.root / "market", orphan_seconds=orphan_seconds)
-    return LocalLauncher(
-        access, body=BODY, slots=lambda: [Slot(name) for name in names or ("a",)], **more
-    )
+    access = PodContext(run, run.root / "market", operations=operations)
+    return LocalLauncher(access, body=BODY, slots=lambda: [Slot(name) for name in names or ("a",)])
 
 
-def left_behind(run: RunFolder, spec: PodSpec, orphan_seconds: float = PATIENCE_SECONDS) -> int:
+def left_behind(run: RunFolder, spec: PodSpec, operations: OperationsSettings = PATIENT) -> int:
     """Start a pod, and SIGKILL its launcher when the pod is at work; the pod's process."""
 
     def work() -> None:
-        launcher(run, "b", orphan_seconds=orphan_seconds).submit(spec)
+        launcher(run, "b", operations=operations).submit(spec)
         time.sleep(PATIENCE_SECONDS)
 
     pid = fork(work)
@@ -187,7 +187,7 @@ def test_two_trainings_of_one_pod_at_once_are_impossible(run: RunFolder) -> None
 def test_whoever_ends_pods_ends_those_it_took_over(run: RunFolder, how: str) -> None:
     stubs.plant(run, "p0000", "wait")
     orphan = left_behind(run, stubs.spec(0))
-    local = launcher(run, hang_seconds=0.01)
+    local = launcher(run, operations=OperationsSettings(patience_seconds=0.01))
     if how != "before it was taken over":
         local.submit(stubs.spec(0))
         until(lambda: local.progress()["p0000"].note == "working", "what the orphan says")
@@ -201,7 +201,7 @@ def test_whoever_ends_pods_ends_those_it_took_over(run: RunFolder, how: str) -> 
 
 def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run: RunFolder) -> None:
     spec = stubs.spec(0, hyper={"counts": True})
-    orphan = left_behind(run, spec, orphan_seconds=0.2)
+    orphan = left_behind(run, spec, OperationsSettings(patience_seconds=0.2))
     until(lambda: gone(orphan), "it to end by itself")
     counted = [int(line) for line in (run.root / "counted").read_text().split()]
     assert counted == list(range(1, len(counted) + 1))
@@ -216,7 +216,7 @@ def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> N
     spec = stubs.spec(0, hyper={"counts": True})
     run.root.mkdir()
     with leases.acquire(run, None):
-        orphan = left_behind(run, spec, orphan_seconds=0.1)
+        orphan = left_behind(run, spec, OperationsSettings(patience_seconds=0.1))
         number = len((run.root / "counted").read_text().split())
         until(
             lambda: len((run.root / "counted").read_text().split()) > number + 200, "it to count on"
@@ -237,9 +237,9 @@ def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_the
     assert run_pod(other, PodContext(run, run.root), stubs.body).spec == other.digest
 
 
-def test_with_no_patience_pods_end_with_their_launcher(run: RunFolder) -> None:
+def test_without_takeover_pods_end_with_their_launcher(run: RunFolder) -> None:
     stubs.plant(run, "p0000", "wait")
-    orphan = left_behind(run, stubs.spec(0), orphan_seconds=0.0)
+    orphan = left_behind(run, stubs.spec(0), OperationsSettings(takeover=False))
     until(lambda: gone(orphan), "it to follow")
 
 

@@ -26,6 +26,7 @@ from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, PodContext
 from fintrader.tournament.status import compare, make_index, rebuild, status
 from fintrader.tournament.store import RunStore
@@ -365,7 +366,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "evaluate_elsewhere": False,
         "trained": None,
         "inside": "null_model/",
-        "store_seconds": 60.0,
+        "operations": OperationsSettings(store_seconds=60.0).model_dump(),
     }
     said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     node._work({**task, "mirror": None}, said)

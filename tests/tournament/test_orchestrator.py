@@ -155,7 +155,7 @@ def test_fewer_pods_while_one_of_them_is_not_done(race: Race) -> None:
 
 def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:
     plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
-    result = race("a", pods=4, processes=True, retries=0, hang_seconds=10.0)
+    result = race("a", pods=4, processes=True, retries=0, patience_seconds=10.0)
     stored = RunStore(result.folder).read_result("p0000")
     assert (stored.status, stored.reason, stored.score) == ("failed", "hung", None)
     assert result.trials == 3
@@ -219,7 +219,7 @@ def test_devices_that_vanish_are_waited_for_and_then_reported(race: Race, tmp_pa
     run = RunFolder(tmp_path / "a")
     launcher = Vanishing(run, tmp_path, stubs.body, workers=1)
     with pytest.raises(TournamentError, match="devices have disappeared"):
-        race("a", pods=3, hang_seconds=0.2, how={"launcher": launcher})
+        race("a", pods=3, patience_seconds=0.2, how={"launcher": launcher})
     assert len(RunStore(run).results()) == 1
     assert events_of(run, "no_capacity")
     assert race("a", pods=3).trials == 3

@@ -1,4 +1,4 @@
-"""A store that does not answer for a while. Times are those of a test; `tournament.outage_seconds`
+"""A store that does not answer for a while. Times are those of a test; `operations.outage_seconds`
 is an hour."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_pods_train_on_and_their_results_are_delivered(
     how: dict[str, Any] = {"watch": outage}
     if processes:
         how["body"] = "tests.engines.outages:body"
-    race("run", pods=6, processes=processes, how=how, outage_seconds=120.0, hang_seconds=2.5)
+    race("run", pods=6, processes=processes, how=how, outage_seconds=120.0, patience_seconds=2.5)
     assert outage.begun
     assert everything(run) == whole
     assert not events_of(run, "lost")

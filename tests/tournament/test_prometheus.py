@@ -21,6 +21,7 @@ from fintrader.pipeline import RunConfig
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.races import settings
@@ -79,7 +80,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(
     stubs.plant(run, "p0003", "nan")
     scraped = threading.Event()
     turns: list[Samples] = []
-    wanted = settings(pods=8, workers=2, retries=1)
+    wanted = settings(pods=8, workers=2)
 
     with endpoint.watching("run", wanted) as watch:
 
@@ -203,15 +204,17 @@ def test_health_fails_when_a_race_stands_still(endpoint: Endpoint) -> None:
 
 
 def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
-    with pytest.raises(ConfigError, match=f"metrics_port: 127.0.0.1:{endpoint.port} is taken"):
+    with pytest.raises(
+        ConfigError, match=f"operations.metrics: 127.0.0.1:{endpoint.port} is taken"
+    ):
         Endpoint("127.0.0.1", endpoint.port)
     with pytest.raises(ConfigError, match="cannot be used"):
         Endpoint("256.0.0.1", 0)
 
 
 def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
-    assert RunConfig().metrics_port is None
-    assert RunConfig().metrics_host == endpoint.host == "127.0.0.1"
+    assert RunConfig().operations.metrics_address is None
+    assert OperationsSettings(metrics=0).metrics_address == (endpoint.host, 0)  # type: ignore[arg-type]
     bound = [
         found.laddr.ip
         for found in psutil.Process().net_connections()
@@ -233,8 +236,8 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         "runs-dir": tmp_path / "runs",
         "cache": tmp_path / "cache",
         "name": "seen",
-        "metrics-port": 0,
-        "log-format": "json",
+        "operations.metrics": 0,
+        "operations.log-format": "json",
         "data.source.num-sessions": 25,
         "env.num-envs": 16,
         "env.episode-bars": 200,

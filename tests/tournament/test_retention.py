@@ -150,7 +150,6 @@ def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: in
         "leaderboard_size": 2,
         "ensemble_size": 2,
         "workers": 2,
-        "retries": 50,
         "keep": "leaders",
     }
     wanted = settings(**how)

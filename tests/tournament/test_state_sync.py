@@ -20,6 +20,7 @@ from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.state_sync import TrainingState
 from tests.engines import object_stores, stubs
@@ -76,7 +77,11 @@ def test_another_machine_goes_on_in_the_middle(
             run_pod(
                 spec,
                 PodContext(
-                    first, market, find_mirror(first.root), report=strike, store_seconds=0.02
+                    first,
+                    market,
+                    find_mirror(first.root),
+                    report=strike,
+                    operations=OperationsSettings(store_seconds=0.02),
                 ),
             )
         shutil.rmtree(tmp_path / "first")
@@ -91,7 +96,7 @@ def test_another_machine_goes_on_in_the_middle(
                 find_mirror(second.root),
                 attempt=2,
                 report=report,
-                store_seconds=60.0,
+                operations=OperationsSettings(store_seconds=60.0),
             ),
         )
         assert begin < 0.1
@@ -181,10 +186,11 @@ def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None
     mirror = attach(run.root, url)
     stubs.plant(run, "p0000", "wait")
     local = LocalLauncher(
-        PodContext(run, run.root / "market", mirror),
+        PodContext(
+            run, run.root / "market", mirror, operations=OperationsSettings(store_seconds=3600.0)
+        ),
         body="tests.engines.stubs:body",
         slots=lambda: [Slot("a")],
-        store_seconds=3600.0,
     )
     try:
         open_store(run, mirror).keep_market("", stubs.market(run.root))

@@ -28,7 +28,7 @@ from tests.engines.chaos import everything
 from tests.engines.races import settings
 from tests.tournament.conftest import PODS
 
-WANTED = settings(pods=PODS, workers=2, order="submission", retries=50, fresh=0.2)
+WANTED = settings(pods=PODS, workers=2, order="submission", fresh=0.2)
 MAKER = Generator(WANTED, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
 
 

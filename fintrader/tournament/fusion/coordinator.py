@@ -44,7 +44,7 @@ GRACE_SECONDS = 2.0
 """The first rank to report a failure may only have lost its partner: so long the others' messages
 are awaited."""
 PATIENCE_SECONDS = 1800.0
-"""A rank waits so long for the others before it gives up; the orchestrator's `hang_seconds` usually
+"""A rank waits so long for the others before it gives up; the orchestrator's `operations.patience_seconds` usually
 comes first."""
 END = -1
 """The last order."""

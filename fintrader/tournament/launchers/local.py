@@ -80,8 +80,6 @@ class LocalLauncher:
         body: str = BODY,
         slots: Callable[[], list[Slot]],
         workers: int | None = None,
-        hang_seconds: float = 300.0,
-        store_seconds: float = 0.0,
     ) -> None:
         """Raises ConfigError when the run's store exists in this process only."""
         if access.mirror is not None and access.mirror.objects.is_private:
@@ -92,9 +90,8 @@ class LocalLauncher:
         self.body = body
         self._slots = slots
         self._limit = workers
-        self._hang = hang_seconds
-        self._store_seconds = store_seconds
-        self._stores_state = store_seconds > 0 and access.mirror is not None
+        self._hang = access.operations.patience_seconds
+        self._stores_state = access.operations.store_seconds > 0 and access.mirror is not None
         self._farewell = signal.SIGTERM if self._stores_state else KILL
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
@@ -134,11 +131,7 @@ class LocalLauncher:
             worker.lost_by = None
             worker.last_message = time.monotonic()
             worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
-            here = {
-                "device": worker.slot.device,
-                "slot": worker.slot.name,
-                "store_seconds": self._store_seconds,
-            }
+            here = {"device": worker.slot.device, "slot": worker.slot.name}
             task = self.access.task(spec, attempt=attempt, body=self.body, **here)
             tell(worker.process, task)
             return future

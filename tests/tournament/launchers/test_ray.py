@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
     assert wish(nodes) == []
     assert "Unhandled" not in said
 
-    again = started(Racer(run, nodes.address, "stub", pods=4, hang_seconds=30.0, retries=1))
+    again = started(Racer(run, nodes.address, "stub", pods=4, patience_seconds=30.0, retries=1))
     assert again.wait() == (0, "")
     lost = sorted((event["pod"], event["reason"]) for event in chaos.events_of(run, "lost"))
     assert ("p0001", "hung") in lost

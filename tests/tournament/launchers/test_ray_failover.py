@@ -37,7 +37,7 @@ def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
         undisturbed, ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4), "stub", pods=8
     )
     left = ["p0000", "p0001"]
-    changes = {"pods": 8, "orphan_seconds": PATIENCE_SECONDS}
+    changes = {"pods": 8, "patience_seconds": PATIENCE_SECONDS}
     for pod in left:
         stubs.plant(run, pod, "wait")
     racer = started(Racer(run, nodes.address, "leaving", **changes))
@@ -118,7 +118,7 @@ def test_pods_that_nobody_takes_over_end_and_those_of_a_stopped_command_at_once(
         (PATIENCE_SECONDS, signal.SIGKILL),
         (PATIENCE_SECONDS, signal.SIGINT),
     ):
-        racer = started(Racer(run, nodes.address, "stub", pods=1, orphan_seconds=patience))
+        racer = started(Racer(run, nodes.address, "stub", pods=1, patience_seconds=patience))
         until(lambda racer=racer: "p0000" in racer.note()["pods"], "the pod that hangs")
         ended.append(racer.note()["pods"]["p0000"][1])
         racer.process.send_signal(number)

@@ -1,6 +1,6 @@
 """A pod on a Ray cluster as an actor, which may outlive the process that started it.
 
-Where `tournament.orphan_seconds` says so, actors are detached, and named after their pod in a
+With `operations.takeover`, actors are detached, and named after their pod in a
 namespace of the run: the cluster knows one at most by a name, so no pod is trained twice, and
 whoever drives the run next asks for the name and has the actor that is there, or a new one. An
 actor trains in a thread and is *listened to*; nobody has to be there. A last message that nobody
@@ -33,6 +33,7 @@ from fintrader.tournament.launchers.ray.tasks import (
 )
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import begin_pod, evaluate_pod, failure_message
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, Message, PodContext, PodResult, PodSpec, TrainedPod
 
 LISTEN_SECONDS = 2.0
@@ -47,15 +48,14 @@ class PodActor:
     """One pod at work. Messages are numbered from 1; of progress only the last is kept."""
 
     def __init__(self, task: Message) -> None:
-        """`task`: of the launcher's `submit`; further keys `orphan_seconds` and `token` as in
-        `PodContext`."""
+        """`task`: of the launcher's `submit`, as `PodContext.task` makes it."""
         import ray
 
         os.environ.update(
             dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         )
         self.task = task
-        self.patience = float(task["orphan_seconds"])
+        self.patience = OperationsSettings(**task["operations"]).orphan_seconds
         self.token: int | None = task["token"]
         self.node = ray.get_runtime_context().get_node_id()
         self._messages: list[tuple[int, Message]] = []
@@ -69,7 +69,7 @@ class PodActor:
         threading.Thread(target=self._work, daemon=True, name=task["spec"]["pod"]).start()
         if self.patience:
             threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
-        if task["mirror"] is not None and task["store_seconds"]:
+        if task["mirror"] is not None and task["operations"]["store_seconds"]:
             threading.Thread(
                 target=watch_node, args=(self.node, self._over), daemon=True, name="node"
             ).start()

@@ -94,8 +94,7 @@ class RayLauncher:
         self.settings = settings
         self.body = body
         self._limit = tournament.workers
-        self._hang = tournament.hang_seconds
-        self._store_seconds = tournament.store_seconds
+        self._hang = access.operations.patience_seconds
         self._pods: dict[str, _Pod] = {}
         self._lock = threading.RLock()
         self._requested = 0
@@ -110,7 +109,7 @@ class RayLauncher:
         self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
-        outlives = access.orphan_seconds > 0 and settings.address != "local"
+        outlives = access.operations.orphan_seconds > 0 and settings.address != "local"
         outlives = outlives and gpus <= 1 and settings.nodes == 1
         self._namespace = namespace_of(access) if outlives else ""
         """Of the actors; empty where pods are tasks."""
@@ -157,9 +156,7 @@ class RayLauncher:
             "device": devices(self.gpus, self.settings.nodes),
             "evaluate_elsewhere": self.settings.evaluators,
         }
-        task = self.access.task(
-            spec, attempt=attempt, body=self.body, store_seconds=self._store_seconds, **here
-        )
+        task = self.access.task(spec, attempt=attempt, body=self.body, **here)
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
         if self.gpus > 1 or self.settings.nodes > 1:

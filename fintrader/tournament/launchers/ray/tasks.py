@@ -372,7 +372,7 @@ def run_task(task: dict[str, Any]) -> Iterator[Message]:
         target=_work, args=(task, messages, hosts), daemon=True, name=task["spec"]["pod"]
     ).start()
     over = threading.Event()
-    if task["mirror"] is not None and task["store_seconds"]:
+    if task["mirror"] is not None and task["operations"]["store_seconds"]:
         threading.Thread(target=watch_node, args=(node, over), daemon=True, name="node").start()
     try:
         while True:
