@@ -196,6 +196,7 @@ def test_every_command_exists(page: Path) -> None:
         "--help",
         "--json",
         "--repair",
+        "--replay",
         "--pods",
         "--port",
         "--host",

@@ -21,6 +21,7 @@ from types import FrameType
 
 from fintrader import logs, reproducible
 from fintrader.cli import (
+    checks,
     commands,
     deployments,
     detect_bars,
@@ -164,11 +165,6 @@ _DATA_VERBS: tuple[tuple[str, str, str], ...] = (
         "report every hole and fault of the bars, by symbol and day.",
     ),
     ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
-    (
-        "data verify",
-        "verify_data",
-        "check every stored file against its hash; exit status 1 when one differs.",
-    ),
 )
 """The same for those that read of a configuration only what concerns its bars."""
 
@@ -200,9 +196,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "backtest": commands.backtest,
     "compare": commands.compare,
     "looks": commands.looks,
-    "audit": commands.audit,
-    "verify": commands.verify,
-    "reproduce": commands.reproduce,
+    "verify": checks.verify,
     "freeze": deployments.freeze,
     "paper": deployments.paper,
     "drift": deployments.drift,
@@ -214,8 +208,6 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "status": tournaments.status,
     "lineage": tournaments.lineage,
     "scale": tournaments.scale,
-    "replay": tournaments.replay,
-    "tournament rebuild": tournaments.rebuild,
     "runs note": run_folders.note,
     "runs delete": run_folders.delete,
     "export onnx": deployments.export_onnx,

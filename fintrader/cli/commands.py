@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fintrader.cli.options import parse, parse_config, parse_data_config, positional, with_options
-from fintrader.cli.run_arguments import run_folder, run_path
+from fintrader.cli.options import parse, parse_config, parse_data_config, positional
+from fintrader.cli.run_arguments import run_path
 from fintrader.cli.terminal_tables import table_of
-from fintrader.config import PathText, Settings
+from fintrader.config import Settings
 from fintrader.errors import ConfigError
-from fintrader.runs import Manifest
 
 if TYPE_CHECKING:
     from fintrader.market.data_config import DataConfig
@@ -163,42 +162,6 @@ def compare(argv: list[str]) -> None:
     print(write_comparison(out, found))
 
 
-class ReproduceOptions(Settings):
-    """How a report is run again."""
-
-    keep: Path | None = None
-    """Folder in which the run that is made stays; a temporary one, which is removed, unless set."""
-    data: PathText | None = None
-    """Where the bars lie here, if not where the report's configuration says."""
-    allow_code: bool = False
-    """Import the code that the report's configuration names (features or a reward of its author's
-    own)."""
-
-
-def reproduce(argv: list[str]) -> None:
-    """REPORT.html [--keep DIR] [--data PATH]: run a report's run again and compare every metric;
-    status 1 if one differs."""
-    from fintrader import pipeline
-
-    report, options = with_options("reproduce", ReproduceOptions(), argv, "REPORT.html")
-    found = pipeline.reproduce(Path(report), **dict(options))
-    for line in found.others:
-        print(f"other here: {line}")
-    if found.others:
-        print(
-            f"so bytes may differ; numbers within {found.tolerance:g} of each other (relative)"
-            " count as equal"
-        )
-    for difference in found.differences:
-        print(difference)
-    same = found.compared - len(found.differences)
-    print(
-        f"{same} of {found.compared} metrics equal"
-        + ("" if found.differences else ": the report is reproduced")
-    )
-    sys.exit(1 if found.differences else 0)
-
-
 class LooksOptions(Settings):
     """Whose ledger of looks is shown."""
 
@@ -248,58 +211,3 @@ def looks(argv: list[str]) -> None:
 
 def _universe(symbols: tuple[str, ...]) -> str:
     return f"{len(symbols)}: {', '.join(symbols[:4])}{' ...' if len(symbols) > 4 else ''}"
-
-
-def audit(argv: list[str]) -> None:
-    """RUN: recount its trials, check its results against seals and the ledger of looks; status 1
-    when one is wrong."""
-    from fintrader.market.tensors import MarketTensors
-    from fintrader.results.audit import audit as ask
-
-    def content_of(path: Path) -> str:
-        return MarketTensors.load(path).content_hash()
-
-    checks = ask(run_folder("audit", argv), content_of)
-    for check in checks:
-        for said in check.problems or (check.said,):
-            print(f"{'ok   ' if check.ok else 'WRONG'}  {check.what}: {said}")
-    wrong = sum(not check.ok for check in checks)
-    print(
-        f"{wrong} of {len(checks)} checks failed" if wrong else f"all {len(checks)} checks passed"
-    )
-    sys.exit(1 if wrong else 0)
-
-
-def verify(argv: list[str]) -> None:
-    """RUN [--repair]: recount all that its tournaments say; with --repair make again what follows
-    from the rest, and set aside the rest; status 1 when something is wrong."""
-    from fintrader import pipeline
-    from fintrader.tournament.repair import repair
-    from fintrader.tournament.verify import tournaments
-    from fintrader.tournament.verify import verify as ask
-
-    home = run_folder("verify", [word for word in argv if word != "--repair"])
-    config = home.root / "config.yaml"
-    settings = pipeline.load_config(config).tournament if os.path.lexists(config) else None
-    wrong = 0
-    for run in tournaments(home):
-        of = "" if run.root == home.root else f" of {run.root.relative_to(home.root)}"
-        for said in repair(run, settings) if "--repair" in argv else ():
-            print(f"mended {said}{of and f' ({of[4:]})'}")
-        checks = ask(run, settings)
-        for check in checks:
-            for said in check.problems or (check.said,):
-                print(f"{'ok    ' if check.ok else 'WRONG '} {check.what}{of}: {said}")
-        failed = sum(not check.ok for check in checks)
-        if failed and "--repair" in argv and (home.root / "manifest.json").is_file():
-            Manifest.load(home.manifest).reopen(
-                "null_model" if run.root.name == "null_model" else "tournament"
-            )
-        wrong += failed
-    if wrong:
-        print(
-            f"{wrong} checks failed; `fintrader verify {home.root} --repair` makes again what"
-            " follows from the rest"
-        )
-        print("and sets aside what does not; then the run's own command trains what is missing")
-    sys.exit(1 if wrong else 0)

@@ -41,16 +41,16 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "doubt",
         (
-            ("looks, audit", "how often each window was looked at; recount a run"),
+            ("verify", "PATH: recount a run; make a report again; check bars and markets"),
             ("lookahead", "CONFIG: change the future, see whether the past notices"),
-            ("reproduce", "REPORT: run a report's run again, compare every metric"),
+            ("looks", "how often each window was looked at, by all runs"),
         ),
     ),
     (
         "data",
         (
             ("data build, data dry-run", "CONFIG: make the market file; say what it would read"),
-            ("data quality, data verify", "CONFIG: every hole and fault; check every hash"),
+            ("data quality", "CONFIG: every hole and fault of the bars"),
             ("data detect, data compare", "FILE: how bars are read; A B: cell by cell"),
             ("data gc", "CONFIG ...: remove what nothing refers to"),
         ),
@@ -66,8 +66,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "steer and mend",
         (
-            ("scale, verify", "RUN: pods at work at once; recount its tournaments"),
-            ("replay, tournament rebuild", "RUN: race it again; its database again"),
+            ("scale", "RUN: pods at work at once"),
             (
                 "runs note, runs delete",
                 "RUN: a note, tags, put aside; what deletion loses, and deletion",
@@ -84,7 +83,7 @@ _PAPER = "fintrader.deploy.settings:PaperSettings"
 _PLACE = "fintrader.cli.deployments:PlaceOptions"
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("run", "train", "tournament", "walkforward", "backtest"), (_RUN,)),
-    **dict.fromkeys(("data build", "data quality", "data dry-run", "data verify"), (_DATA,)),
+    **dict.fromkeys(("data build", "data quality", "data dry-run"), (_DATA,)),
     "lookahead": ("fintrader.backtesting.settings:LookaheadSettings", _RUN),
     "data compare": ("fintrader.cli.data_compare:CompareOptions",),
     "data detect": ("fintrader.cli.detect_bars:DetectOptions",),
@@ -96,8 +95,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "scale": ("fintrader.cli.tournaments:ScaleOptions",),
     "looks": ("fintrader.cli.commands:LooksOptions",),
     "runs note": ("fintrader.cli.run_folders:NoteOptions",),
-    "replay": ("fintrader.cli.tournaments:ReplayOptions",),
-    "reproduce": ("fintrader.cli.commands:ReproduceOptions",),
+    "verify": ("fintrader.cli.checks:VerifyOptions",),
     "export tensorboard": ("fintrader.cli.tournaments:ExportOptions",),
     "export onnx": ("fintrader.cli.deployments:OnnxOptions",),
 }

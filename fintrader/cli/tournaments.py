@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ class ScaleOptions(Settings):
     pods: int | None = Field(None, ge=1)
     """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size`
     work, no more."""
-
-
-class ReplayOptions(Settings):
-    """Where a replay goes."""
-
-    name: str | None = None
-    """Name of the new run; the old one's with `-replay` unless set."""
 
 
 class ExportOptions(Settings):
@@ -123,27 +115,6 @@ def scale(argv: list[str]) -> None:
     run = folder_of(folder)
     ask(run, options.pods)
     print(f"{folder}: {effect(run, options.pods)}")
-
-
-def replay(argv: list[str]) -> None:
-    """RUN_DIR [--name NAME]: race a finished run again from its event log and compare byte by
-    byte."""
-    from fintrader import pipeline
-
-    folder, options = with_options("replay", ReplayOptions(), argv)
-    differences = pipeline.replay_run(folder_of(folder).root, options.name)
-    for line in differences:
-        print(line)
-    print("equal, byte for byte" if not differences else f"{len(differences)} differences")
-    sys.exit(1 if differences else 0)
-
-
-def rebuild(argv: list[str]) -> None:
-    """RUN_DIR: make the leaderboard's database again from the stored results."""
-    from fintrader.tournament.status import rebuild as ask
-
-    folder = run_folder("tournament rebuild", argv)
-    print(f"{folder.leaderboard}: made again from {ask(folder)} results")
 
 
 def export_tensorboard(argv: list[str]) -> None:

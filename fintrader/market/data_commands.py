@@ -13,10 +13,17 @@ from fintrader.files import read_json
 from fintrader.market.build import build_market
 from fintrader.market.data_config import DataConfig, Placed, data_of, load_data_config, markets_of
 from fintrader.market.garbage import Garbage, feed_of, find_garbage
-from fintrader.market.inspect import describe, dry_run, quality_report, verify, write_quality
+from fintrader.market.inspect import (
+    check_stored_files,
+    describe,
+    dry_run,
+    quality_report,
+    write_quality,
+)
 from fintrader.market.market_file import stored_header, stored_minutes
 from fintrader.market.settings import DataSettings
 from fintrader.progress import reporter
+from fintrader.results.verify import Check
 
 
 def built_market(config: Placed) -> Path:
@@ -78,19 +85,10 @@ def rehearse_data(config: DataConfig) -> dict[str, Any]:
     return report
 
 
-def verify_data(config: DataConfig) -> bool:
-    """Check every stored chunk of bars and every market against its hash; prints what differs;
-    True: all is well."""
+def verify_data(config: DataConfig) -> list[Check]:
+    """Compare the stored bars and markets of a configuration's cache with their hashes."""
     with reporter() as progress:
-        problems = verify(data_of(config), cache=config.cache, progress=progress)
-    for problem in problems:
-        print(problem)
-    print(
-        "every stored byte is as it was written"
-        if not problems
-        else f"{len(problems)} damaged or missing files"
-    )
-    return not problems
+        return check_stored_files(data_of(config), cache=config.cache, progress=progress)
 
 
 def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:

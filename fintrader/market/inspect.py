@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from fintrader.market.bar_source import bar_store, open_source
 from fintrader.market.build import RECORD, market_path
 from fintrader.market.settings import DataSettings
 from fintrader.progress import SILENT, Progress
+from fintrader.results.verify import Check
 from fintrader.storage.objects import ObjectStore
 
 
@@ -110,28 +111,54 @@ def describe(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def verify(settings: DataSettings, *, cache: Path, progress: Progress | None = None) -> list[str]:
-    """One line for each stored file of the store and the cache that is missing or differs by as
-    little as a bit.
+def check_stored_files(
+    settings: DataSettings, *, cache: Path, progress: Progress | None = None
+) -> list[Check]:
+    """Compare each stored chunk of bars and each market in the cache with its hash.
 
-    An empty list means that all is well. Raises StorageError when the store cannot be reached.
+    Raises StorageError when the store cannot be reached.
     """
-    from fintrader.market.tensors import (
-        MarketTensors,
-    )  # here: nothing else that looks at bars needs torch
-
+    store = bar_store(settings, cache)
     markets = sorted(Path(cache).glob("*/market.safetensors"))
     with (progress or SILENT).task("verify", total=1 + len(markets), unit="files") as task:
-        problems = verify_store(bar_store(settings, cache))
+        problems = verify_store(store)
         task.advance(note="chunks of bars")
+        checks = [
+            Check(
+                "stored bars",
+                "each chunk of bars with its hash in the manifests",
+                tuple(problems),
+                f"every byte in {store} is as it was written",
+                "`fintrader data build CONFIG` reads or downloads damaged bars again",
+            )
+        ]
         for path in markets:
-            for check in (partial(MarketTensors.load, verify=True), _check_record):
-                try:
-                    check(path)
-                except (DataError, StorageError) as error:
-                    problems.append(str(error))
+            checks.append(check_market(path, has_record=True))
             task.advance(note=path.parent.name)
-    return problems
+    return checks
+
+
+def check_market(path: Path, *, has_record: bool = False) -> Check:
+    """Compare a market's arrays, and the record of its build where it has one, with their seals."""
+    # here: nothing else that looks at bars needs torch
+    from fintrader.market.tensors import MarketTensors
+
+    problems = []
+    comparisons: list[Callable[[Path], object]] = [partial(MarketTensors.load, verify=True)]
+    if has_record:
+        comparisons.append(_check_record)
+    for compare in comparisons:
+        try:
+            compare(path)
+        except (DataError, StorageError) as error:
+            problems.append(str(error))
+    return Check(
+        f"market {path.parent.name}",
+        "the arrays with the hash in the file, and the record of the build with its seal",
+        tuple(problems),
+        "every byte is as it was written",
+        f"delete {path.parent}; `fintrader data build CONFIG` makes the market again",
+    )
 
 
 def _check_record(market: Path) -> None:

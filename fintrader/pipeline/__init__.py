@@ -6,21 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fintrader.market.data_commands import (
-        build_data,
-        collect_garbage,
-        rehearse_data,
-        report_quality,
-        verify_data,
-    )
     from fintrader.pipeline.config import CHOICES, BacktestSettings, RunConfig, load_config
     from fintrader.pipeline.data import check_lookahead
     from fintrader.pipeline.estimates import EarlierRun, estimate, record_of
     from fintrader.pipeline.inputs import missing_inputs
-    from fintrader.pipeline.reproduction import reproduce
     from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
     from fintrader.pipeline.session import open_run, open_store, refresh
-    from fintrader.pipeline.train import replay_run, train_one
+    from fintrader.pipeline.train import train_one
 
 __all__ = [
     "CHOICES",
@@ -28,9 +20,7 @@ __all__ = [
     "EarlierRun",
     "RunConfig",
     "backtest_run",
-    "build_data",
     "check_lookahead",
-    "collect_garbage",
     "estimate",
     "load_config",
     "missing_inputs",
@@ -38,14 +28,9 @@ __all__ = [
     "open_store",
     "record_of",
     "refresh",
-    "rehearse_data",
-    "replay_run",
-    "report_quality",
-    "reproduce",
     "run",
     "run_tournament",
     "train_one",
-    "verify_data",
     "walk_forward",
 ]
 
@@ -55,9 +40,7 @@ _HOMES = {
     "EarlierRun": "pipeline.estimates",
     "RunConfig": "pipeline.config",
     "backtest_run": "pipeline.run_stages",
-    "build_data": "market.commands",
     "check_lookahead": "pipeline.data",
-    "collect_garbage": "market.commands",
     "estimate": "pipeline.estimates",
     "load_config": "pipeline.config",
     "missing_inputs": "pipeline.inputs",
@@ -65,14 +48,9 @@ _HOMES = {
     "open_store": "pipeline.session",
     "record_of": "pipeline.estimates",
     "refresh": "pipeline.session",
-    "rehearse_data": "market.commands",
-    "replay_run": "pipeline.train",
-    "report_quality": "market.commands",
-    "reproduce": "pipeline.reproduction",
     "run": "pipeline.run_stages",
     "run_tournament": "pipeline.run_stages",
     "train_one": "pipeline.train",
-    "verify_data": "market.commands",
     "walk_forward": "pipeline.run_stages",
 }
 

@@ -1,5 +1,4 @@
-"""`fintrader reproduce`: a run again, from its report alone, and every metric beside the report's
-own."""
+"""Reproduction of a report: its run made again from the report alone, and every metric compared."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +19,7 @@ from fintrader.pipeline.run_recipe import config_from
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest
+from fintrader.results.verify import Check
 from fintrader.runs import RunFolder
 
 TOLERANCE = 1e-6
@@ -29,51 +28,13 @@ report's."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A metric that came out otherwise; None where it is undefined or was not made."""
-
-    strategy: str
-    metric: str
-    told: float | None
-    found: float | None
-
-    def __str__(self) -> str:
-        text = f"{self.strategy} {self.metric}: {self.told!r} in the report, {self.found!r} here"
-        if self.told is None or self.found is None:
-            return text
-        apart = self.found - self.told
-        return (
-            f"{text}, {apart:+.3g} ({apart / abs(self.told):+.2%})"
-            if self.told
-            else f"{text}, {apart:+.3g}"
-        )
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """What running it again came to."""
-
-    compared: int
-    """Metrics, all strategies together."""
-    differences: tuple[Difference, ...]
-    others: tuple[str, ...]
-    """In what this machine and code differ from those of the report."""
-    tolerance: float
-    """0 where nothing differs: equal means the same number then."""
-
-    @property
-    def equal(self) -> bool:
-        return not self.differences
-
-
-def reproduce(
+def check_report(
     report: Path, *, keep: Path | None = None, data: str | None = None, allow_code: bool = False
-) -> Reproduction:
-    """Run what a report tells of again, in a folder of its own, and compare.
+) -> Iterator[Check]:
+    """Make the run of a report again, in a folder of its own, and compare every metric.
 
     `keep`: where that folder is to stay (it must not hold the run yet); None: it is removed.
-    `data`: where the bars lie here. What changes no metric (null model, sensitivity, tear sheet) is
+    `data`: where the bars lie here. Null model, sensitivity and tear sheet change no metric and are
     left out. Code that the configuration names is imported only with `allow_code`.
 
     Raises ReportError for a report that cannot be read, holds no configuration, or was made of
@@ -93,7 +54,16 @@ def reproduce(
         raise ReportError(
             f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})"
         )
-    others = differing(recipe)
+    others = compare_origin(recipe)
+    tolerance = TOLERANCE if others else 0.0
+    yield Check(
+        "origin of the report",
+        "commit, packages and processor with those here",
+        result=f"otherwise here: {'; '.join(others)}; so numbers within {tolerance:g} of each other"
+        " (relative) count as equal"
+        if others
+        else "the same commit, packages and processor as here",
+    )
     with _place(keep) as home:
 
         def settings(values: Any) -> RunConfig:
@@ -127,39 +97,46 @@ def reproduce(
         if again:
             backtest_run(own.folder.root, judged)
         found = read_backtest(window_folder(RunFolder(own.folder.root), window)).metrics
-    tolerance = TOLERANCE if others else 0.0
-    compared, differences = compare(record["metrics"], found, tolerance)
-    return Reproduction(compared, differences, others, tolerance)
+    count, differences = compare_metrics(record["metrics"], found, tolerance)
+    yield Check(
+        "metrics",
+        "every metric of every strategy in the report with that of the run made again",
+        tuple(differences),
+        f"{count} of {count} metrics equal: the report is reproduced",
+        "a difference with the same code, packages, processor and bars means that the report was"
+        " edited",
+    )
 
 
-def compare(told: Metrics, found: Metrics, tolerance: float) -> tuple[int, tuple[Difference, ...]]:
-    """How many numbers there are on either side, and those that differ by more than `tolerance`
+def compare_metrics(reported: Metrics, found: Metrics, tolerance: float) -> tuple[int, list[str]]:
+    """Count the metrics on either side, and describe those that differ by more than `tolerance`
     (relative)."""
-    names = [
-        (strategy, key)
-        for strategy in sorted({*told, *found})
-        for key in _keys(told, found, strategy)
+    pairs = [
+        (f"{strategy} {key}", reported.get(strategy, {}).get(key), found.get(strategy, {}).get(key))
+        for strategy in sorted({*reported, *found})
+        for key in dict.fromkeys([*reported.get(strategy, {}), *found.get(strategy, {})])
     ]
-    rows = [
-        Difference(strategy, key, told.get(strategy, {}).get(key), found.get(strategy, {}).get(key))
-        for strategy, key in names
+    return len(pairs), [
+        _describe(*pair) for pair in pairs if not _is_close(pair[1], pair[2], tolerance)
     ]
-    return len(rows), tuple(row for row in rows if not _same(row.told, row.found, tolerance))
 
 
-def _keys(told: Metrics, found: Metrics, strategy: str) -> list[str]:
-    return list(dict.fromkeys([*told.get(strategy, {}), *found.get(strategy, {})]))
+def _is_close(reported: float | None, found: float | None, tolerance: float) -> bool:
+    if reported is None or found is None:
+        return reported is found
+    return math.isclose(reported, found, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _same(told: float | None, found: float | None, tolerance: float) -> bool:
-    if told is None or found is None:
-        return told is found
-    return math.isclose(told, found, rel_tol=tolerance, abs_tol=tolerance)
+def _describe(metric: str, reported: float | None, found: float | None) -> str:
+    text = f"{metric}: {reported!r} in the report, {found!r} here"
+    if reported is None or found is None:
+        return text
+    relative = f" ({(found - reported) / abs(reported):+.2%})" if reported else ""
+    return f"{text}, {found - reported:+.3g}{relative}"
 
 
-def differing(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    """In what the code, the packages and the processor here are others than those that a recipe
-    names."""
+def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    """List the differences of code, packages and processor here from those in a recipe."""
     here = made_by()
     said = []
     if recipe.get("dirty") or here["dirty"]:

@@ -1,34 +1,28 @@
-"""Beside the pipeline: one agent without a tournament, and a finished tournament raced again."""
+"""Training of one agent without a tournament."""
 
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fintrader import reproducible
 from fintrader.agents import TrainProgress, TrainResult, load_policy, make_agent, save_policy, train
 from fintrader.backtesting import simulate, simulate_all_baselines
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import WorkerEnv, episode_returns
 from fintrader.envs.settings import GymnasiumSettings
-from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.data import make_market
-from fintrader.pipeline.run_stages import claim, search, wide_console
+from fintrader.pipeline.run_stages import claim, wide_console
 from fintrader.pipeline.session import workplace
 from fintrader.progress import reporter
 from fintrader.results.formatting import active_table, metrics_table, standing
-from fintrader.runs import Manifest, RunFolder
 from fintrader.seeding import derive, seed_everything
 from fintrader.tournament.inheritance import check_unused
-from fintrader.tournament.run_tournament import replay
-from fintrader.tournament.status import compare
 
 
 def train_one(config: RunConfig) -> Path:
@@ -153,27 +147,3 @@ def _learn(
         home / "policy.safetensors", agent.policy, {"seed": config.seed, **meta}, market=market
     )
     return trained
-
-
-def replay_run(folder: Path, name: str | None = None) -> list[str]:
-    """Race a finished run again, each pod seeing what it saw then; returns the differences (none:
-    byte-equal).
-
-    Raises TournamentError when the run is unfinished or lost a pod for good, RunError when the
-    market has changed.
-    """
-    source = RunFolder(folder.resolve())
-    config = load_config(source.config)
-    reproducible.require(config.reproducible)
-    manifest = Manifest.load(source.manifest)
-    market = Path(manifest.values["market"])
-    if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:
-        raise RunError(
-            f"{market} is not the market this run was made from; run `fintrader data build"
-            f" {source.config}`"
-        )
-    target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
-    here = config.model_copy(update={"launcher": "local"})
-    with target.lock():
-        search(here, target, market, manifest.values["data_hash"], race=partial(replay, source))
-    return compare(source, target)

@@ -31,7 +31,7 @@ _SHOWN_ELSEWHERE = (
 
 
 def provenance_section(page: Page, stored: StoredBacktest) -> None:
-    """How to get the result again: in rows, in a fold-out, and for `fintrader reproduce`."""
+    """How to get the result again: in rows, in a fold-out, and for `fintrader verify`."""
     record = record_of(stored.context, stored.metrics)
     page.section(
         "How to get this again", _facts_of(stored.context), _folded(record), link="Provenance"
@@ -100,11 +100,11 @@ def _made_by(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _folded(record: Mapping[str, Any]) -> str:
-    """The whole recipe, to read; `fintrader reproduce` takes the same out of the page."""
+    """The whole recipe, to read; `fintrader verify` takes the same out of the page."""
     shown = {"recipe": record["recipe"], "market": record.get("market", {})}
     text = html.escape(json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=False))
     how = (
-        "<code>fintrader reproduce report.html</code> reads it, runs the run again and compares"
+        "<code>fintrader verify report.html</code> reads it, runs the run again and compares"
         " every metric."
     )
     title = "<summary>The whole configuration and the data's recipe</summary>"

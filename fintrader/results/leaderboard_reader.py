@@ -164,7 +164,7 @@ def _read(path: Path, query: str, most: int | None) -> list[dict[str, Any]]:
     refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(
-            f"{path} does not exist; make it with `fintrader tournament rebuild {path.parent}`"
+            f"{path} does not exist; make it with `fintrader verify {path.parent} --repair`"
         )
     query = query if most is None else f"{query} LIMIT {most:d}"
     place = f"file:{quote(str(path))}?mode=ro"
@@ -189,7 +189,7 @@ def _read(path: Path, query: str, most: int | None) -> list[dict[str, Any]]:
 
 
 def _damaged(path: Path, problem: object) -> DamagedFileError:
-    again = f"make it again with `fintrader tournament rebuild {path.parent}`"
+    again = f"make it again with `fintrader verify {path.parent} --repair`"
     return DamagedFileError(f"{path} is damaged ({problem}); {again}")
 
 

@@ -3,7 +3,7 @@ read.
 
 One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app,
 `fintrader status`) look meanwhile. Nothing in it is the truth: a damaged or missing database is
-made again from the store (`fintrader tournament rebuild RUN`).
+made again from the store (`fintrader verify RUN --repair`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What makes a tournament's folder whole again: what follows from the rest is made again, what is
-not what was written is renamed, never deleted, and the run's own command then trains what is
-missing."""
+"""Repair of a tournament's folder.
+
+Records that follow from others are made again. Records that are not as they were written are
+renamed, never deleted, and the run's own command then trains what is missing.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
 
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
@@ -13,27 +12,25 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.ensemble import build_ensemble
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
+from fintrader.tournament.recount import (
+    StoredTournament,
+    check_ensemble,
+    check_identity,
+    check_index,
+    find_changed_files,
+)
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.status import make_index
 from fintrader.tournament.store import RunStore, aside
-from fintrader.tournament.verify import (
-    Found,
-    board_of,
-    derived_or_none,
-    ensemble_check,
-    find_foreign,
-    identity_check,
-    index_check,
-)
 
 
 def repair(
     run: RunFolder, settings: TournamentSettings | None = None, generator: Generator | None = None
 ) -> list[str]:
-    """Make again what follows from the rest, set aside what is not what was written; what was done,
-    a sentence each.
+    """Make again what follows from the rest, and set aside what was changed.
 
-    Raises TournamentError when the tournament is running.
+    Returns a sentence on each thing that was done. Raises TournamentError when the tournament is
+    running.
     """
     done: list[str] = []
     with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
@@ -42,87 +39,94 @@ def repair(
             f" {aside(path).name}"
             for path in run.misplaced()
         ]
-        found = Found.of(run, generator)
-        done += [
-            f"{pod}: of no pod of this run; its folder is now {aside(run.pod(pod)).name}"
-            for pod in found.strays
-        ]
-        if found.foreign == run.events.name:
-            kept = aside(run.events).name
+        stored = StoredTournament.read(run, generator)
+        for pod in stored.strays:
+            renamed = aside(run.pod(pod)).name
+            done.append(f"{pod}: of no pod of this run; its folder is now {renamed}")
+        if stored.foreign_file == run.events.name:
+            renamed = aside(run.events).name
             done.append(
-                f"events.jsonl: of another tournament; now {kept}, and the run's command begins a"
-                " new one"
+                f"events.jsonl: of another tournament; now {renamed}, and the run's command begins"
+                " a new one"
             )
-            found = Found.of(run, generator)
-        find_foreign(found)
-        if found.broken_lines:
-            _mend_log(found)
-            done.append(
-                f"events.jsonl: set aside; a new one holds its {len(found.events)} whole lines"
-            )
-        if found.store.identity_path.exists() and not identity_check(found).ok:
-            aside(found.store.identity_path)
+            stored = StoredTournament.read(run, generator)
+        stored.reject_foreign_records()
+        done += _repair_log(stored)
+        if stored.store.identity_path.exists() and not check_identity(stored).is_ok:
+            aside(stored.store.identity_path)
             done.append(
                 "tournament.json: set aside; the run's command makes it anew where the pods follow"
                 " from its settings"
             )
-        done += _mend_pods(found)
-        if not identity_check(found).ok:
-            return done
-        found = Found.of(run, generator)
-        find_foreign(found)
-        if not found.broken and not index_check(found).ok:
-            make_index(run)
-            done.append(f"{run.leaderboard.name}: made again from {len(found.results)} results")
-        if not (found.broken or found.unusable) and not ensemble_check(found, settings).ok:
-            for path in sorted(run.ensemble.glob("*.*")):
-                if ".damaged-" not in path.name:
-                    aside(path)
-            build_ensemble(
-                run, board_of(found, found.settings.leaderboard_size), settings or found.settings
-            )
-            done.append("ensemble: set aside, and made again from the leaderboard")
+        done += _repair_pods(stored)
+        if check_identity(stored).is_ok:
+            done += _repair_derived(run, settings, generator)
     return done
 
 
-def _mend_log(found: Found) -> None:
-    aside(found.run.events)
-    log = EventLog(found.run.events, found.store.keep_events)
-    log.append(*found.events, {"event": "repaired", "lines": found.broken_lines})
+def _repair_log(stored: StoredTournament) -> list[str]:
+    """Begin a new log with the whole lines of a damaged one."""
+    if not stored.broken_lines:
+        return []
+    aside(stored.run.events)
+    log = EventLog(stored.run.events, stored.store.keep_events)
+    log.append(*stored.events, {"event": "repaired", "lines": stored.broken_lines})
+    return [f"events.jsonl: set aside; a new one holds its {len(stored.events)} whole lines"]
 
 
-def _mend_pods(found: Found) -> list[str]:
-    """Specs are made again where they can be; what cannot be, and results that are no good, are set
-    aside."""
-    done = []
-    for pod, why in found.unusable.items():
-        found.store.set_aside(pod)
-        done.append(f"{why}; set aside, to be trained again")
-    derived = derived_or_none(found) if found.broken else {}
-    for number, pod in enumerate(found.pods):
-        if pod not in found.broken:
+def _repair_pods(stored: StoredTournament) -> list[str]:
+    """Set changed files and bad results aside, and make bad specs again.
+
+    A spec that follows from nothing is set aside with every pod after it, which may rest on it.
+    """
+    done = [
+        f"{path.relative_to(stored.run.root)}: changed; now {aside(path).name}"
+        for path in find_changed_files(stored)
+    ]
+    for pod, reason in stored.bad_results.items():
+        stored.store.set_aside(pod)
+        done.append(f"{reason}; set aside, to be trained again")
+    derived = stored.derive_specs_if_possible() if stored.bad_specs else {}
+    for number, pod in enumerate(stored.pods):
+        if pod not in stored.bad_specs:
             continue
         spec = derived.get(pod)
-        result = found.results.get(pod)
+        result = stored.results.get(pod)
         if spec is None or (result is not None and result.spec != spec.digest):
-            later = [one for one in found.pods[number:] if _set_pod_aside(found.store, one)]
-            said = (
-                f"{', '.join(later)}: set aside, because {found.broken[pod]}, and it follows from"
-                " nothing"
-            )
-            return [*done, said] if later else done
-        found.store.restore_spec(spec)
-        done.append(f"{pod}: its spec is made again from the seed and the results it had seen")
+            later = [pod for pod in stored.pods[number:] if _set_pod_aside(stored.store, pod)]
+            reason = f"because {stored.bad_specs[pod]}, and it follows from nothing"
+            return [*done, f"{', '.join(later)}: set aside, {reason}"] if later else done
+        stored.store.restore_spec(spec)
+        done.append(f"{pod}: its spec is made again from the seed and the results before it")
     return done
 
 
 def _set_pod_aside(store: RunStore, pod: str) -> bool:
-    """Rename what a pod came to, so that it is made anew; whether there was anything."""
-    paths: Sequence[Path] = [
-        path for path in (store.spec_path(pod), store.result_path(pod)) if path.exists()
-    ]
-    if store.result_path(pod).exists():
+    """Rename spec and result of a pod, so that it is made anew; False where it has neither."""
+    has_result = store.result_path(pod).exists()
+    has_spec = store.spec_path(pod).exists()
+    if has_result:
         store.set_aside(pod)
-    if store.spec_path(pod).exists():
+    if has_spec:
         store.set_spec_aside(pod)
-    return bool(paths)
+    return has_result or has_spec
+
+
+def _repair_derived(
+    run: RunFolder, settings: TournamentSettings | None, generator: Generator | None
+) -> list[str]:
+    """Make the database and the ensemble again where they do not follow from the pods."""
+    stored = StoredTournament.read(run, generator)
+    stored.reject_foreign_records()
+    done = []
+    if not stored.bad_specs and not check_index(stored).is_ok:
+        make_index(run)
+        done.append(f"{run.leaderboard.name}: made again from {len(stored.results)} results")
+    is_whole = not (stored.bad_specs or stored.bad_results)
+    if settings is not None and is_whole and not check_ensemble(stored, settings).is_ok:
+        for path in sorted(run.ensemble.glob("*.*")):
+            if ".damaged-" not in path.name:
+                aside(path)
+        build_ensemble(run, stored.rank(settings.leaderboard_size), settings)
+        done.append("ensemble: set aside, and made again from the leaderboard")
+    return done

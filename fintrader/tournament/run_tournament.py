@@ -42,12 +42,12 @@ from fintrader.tournament.launchers.local import LocalLauncher, slots_of
 from fintrader.tournament.leaderboard import Leaderboard
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import MonotonicClock, Orchestrator
+from fintrader.tournament.recount import follows
 from fintrader.tournament.schedulers import Replay, Scheduler, scheduler_of
 from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import BODY, PodContext
 from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.verify import follows
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "pods_per_device", "keep"}

@@ -1,5 +1,4 @@
-"""What can be asked of a run from outside, while it races or afterwards: status, scale, rebuild,
-compare."""
+"""Questions to a tournament from outside, while it races or afterwards: status, scale, compare."""
 
 from __future__ import annotations
 
@@ -164,17 +163,6 @@ def settings_of(store: RunStore) -> TournamentSettings:
     TournamentError."""
     known = store.identity()["settings"]
     return validate(TournamentSettings, {**known, "ensemble_size": 1}, str(store.identity_path))
-
-
-def rebuild(run: RunFolder) -> int:
-    """Make the leaderboard again from specs, results and the event log; returns the number of
-    results.
-
-    Raises TournamentError when the folder holds no tournament, or one that is running.
-    """
-    require_tournament(run)
-    with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
-        return make_index(run)
 
 
 def make_index(run: RunFolder, path: Path | None = None) -> int:

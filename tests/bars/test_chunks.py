@@ -23,9 +23,10 @@ from fintrader.errors import DataError, StorageFullError
 from fintrader.market import columns, reading
 from fintrader.market.bar_source import bar_store
 from fintrader.market.build import build_market, make_market
-from fintrader.market.inspect import verify
+from fintrader.market.inspect import check_stored_files
 from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.verify import list_problems
 from tests.bars.tables import assert_same_market, file_settings, minute_table, write_csv
 from tests.bars.tables import file_settings as settings
 from tests.engines.killing import killed_at, writes_of
@@ -108,7 +109,7 @@ def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
 def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
     wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
     market = build_market(wanted, cache=tmp_path / "cache")
-    assert verify(wanted, cache=tmp_path / "cache") == []
+    assert list_problems(check_stored_files(wanted, cache=tmp_path / "cache")) == []
     files = [
         market,
         market.with_name("build.json"),
@@ -123,15 +124,18 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
             flipped = bytearray(data)
             flipped[position] ^= 1 << chance.randrange(8)
             file.write_bytes(bytes(flipped))
-            problems = verify(wanted, cache=tmp_path / "cache")
+            problems = list_problems(check_stored_files(wanted, cache=tmp_path / "cache"))
             assert problems, f"{file.name}, byte {position}"
             assert any(str(file.parent) in line or file.name in line for line in problems)
         file.write_bytes(data)
-    assert verify(wanted, cache=tmp_path / "cache") == []
+    assert list_problems(check_stored_files(wanted, cache=tmp_path / "cache")) == []
     for lost in files[1:3]:  # what the market was made from, and a chunk
         data = lost.read_bytes()
         lost.unlink()
-        assert any("is missing" in line for line in verify(wanted, cache=tmp_path / "cache"))
+        assert any(
+            "is missing" in line
+            for line in list_problems(check_stored_files(wanted, cache=tmp_path / "cache"))
+        )
         lost.write_bytes(data)
 
 
@@ -201,7 +205,7 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: floa
     assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(
         undisturbed
     )
-    assert verify(read_settings(config), cache=cache) == []
+    assert list_problems(check_stored_files(read_settings(config), cache=cache)) == []
     assert list(cache.rglob("*.tmp")) == []
 
 

@@ -29,7 +29,7 @@ def complaint(*words: str) -> str:
         (["run"], "needs CONFIG"),
         (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["runn", QUICKSTART], "did you mean 'run'?"),
-        (["data"], "needs one of: build, quality, dry-run, verify"),
+        (["data"], "needs one of: build, quality, dry-run, compare"),
         (
             ["run", QUICKSTART, "--env.num-env", "3"],
             "--env.num-env: unknown setting; did you mean --env.num-envs?",

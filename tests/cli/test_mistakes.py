@@ -72,7 +72,15 @@ looks --runs-dir nowhere | nowhere: no such folder
 compare | `fintrader compare` needs RUN RUN
 compare folder --out | --out needs a value
 compare folder --out folder | --out: folder is a folder
-reproduce folder | folder: Is a directory; give the report.html
+verify | `fintrader verify` needs PATH
+verify folder | folder: a folder without a run, a market or files of bars
+verify nowhere | nowhere: no such file or folder; give a run, a report.html, a market, bars or a configuration
+verify nowhere.html | nowhere.html: No such file or directory; give the report.html
+verify nowhere.yaml | nowhere.yaml: no such file
+verify file --repair | --repair: an option for runs, and file is bars
+verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars
+verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report
+verify Q --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
 init | needs FILE|FOLDER as its first argument
 init nowhere.csv | nowhere.csv: no bar file there
 init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'

@@ -11,7 +11,8 @@ from fintrader.cli import main
 from fintrader.files import write_json
 from fintrader.market.build import build_market
 from fintrader.market.data_config import load_data_config
-from fintrader.market.inspect import verify
+from fintrader.market.inspect import check_stored_files
+from fintrader.results.verify import list_problems
 from tests.bars.tables import minute_table, write_csv
 
 BODY = """
@@ -62,7 +63,10 @@ def test_garbage_is_listed_and_then_removed(
     assert kept(tmp_path) == both
     gc(one, "--yes")
     assert kept(tmp_path) == alone
-    assert verify(load_data_config(one).data, cache=tmp_path / "tensors") == []
+    assert (
+        list_problems(check_stored_files(load_data_config(one).data, cache=tmp_path / "tensors"))
+        == []
+    )
     gc(one)
     assert "nothing to remove" in capsys.readouterr().out.splitlines()[-1]
     assert build_market(load_data_config(two).data, cache=tmp_path / "tensors") == other

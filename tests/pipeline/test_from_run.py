@@ -19,11 +19,11 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import (
     RunConfig,
     load_config,
-    replay_run,
     run_tournament,
     train_one,
     walk_forward,
 )
+from fintrader.pipeline.verification import check_replay
 from fintrader.results.leaderboard_reader import lineage, read_pods
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.inheritance import Inheritance
@@ -77,7 +77,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_pa
         (f"old:{ranked[0]}", "earlier run"),
     ]
     assert f"old:{ranked[0]}" in fintrader("lineage", str(run), "p0000").out
-    assert replay_run(run, "again") == []
+    assert check_replay(run, "again").is_ok
 
 
 def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(

@@ -245,7 +245,7 @@ def test_a_foreign_database_that_never_ends_is_damaged(
             f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS {again} SELECT {same} FROM n"
         )
     monkeypatch.setattr("fintrader.results.leaderboard_reader.READ_SECONDS", 0.2)
-    with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader tournament rebuild"):
+    with pytest.raises(RunError, match=r"took more than 0.2 s.*fintrader verify .* --repair"):
         read_leaderboard(run.leaderboard)
     assert forked(run, PODS).status == DONE
     assert everything(run) == everything(undisturbed)
@@ -267,7 +267,7 @@ def test_a_foreign_database_takes_no_memory(
         connection.executescript(
             f"DROP VIEW leaderboard; CREATE VIEW leaderboard AS SELECT {large}"
         )
-    with pytest.raises(RunError, match=r"too big.*fintrader tournament rebuild"):
+    with pytest.raises(RunError, match=r"too big.*fintrader verify .* --repair"):
         read_leaderboard(run.leaderboard)
 
 

@@ -24,10 +24,10 @@ from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, PodContext, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.verify import verify
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, everything, fork
 from tests.engines.orphans import trainings
@@ -85,7 +85,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
     left = dict(trainings(run))
     assert set(at_work.at_work_in(run)) == {"p0001", "p0002"}
     with pytest.raises(TournamentError, match="is running"):
-        verify(run)
+        check_tournament(run)
     if not at_work_still:
         stubs.release(run, ["p0001", "p0002"])
         until(

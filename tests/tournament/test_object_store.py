@@ -26,9 +26,10 @@ from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
+from fintrader.tournament.repair import repair
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import Fenced, PodContext
-from fintrader.tournament.status import compare, make_index, rebuild, status
+from fintrader.tournament.status import compare, make_index, status
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, emptied, object_stores, stubs
 from tests.engines.chaos import DONE, Faults, everything, forked
@@ -312,7 +313,7 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
     again = race("run", pods=4, body="tests.nowhere:body")
     assert again.leaderboard == board
     run.leaderboard.unlink()
-    assert rebuild(run) == 4
+    assert repair(run) == ["leaderboard.sqlite: made again from 4 results"]
     with pytest.raises(RunError, match="copy of"):
         attach(run.root, f"file://{tmp_path}/store/other")
 

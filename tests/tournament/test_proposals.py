@@ -12,11 +12,11 @@ from fintrader.errors import ConfigError
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import proposed
+from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.settings import Range
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
-from fintrader.tournament.verify import verify
 from tests.engines.races import settings
 from tests.engines.stubs import StubAgent
 from tests.tournament.conftest import Race
@@ -133,7 +133,7 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
         data_hash=RunStore(whole).identity()["data_hash"],
     )
     assert RunStore(whole).specs() == RunStore(halves).specs()
-    assert [problem for check in verify(whole, generator=maker) for problem in check.problems] == []
+    assert check_tournament(whole, generator=maker).problems == []
 
 
 def test_without_optuna_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

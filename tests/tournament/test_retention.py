@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fintrader.errors import RunError
-from fintrader.results.audit import _pods
 from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard
 from fintrader.results.run import Run
 from fintrader.runs import RunFolder
@@ -18,11 +17,12 @@ from fintrader.storage.mirror import attach, open_working_copy
 from fintrader.tournament import retention
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.recount import check_tournament
+from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.verify import verify
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, Faults, events_of
 from tests.engines.races import settings
@@ -78,9 +78,8 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race: Race, o
             "leaders": rows,
         }
         assert kept(ended.folder) == wanted[keep]
-        assert [check.problems for check in verify(ended.folder) if check.what != "specs"] == [
-            ()
-        ] * 5
+        checks = check_tournament(ended.folder).checks
+        assert [check.problems for check in checks if check.name != "specs"] == [()] * 6
         assert len(RunStore(ended.folder).results()) == 40
     if order == "submission":
         assert board(runs["all"]) == board(runs["lineage"]) == board(runs["leaders"])
@@ -255,11 +254,16 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_
     assert open_working_copy(url, tmp_path / "copy").is_dir()
 
 
-def test_an_audit_misses_nothing_that_was_dropped(race: Race) -> None:
+def test_a_recount_misses_nothing_that_was_dropped(race: Race) -> None:
     run = race("a", keep="leaders", **MANY).folder
-    assert not _pods(run).problems
+    assert not check_tournament(run).problems
+    gone = events_of(run, "dropped")[0]["pods"][0]
+    RunStore(run).policy_path(gone).write_bytes(b"another")
+    assert check_tournament(run).problems == [f"pods/{gone}/policy.safetensors was changed"]
+    repair(run)
+    assert not check_tournament(run).problems
     shutil.rmtree(run.root / "snapshots")
-    assert len(_pods(run).problems) == 4  # those of the leaderboard are missed
+    assert len(check_tournament(run).problems) == 4  # those of the leaderboard are missed
 
 
 def test_who_asks_for_a_policy_that_was_not_kept_is_told(race: Race) -> None:

@@ -26,9 +26,10 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.orchestrator import Orchestrator
+from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.spec import PodContext, PodResult, PodSpec
-from fintrader.tournament.status import compare, effect, rebuild, requested_pods, scale, status
+from fintrader.tournament.status import compare, effect, requested_pods, scale, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
 from tests.engines import stubs
@@ -82,21 +83,21 @@ def test_the_database_is_only_an_index(race: Race, order: str) -> None:
     before = canonical(run.leaderboard)
     for path in run.root.glob("leaderboard.sqlite*"):
         path.unlink()
-    with pytest.raises(NotThereError, match="rebuild"):
+    with pytest.raises(NotThereError, match=r"verify .* --repair"):
         status(run)
-    assert rebuild(run) == 7
+    assert repair(run) == ["leaderboard.sqlite: made again from 7 results"]
     assert canonical(run.leaderboard) == before
     with sqlite3.connect(run.leaderboard) as other:  # a version that counted no looks
         other.execute("DROP VIEW leaderboard")
         other.execute("ALTER TABLE entries DROP COLUMN looks")
     other.close()
-    assert rebuild(run) == 7
+    assert repair(run) == ["leaderboard.sqlite: made again from 7 results"]
     assert canonical(run.leaderboard) == before
     run.leaderboard.write_bytes(b"x" * 9000)
     with pytest.raises(DamagedFileError, match="damaged"):
         status(run)
     with lease.acquire(run, None), pytest.raises(TournamentError, match="another process"):
-        rebuild(run)
+        repair(run)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""`fintrader verify`, and random faults in any file: what follows ends equal, or in one line that
-says what to do."""
+"""Recount and repair of a tournament, with random faults in any file: the run ends equal, or in one
+line that says what to do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
+from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.repair import repair
 from fintrader.tournament.store import RunStore
-from fintrader.tournament.verify import verify
 from tests.engines import chaos, faults, stubs
 from tests.engines.chaos import everything
 from tests.engines.races import settings
@@ -47,7 +47,7 @@ def run(tmp_path: Path, undisturbed: RunFolder) -> RunFolder:
 
 
 def problems(run: RunFolder) -> list[str]:
-    return [problem for check in verify(run, generator=MAKER) for problem in check.problems]
+    return check_tournament(run, WANTED, MAKER).problems
 
 
 def again(run: RunFolder) -> str:
@@ -89,7 +89,7 @@ def test_a_fault_in_any_file(
         line = again(run)
         refused += bool(line)
         if line:
-            repair(run, generator=MAKER)
+            repair(run, WANTED, MAKER)
             assert again(run) == "", f"{what}: {line}"
         assert everything(run) == expected, what
         assert not problems(run), what
@@ -103,7 +103,7 @@ def test_a_whole_run_passes_and_a_running_one_is_left_alone(
     assert problems(run) == []
     assert problems(stopped) == []
     with lease.acquire(run, None), pytest.raises(TournamentError, match="is running"):
-        verify(run)
+        check_tournament(run)
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -128,7 +128,7 @@ def test_another_score_or_seed_is_found_out_and_mended(
     said = " ".join(problems(run))
     assert "p0001" in said
     assert "p0002" in said
-    done = repair(run, generator=MAKER)
+    done = repair(run, WANTED, MAKER)
     assert any("p0001" in line and "trained again" in line for line in done)
     assert any("p0002" in line for line in done)
     assert again(run) == ""
@@ -141,7 +141,7 @@ def test_a_pod_folder_that_is_gone_is_made_again(run: RunFolder, undisturbed: Ru
     shutil.rmtree(run.pod("p0002"))
     assert "verify" in again(run)
     assert any("p0002" in problem for problem in problems(run))
-    assert any("p0002: its spec is made again" in line for line in repair(run, generator=MAKER))
+    assert any("p0002: its spec is made again" in line for line in repair(run, WANTED, MAKER))
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
 
@@ -171,7 +171,7 @@ def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(
         except TournamentError as error:
             said = [str(error)]
         assert said, f"{name}: a {what} was not noticed"
-        repair(run, generator=MAKER)
+        repair(run, WANTED, MAKER)
         assert again(run) == "", f"{name}: {what}"
         assert everything(run) == everything(undisturbed), f"{name}: {what}"
         assert problems(run) == []
@@ -221,10 +221,10 @@ def test_nothing_is_written_through_a_link_into_another_run(
     assert unharmed()
     if name in HELD:
         with pytest.raises(UnsafePathError, match="symbolic link"):
-            repair(run, generator=MAKER)
+            repair(run, WANTED, MAKER)
         place.unlink()  # as the message says
     else:
-        repair(run, generator=MAKER)
+        repair(run, WANTED, MAKER)
         assert not place.is_symlink()
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
@@ -245,7 +245,7 @@ def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(
     os.mkfifo(place)
     try:
         problems(run)
-        repair(run, generator=MAKER)
+        repair(run, WANTED, MAKER)
     except UnsafePathError as error:
         assert f"{name} is a pipe" in str(error) or "lease is no folder" in str(error)  # noqa: PT017
         place.unlink()
@@ -278,7 +278,7 @@ def test_folders_of_no_pod_are_passed_over(run: RunFolder, undisturbed: RunFolde
     assert problems(run) == []
     shutil.copy(run.pod("p0001") / "spec.json", run.pod("p999999999"))
     assert any("p999999999 is of no pod of this run" in problem for problem in problems(run))
-    repair(run, generator=MAKER)
+    repair(run, WANTED, MAKER)
     assert problems(run) == []
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
@@ -305,7 +305,7 @@ def test_a_file_of_another_run_is_found_out_and_costs_no_result(
     )
     if logs_say or name == "tournament.json":
         assert "another tournament" in again(run) or "other seed" in again(run)
-    repair(run, generator=MAKER)
+    repair(run, WANTED, MAKER)
     assert again(run) == ""
     assert problems(run) == []
     assert everything(run) == everything(undisturbed)
@@ -318,13 +318,13 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     race = partial(chaos.stub_race_of, run, wanted)
     race()
     maker = Generator(wanted, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
-    assert [problem for check in verify(run, generator=maker) for problem in check.problems] == []
+    assert check_tournament(run, wanted, maker).problems == []
     store = RunStore(run)
     spec = store.read_spec("p0008")
     whole = everything(run)
     assert spec.seen > 2
     store.spec_path("p0008").write_bytes(b"half")
-    repair(run, generator=maker)
+    repair(run, wanted, maker)
     assert store.read_spec("p0008") == spec
     race()
     assert everything(run) == whole
@@ -347,7 +347,7 @@ def test_what_is_foreign_in_the_database_does_not_survive(
         with closing(sqlite3.connect(run.leaderboard)) as connection:
             connection.executescript(statement)
     assert any("not ours" in problem for problem in problems(run))
-    repair(run, generator=MAKER)
+    repair(run, WANTED, MAKER)
     assert problems(run) == []
     with closing(sqlite3.connect(run.leaderboard)) as connection:
         assert (

@@ -1,5 +1,5 @@
-"""`fintrader audit` and `fintrader looks`: a run as it was made passes, and every hand that was
-laid on it shows."""
+"""`fintrader verify` and `fintrader looks`: a run as it was made passes, and every change of it
+shows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 
 from fintrader.backtesting import read_backtest
-from fintrader.files import append_jsonl, read_json, read_jsonl, seal, unseal, write_json
+from fintrader.files import read_json, read_jsonl, seal, unseal, write_json
 from fintrader.pipeline import load_config, walk_forward
 from fintrader.pipeline import run as run_stages
 from fintrader.results.looks import Ledger
+from fintrader.tournament.events import EventLog
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, Done, fintrader, write_config
 
@@ -42,16 +43,16 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.parent, tmp_path / "runs")) / made.name
 
 
-def audit(run: Path) -> Done:
-    return fintrader("audit", str(run))
+def verify(run: Path, *words: str) -> Done:
+    return fintrader("verify", str(run), *words)
 
 
 def test_a_run_as_it_was_made_passes(run: Path) -> None:
-    done = audit(run)
+    done = verify(run)
     assert done.status == 0, done.out
     assert "ok     trials: 2, as the manifest says" in done.out
     assert "2 trials, look 1 at these bars (line 1)" in done.out
-    assert "all 9 checks passed" in done.out
+    assert "all 15 checks passed" in done.out
     told = fintrader("looks", "--runs-dir", str(run.parent))
     assert told.status == 0, told.out
     assert "4: " in told.out
@@ -104,10 +105,8 @@ def a_pod_from_everywhere(run: Path) -> None:
     shutil.rmtree(run / "pods" / "p0001")
     events = [event for event in read_jsonl(run / "events.jsonl") if event.get("pod") != "p0001"]
     (run / "events.jsonl").unlink()
-    for event in events:
-        append_jsonl(
-            run / "events.jsonl", event | ({"trials": 1} if event["event"] == "finished" else {})
-        )
+    events = [event | ({"trials": 1} if event["event"] == "finished" else {}) for event in events]
+    EventLog(run / "events.jsonl").append(*events)
     for name in ("manifest.json", "ensemble/ensemble.json", "backtest/context.json"):
         write_json(run / name, read_json(run / name) | {"trials": 1})
 
@@ -164,23 +163,26 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
         "manifest.json says 1 trials, and what the run left behind makes 2",
     ),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
-    (values("pods/p0001/result.json", score=None), "result.json was changed after it was written"),
+    (values("pods/p0001/result.json", score=None), "pods/p0001/result.json is damaged"),
     (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
-    (values("pods/p0001/spec.json", seed=77), "spec.json was changed after it was written"),
-    (sealed("pods/p0001/spec.json", seed=77), "belongs to another spec.json"),
-    (without("pods/p0000"), "p0000 have no spec.json: their folders were deleted"),
-    (without("pods/p0001"), "p0001 have no spec.json: their folders were deleted"),
-    (without("pods/p0001/result.json"), "p0001 have no result.json: it was deleted"),
+    (values("pods/p0001/spec.json", seed=77), "pods/p0001/spec.json is damaged"),
+    (sealed("pods/p0001/spec.json", seed=77), "its spec does not follow from the seed"),
+    (without("pods/p0000"), "pods/p0000/spec.json does not exist"),
+    (without("pods/p0001"), "pods/p0001/spec.json does not exist"),
+    (
+        without("pods/p0001/result.json"),
+        "p0001 were applied and have no result.json: it was deleted",
+    ),
     (without("events.jsonl"), "events.jsonl is missing"),
     (lines_without("finished"), "does not say that the tournament finished"),
-    (lines_without("applied"), "have a result that events.jsonl never counted"),
+    (lines_without("applied"), "p0000, p0001 have a result that events.jsonl never counted"),
     (a_pod_from_everywhere, "1 snapshots belong to no result: pods were deleted"),
     (a_snapshot, "was changed"),
-    (without("snapshots"), "which a result names, is missing"),
+    (without("snapshots"), "is missing or damaged"),
     (without("config.yaml"), "config.yaml is missing"),
     (
         lambda run: (run / "config.yaml").write_text("seed: 3\n") and None,
-        "config.yaml is not the one",
+        "config.yaml does not have the hash in manifest.json",
     ),
     (values("backtest/context.json", trials=1), "context.json is another"),
     (values("backtest/verdict.json", verdict="Skill."), "verdict.json is another"),
@@ -190,9 +192,9 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
     (without("backtest/seal.json"), "it has no seal.json"),
     (without("backtest/report.html"), "report.html is missing"),
     (without("backtest"), "it was deleted"),
-    (the_result_and_its_seal, "seal.json is not the one that the ledger of looks has the hash of"),
+    (the_result_and_its_seal, "the ledger of looks does not have the hash of seal.json"),
     (a_line_of_the_ledger, "line 1 does not follow the line before it"),
-    (the_ledgers_end, "seal.json is not the one that the ledger of looks has the hash of"),
+    (the_ledgers_end, "the ledger of looks does not have the hash of seal.json"),
     (
         lambda run: (run.parent / "looks.jsonl").unlink(),
         "its look stands on a ledger, and there is none here",
@@ -204,7 +206,7 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
 @pytest.mark.parametrize(("cheat", "said"), CHEATS)
 def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Path) -> None:
     cheat(run)
-    done = audit(run)
+    done = verify(run)
     assert done.status == 1, done.out
     assert said in done.out
     assert "WRONG" in done.out
@@ -212,30 +214,30 @@ def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Pat
 
 def test_a_run_is_verified_and_mended(run: Path) -> None:
     """Specs made again by real agents' settings, the ensemble from real policies."""
-    done = fintrader("verify", str(run))
+    done = verify(run)
     assert done.status == 0, done.out
-    assert "2 made again from the seed and what they had seen, and equal" in done.out, done.out
+    assert "2 made again from the seed and the results before them, and equal" in done.out, done.out
     assert "made again from the leaderboard, and equal" in done.out
     policy = run / "ensemble" / "policy.safetensors"
     whole = policy.read_bytes()
     spec = (run / "pods" / "p0001" / "spec.json").read_bytes()
     policy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     sealed("pods/p0001/spec.json", seed=77)(run)
-    done = fintrader("verify", str(run))
+    done = verify(run)
     assert done.status == 1
     assert "p0001: its spec does not follow from the seed" in done.out
-    done = fintrader("verify", str(run), "--repair")
+    done = verify(run, "--repair")
     assert done.status == 0, done.out
     assert (run / "pods" / "p0001" / "spec.json").read_bytes() == spec
     assert policy.read_bytes() == whole
     assert list((run / "ensemble").glob("policy.damaged-1.safetensors"))
 
     values("pods/p0000/result.json", score=99.0)(run)  # what cannot be derived is trained again
-    assert fintrader("verify", str(run), "--repair").status == 1
+    assert verify(run, "--repair").status == 1
     again = fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent))
     assert again.status == 0, again.err
     assert policy.read_bytes() == whole
-    done = fintrader("verify", str(run))
+    done = verify(run)
     assert done.status == 0, done.out
 
 
@@ -277,7 +279,7 @@ def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_
         fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status
         == 0
     )
-    assert audit(run).status == 0, audit(run).out
+    assert verify(run).status == 0, verify(run).out
     before = Ledger(run.parent).path.read_bytes()
     assert fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).status == 0
     assert fintrader("runs", "delete", str(run), "--yes").status == 0
@@ -310,7 +312,7 @@ def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     told = fintrader("looks", "--runs-dir", str(run.parent))
     assert told.status == 0, told.out
     assert "renamed, tiny" in told.out
-    assert audit(run).status == 0, audit(run).out
+    assert verify(run).status == 0, verify(run).out
 
 
 def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> None:
@@ -327,10 +329,11 @@ def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> 
     assert (told.status, "there is none here: it was deleted" in told.out) == (1, True)
 
 
-def test_what_cannot_be_audited_says_why(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_not_finished_has_no_results_to_check(run: Path, tmp_path: Path) -> None:
     values("manifest.json", stages={})(run)
-    assert "nothing to audit before its tournament has finished" in complaint("audit", str(run))
-    assert "no such folder" in complaint("audit", str(tmp_path / "nothing"))
+    done = verify(run)  # before its tournament has finished
+    assert (done.status, "trials: 2" in done.out, "all 7 checks" in done.out) == (0, False, True)
+    assert "no such file or folder" in complaint("verify", str(tmp_path / "nothing"))
     assert "no such folder" in complaint("looks", "--runs-dir", str(tmp_path / "nothing"))
     assert fintrader("looks", "--runs-dir", str(tmp_path)).status == 0
 
@@ -352,7 +355,7 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_pat
     heirs = write_config(
         tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes
     )
-    done = audit(run_stages(load_config(heirs)))
+    done = verify(run_stages(load_config(heirs)))
     assert done.status == 0, done.out
     assert "trials: 3, as the manifest says" in done.out
     blocks = one | {"validation": "kfold", "validation_folds": 2}
@@ -361,15 +364,15 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_pat
             write_config(tmp_path / "rolling", tournament=blocks, backtest=controlled, **sizes)
         )
     )
-    done = audit(folder)
+    done = verify(folder)
     assert done.status == 0, done.out
-    assert "pods of tiny/folds/01" in done.out
+    assert "results of folds/01" in done.out
     assert "trials: 2, as the manifest says" in done.out
-    done = fintrader("verify", str(folder))
+    done = verify(folder)
     assert done.status == 0, done.out
     assert "specs of folds/01/null_model: 1, each as it was written; 1 made again" in done.out
     shutil.rmtree(folder / "folds" / "00")
-    assert "a fold before the last is missing" in audit(folder).out
+    assert "a fold before the last is missing" in verify(folder).out
 
 
 # --- what no command waits for, reads through or writes through -----------------------------------
@@ -422,7 +425,6 @@ def answers(run: Path) -> dict[str, Done]:
     changed = ("--runs-dir", str(run.parent), "--tournament.pods", "3")
     commands = {
         "status": ("status", str(run)),
-        "audit": ("audit", str(run)),
         "verify": ("verify", str(run)),
         "backtest": ("backtest", str(run)),
         "run": ("run", str(run / "config.yaml"), *changed),
@@ -463,7 +465,7 @@ def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run: Path, tmp_path: 
     (tmp_path / "linked").symlink_to(run.parent)
     (run.parent / "also").symlink_to(run)
     for place in (tmp_path / "linked" / run.name, run.parent / "also"):
-        for command in ("status", "audit", "verify"):
+        for command in ("status", "verify"):
             done = fintrader(command, str(place))
             assert done.status == 0, (command, done.out, done.err)
     assert fintrader("backtest", str(run.parent / "also")).status == 0

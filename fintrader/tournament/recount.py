@@ -1,0 +1,587 @@
+"""Checks of a tournament's folder: recompute everything that can be derived, and compare.
+
+Specs, results, the event log and `tournament.json` carry seals. Beyond seals, specs follow from the
+seed and the results before them, the leaderboard's database from specs, results and log, and the
+ensemble from the leaderboard. `repair.py` makes those again and sets aside what was changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter, ValidationError
+
+from fintrader.agents.settings import AgentSettings
+from fintrader.errors import FintraderError, TournamentError
+from fintrader.files import file_sha256, read_bytes, read_json, refuse_unsafe_database
+from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard, read_pods
+from fintrader.results.verify import Check, list_problems
+from fintrader.runs import POD_NAME, RunFolder
+from fintrader.seeding import derive
+from fintrader.storage.mirror import find_mirror
+from fintrader.tournament import lease as leases
+from fintrader.tournament.at_work import at_work_in
+from fintrader.tournament.ensemble import build_ensemble
+from fintrader.tournament.events import applied_order, owner_of, read_log
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.inheritance import Inheritance
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
+from fintrader.tournament.mirrored_store import open_store
+from fintrader.tournament.schedulers import scheduler_of
+from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.spec import PodResult, PodSpec
+from fintrader.tournament.status import make_index, settings_of
+from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import submit
+
+_MARKS = ("tournament.json", "events.jsonl", "pods")
+"""Files and folders that show that a folder holds a tournament."""
+_PROGRESS = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
+"""Columns of the database that say how it is going, or how it went."""
+_RETRIED = {"lost", "drained", "damaged", "resumed"}
+"""Events after which a snapshot may belong to no result: a killed pod had stored it, and its next
+attempt learned something else."""
+
+
+@dataclass
+class StoredTournament:
+    """The parts of a tournament's folder that are as they were written, and what is not."""
+
+    run: RunFolder
+    store: RunStore
+    generator: Generator | None
+    """None: by the settings in `tournament.json`, where its agents come with the package."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    broken_lines: list[int] = field(default_factory=list)
+    specs: dict[str, PodSpec] = field(default_factory=dict)
+    results: dict[str, PodResult] = field(default_factory=dict)
+    bad_specs: dict[str, str] = field(default_factory=dict)
+    """Pods whose spec is missing, damaged or not theirs, with the reason."""
+    bad_results: dict[str, str] = field(default_factory=dict)
+    """Pods whose result is damaged, or not of their spec and files, with the reason."""
+
+    @classmethod
+    def read(cls, run: RunFolder, generator: Generator | None = None) -> StoredTournament:
+        """Read every record."""
+        stored = cls(run, open_store(run, find_mirror(run.root)), generator)
+        stored.events, stored.broken_lines = read_log(run.events)
+        for pod in stored.pods:
+            try:
+                stored.specs[pod] = stored.store.read_spec(pod)
+                if (stored.specs[pod].pod, stored.specs[pod].index) != (pod, int(pod[1:])):
+                    stored.bad_specs[pod] = (
+                        f"{pod}: its spec is that of {stored.specs.pop(pod).pod}"
+                    )
+            except TournamentError as error:
+                stored.bad_specs[pod] = str(error)
+            try:
+                if stored.store.has_result(pod):
+                    stored.results[pod] = stored.store.read_result(pod)
+            except TournamentError as error:
+                stored.bad_results[pod] = str(error)
+        return stored
+
+    def reject_foreign_records(self) -> None:
+        """Move specs and results that are whole, but belong to something else, to the bad ones."""
+        if self.foreign_file:
+            return  # explains the rest, and is mended first
+        scores = {str(event["pod"]): event.get("score") for event in self.events_of("applied")}
+        dropped = dropped_pods(self.events)
+        for pod, result in list(self.results.items()):
+            if pod in scores and scores[pod] != result.score:
+                reason = f"scored {result.score} in result.json and {scores[pod]} in events.jsonl"
+                self._reject_result(pod, reason)
+            elif pod in dropped:
+                continue
+            elif result.snapshot is not None and not self.store.intact(result.snapshot):
+                self._reject_result(
+                    pod, f"its snapshot {result.snapshot[:12]} is missing or damaged"
+                )
+            elif not self.store.has_policy(result):
+                self._reject_result(pod, "its policy is missing or damaged")
+        for pod, spec in self.derive_specs_if_possible().items():
+            result_of_pod = self.results.get(pod)
+            is_own = result_of_pod is None or result_of_pod.spec == spec.digest
+            if self.specs.get(pod, spec) != spec and is_own:
+                self.bad_specs[pod] = (
+                    f"{pod}: its spec does not follow from the seed and the results before it"
+                )
+                del self.specs[pod]
+        for pod, spec in self.specs.items():
+            if pod in self.results and (self.results[pod].pod, self.results[pod].spec) != (
+                pod,
+                spec.digest,
+            ):
+                self._reject_result(pod, "its result belongs to another spec.json")
+
+    def _reject_result(self, pod: str, reason: str) -> None:
+        self.bad_results[pod] = f"{pod}: {reason}"
+        del self.results[pod]
+
+    @cached_property
+    def pods(self) -> list[str]:
+        """Every pod up to the last one that is mentioned anywhere, in order."""
+        numbers = {int(pod[1:]) for pod in self._mentioned} - {int(pod[1:]) for pod in self.strays}
+        return [f"p{number:04d}" for number in range(max(numbers, default=-1) + 1)]
+
+    @cached_property
+    def strays(self) -> list[str]:
+        """Folders of pods whose number this tournament cannot have reached."""
+        numbers = (
+            event["pods"]
+            for event in self.events_of("started", "resumed")
+            if isinstance(event.get("pods"), int)
+        )
+        most = max(numbers, default=0) + 2 * len(self._mentioned)
+        return sorted(pod for pod in self._mentioned if int(pod[1:]) >= most)
+
+    @cached_property
+    def _mentioned(self) -> set[str]:
+        """Pods that have a spec or a result, or an event on the log."""
+        pods = {
+            path.name
+            for path in self.run.pods.glob("p[0-9]*")
+            if any(os.path.lexists(path / name) for name in ("spec.json", "result.json"))
+        }
+        pods |= {str(event.get("pod")) for event in self.events}
+        return {pod for pod in pods if POD_NAME.fullmatch(pod)}
+
+    def events_of(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the events of these kinds, oldest first."""
+        return [event for event in self.events if event.get("event") in kinds]
+
+    @cached_property
+    def order(self) -> list[str]:
+        """Pods in the order in which their results were applied."""
+        return applied_order(self.events)
+
+    @property
+    def settings(self) -> TournamentSettings:
+        return settings_of(self.store)
+
+    @property
+    def trials(self) -> int:
+        """Looks at the validation window, of all results that have a score."""
+        return sum(result.looks for result in self.results.values() if result.score is not None)
+
+    @property
+    def is_finished(self) -> bool:
+        """True when every pod has a result that was applied, and the end is on the log."""
+        return bool(self.events_of("finished")) and set(self.order) == set(self.pods)
+
+    def make_generator(self) -> Generator:
+        """Make what the specs come from.
+
+        Raises TournamentError where `tournament.json` is damaged, or its agents are not known here.
+        """
+        if self.generator is not None:
+            return self.generator
+        known = self.store.identity()
+        settings = settings_of(self.store)
+        try:
+            agents = tuple(
+                TypeAdapter[Any](AgentSettings).validate_python(agent) for agent in known["agents"]
+            )
+        except ValidationError:
+            raise TournamentError("its agents do not come with this package") from None
+        inherited = Inheritance.read(self.run)
+        entries = () if inherited is None else inherited.entries
+        return Generator(settings, agents, known["env"], known["seed"], known["data_hash"], entries)
+
+    @property
+    def is_ours(self) -> bool:
+        """True when its agents, and so what makes its ensemble, come with this package."""
+        try:
+            return self.generator is None and bool(self.make_generator())
+        except FintraderError:
+            return False
+
+    @cached_property
+    def foreign_file(self) -> str:
+        """Name of the file, log or `tournament.json`, that is of another tournament; else `""`."""
+        try:
+            known = self.store.identity()
+        except TournamentError:
+            return ""
+        owner = owner_of(self.events)
+        if owner is not None:
+            is_same = owner == self.store.identity_digest()
+        else:  # a log of an early version does not name its tournament
+            is_same = all(event.get("seed") == known["seed"] for event in self.events_of("started"))
+        if is_same:
+            return ""
+        return "events.jsonl" if self._follows_from(known) else "tournament.json"
+
+    def _follows_from(self, known: Mapping[str, Any]) -> bool:
+        """Compare the specs with `tournament.json`, as far as that is possible without the log."""
+        first = self.specs.get("p0000")
+        if first is None:
+            return True
+        expected = derive(known["seed"], "pod", 0), known["data_hash"], known["env"]
+        if expected != (first.seed, first.data_hash, first.env):
+            return False
+        derived = self.derive_specs_if_possible()
+        certain = set(derived)
+        if scheduler_of(self.settings).needs(0) is None:
+            certain &= {"p0000"}
+        return all(self.specs.get(pod, derived[pod]) == derived[pod] for pod in certain)
+
+    def derive_specs(self) -> dict[str, PodSpec]:
+        """Make the specs again from seed, number and the results before them, by pod.
+
+        A pod is left out where those results are not known. Raises TournamentError as
+        `make_generator`.
+        """
+        generator = self.make_generator()
+        scheduler = scheduler_of(generator.settings)
+        recorded = {str(event["pod"]): int(event["seen"]) for event in self.events_of("proposed")}
+        # Specs of an orchestrator whose leaderboard is not on the log.
+        adopted = {str(event["pod"]) for event in self.events_of("adopted")}
+        board = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche)
+        specs = dict[str, PodSpec]()
+        order = self.order if scheduler.needs(0) is None else self.pods
+        for index, pod in enumerate(self.pods):
+            needs = scheduler.needs(index)
+            seen = needs if needs is not None else recorded.get(pod)
+            if pod in adopted or seen is None or not len(board.applied) <= seen <= len(order):
+                continue
+            for earlier in order[len(board.applied) : seen]:
+                spec = self.specs.get(earlier) or specs.get(earlier)
+                if spec is None or earlier not in self.results:
+                    return specs
+                submit(board, FinishedPod(spec, self.results[earlier]))
+            specs[pod] = scheduler.make(index, board, generator)
+        return specs
+
+    def derive_specs_if_possible(self) -> Mapping[str, PodSpec]:
+        """Make the specs again; none where they cannot be derived."""
+        try:
+            return self.derive_specs()
+        except FintraderError:
+            return {}
+
+    def rank(self, size: int) -> Leaderboard:
+        """Make the leaderboard again."""
+        board = Leaderboard(size)
+        for pod in self.order:
+            submit(board, FinishedPod(self.specs[pod], self.results[pod]))
+        return board
+
+
+@dataclass(frozen=True)
+class Recount:
+    """The checks of a tournament, and the trials that its results add up to."""
+
+    checks: tuple[Check, ...]
+    trials: int = 0
+
+    @property
+    def problems(self) -> list[str]:
+        return list_problems(self.checks)
+
+
+def find_tournaments(home: RunFolder) -> list[RunFolder]:
+    """List the tournaments of a run: its own, those of its folds, their null models. Raises
+    TournamentError without any."""
+    places = [home.root, *sorted((home.root / "folds").glob("*"))]
+    folders = [folder for place in places for folder in (place, place / "null_model")]
+    runs = [
+        RunFolder(folder) for folder in folders if any((folder / name).exists() for name in _MARKS)
+    ]
+    if not runs:
+        raise TournamentError(
+            f"{home.root} holds no tournament; start one with `fintrader tournament CONFIG`"
+        )
+    return runs
+
+
+def follows(run: RunFolder, generator: Generator) -> bool:
+    """Tell whether the specs in a folder are those that `generator` makes."""
+    stored = StoredTournament.read(run, generator)
+    derived = stored.derive_specs()
+    return bool(derived) and all(
+        stored.specs.get(pod, spec) == spec for pod, spec in derived.items()
+    )
+
+
+def check_tournament(
+    run: RunFolder,
+    settings: TournamentSettings | None = None,
+    generator: Generator | None = None,
+    *,
+    must_be_finished: bool = False,
+) -> Recount:
+    """Make every check of a finished or stopped tournament.
+
+    `settings`: the current ones, by which the ensemble is made; None: it is not. `must_be_finished`: something else
+    says that it has ended, so its log has to say so too.
+
+    Raises TournamentError when it is running, or the folder holds none.
+    """
+    if leases.is_held(run, find_mirror(run.root)) or at_work_in(run):
+        raise TournamentError(f"{run.root} is running; verify it when it has ended")
+    if wrong := run.misplaced():
+        problems = tuple(f"{path} stands where something else belongs" for path in wrong)
+        return Recount((_describe("files", "every path with the kind of thing there", problems),))
+    stored = StoredTournament.read(run, generator)
+    stored.reject_foreign_records()
+    checks = [
+        check_identity(stored),
+        _check_log(stored, must_be_finished),
+        _check_specs(stored),
+        _check_results(stored),
+        _check_snapshots(stored, must_be_finished),
+    ]
+    if all(check.is_ok for check in checks):
+        checks += [check_index(stored), check_ensemble(stored, settings)]
+    return Recount(tuple(checks), stored.trials)
+
+
+def _describe(name: str, compares: str, problems: Iterable[str], result: str = "") -> Check:
+    remedy = (
+        "`fintrader verify RUN --repair` makes again what follows from the rest and sets aside what"
+        " does not; then the run's own command trains what is missing"
+    )
+    return Check(name, compares, tuple(problems), result, remedy)
+
+
+def _name_pods(pods: Iterable[str], problem: str) -> list[str]:
+    """Say something of pods, the first five by name; nothing of none."""
+    names = sorted(pods)
+    more = " ..." if len(names) > 5 else ""
+    return [f"{', '.join(names[:5])}{more} {problem}"] if names else []
+
+
+def check_identity(stored: StoredTournament) -> Check:
+    """Compare `tournament.json` with its seal and with the pods."""
+    problems = []
+    try:
+        stored.store.identity()
+        if stored.foreign_file == "tournament.json":
+            problems.append("tournament.json is of another tournament")
+    except TournamentError as error:
+        problems.append(str(error))
+    return _describe(
+        "settings",
+        "tournament.json with its seal, the log and the pods",
+        problems,
+        "tournament.json is as it was written",
+    )
+
+
+def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
+    problems = []
+    if stored.broken_lines:
+        lines = ", ".join(map(str, stored.broken_lines[:5]))
+        problems.append(
+            f"events.jsonl: lines {lines} are not as they were written, or not in their place"
+        )
+    if stored.pods and not stored.events:
+        problems.append("events.jsonl is missing or empty")
+    if stored.foreign_file == "events.jsonl":
+        problems.append("events.jsonl is the log of another tournament")
+    applied = [str(event["pod"]) for event in stored.events_of("applied")]
+    problems += [
+        f"{pod} was applied {applied.count(pod)} times"
+        for pod in stored.order
+        if applied.count(pod) > 1
+    ]
+    ends = stored.events_of("finished")
+    if must_be_finished and not ends:
+        problems.append("events.jsonl does not say that the tournament finished")
+    if must_be_finished or stored.is_finished:
+        problems += _name_pods(
+            set(stored.results) - set(applied),
+            "have a result that events.jsonl never counted: lines were deleted",
+        )
+    is_whole = bool(ends) and set(applied) == set(stored.results) and stored.events[-1] == ends[-1]
+    if is_whole and ends[-1]["trials"] != stored.trials:
+        problems.append(
+            f"events.jsonl finished with {ends[-1]['trials']} trials, and the results make"
+            f" {stored.trials}"
+        )
+    return _describe(
+        "events",
+        "each line of events.jsonl with its seal and number, and the log with the results",
+        problems,
+        f"{len(stored.events)} lines, each as it was written, in their order",
+    )
+
+
+def _check_specs(stored: StoredTournament) -> Check:
+    problems = [
+        *stored.bad_specs.values(),
+        *(f"{pod} is of no pod of this run" for pod in stored.strays),
+    ]
+    result = f"{len(stored.specs)}, each as it was written"
+    try:
+        derived = stored.derive_specs()
+    except FintraderError as error:
+        result += f"; not made again: {error}"
+    else:
+        problems += _name_pods(
+            (pod for pod, spec in derived.items() if stored.specs.get(pod, spec) != spec),
+            "do not follow from the seed and the results before them",
+        )
+        same = sum(pod in stored.specs for pod in derived)
+        result += f"; {same} made again from the seed and the results before them, and equal"
+    return _describe(
+        "specs",
+        "each spec.json with its seal, and with what the seed and the results before it make",
+        problems,
+        result,
+    )
+
+
+def _check_results(stored: StoredTournament) -> Check:
+    gone = set(stored.order) - stored.results.keys() - stored.bad_results.keys()
+    return _describe(
+        "results",
+        "each result.json with its seal, spec, score on the log, snapshot and policy",
+        [
+            *stored.bad_results.values(),
+            *_name_pods(gone, "were applied and have no result.json: it was deleted"),
+        ],
+        f"{len(stored.results)} of {len(stored.specs)} pods, which make {stored.trials} trials",
+    )
+
+
+def find_changed_files(stored: StoredTournament) -> list[Path]:
+    """List snapshots without the hash in their name, and dropped pods' policies without theirs."""
+    hashes = {path: path.stem for path in _list_snapshots(stored)}
+    for pod in dropped_pods(stored.events) & stored.results.keys():
+        hashes[stored.store.policy_path(pod)] = str(stored.results[pod].policy)
+    return [
+        path for path, digest in hashes.items() if path.is_file() and file_sha256(path) != digest
+    ]
+
+
+def _list_snapshots(stored: StoredTournament) -> list[Path]:
+    paths = sorted(stored.store.snapshots.glob("*.safetensors"))
+    return [path for path in paths if ".damaged-" not in path.name]
+
+
+def _check_snapshots(stored: StoredTournament, must_be_finished: bool) -> Check:
+    """Find changed snapshots and, once all pods have ended, those that no result names."""
+    problems = [
+        f"{path.relative_to(stored.run.root)} was changed" for path in find_changed_files(stored)
+    ]
+    paths = _list_snapshots(stored)
+    named = {result.snapshot for result in stored.results.values()}
+    try:
+        inherited = Inheritance.read(stored.run)
+        named |= {entry.result.snapshot for entry in inherited.entries} if inherited else set()
+    except FintraderError as error:
+        problems.append(str(error))
+    strange = {path.stem for path in paths} - named
+    has_ended = must_be_finished or stored.is_finished
+    if strange and has_ended and not stored.events_of(*_RETRIED):
+        problems.append(f"{len(strange)} snapshots belong to no result: pods were deleted")
+    return _describe(
+        "snapshots",
+        "each snapshot with the hash in its name and with the results",
+        problems,
+        f"{len(paths)}, each as it was written",
+    )
+
+
+def check_index(stored: StoredTournament) -> Check:
+    """Compare the database with one that is made from specs, results and events."""
+    path = stored.run.leaderboard
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / path.name
+        make_index(stored.run, other)
+        try:
+            problems = _compare_databases(path, other, must_be_whole=stored.is_finished)
+        except (FintraderError, sqlite3.Error) as error:
+            problems = [str(error)]
+    return _describe(
+        "leaderboard",
+        f"{path.name} with a database made again from specs, results and events",
+        problems,
+        "every row follows from specs, results and events",
+    )
+
+
+def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[str]:
+    """List what a database holds that the one made again does not.
+
+    Unless it must be whole, it may hold less.
+    """
+    schema = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+    if _read_rows(here, schema) != _read_rows(again, schema):
+        return [f"{here.name} holds tables, views or triggers that are not ours"]
+    rows, expected = ({str(row["pod"]): row for row in read_pods(path)} for path in (here, again))
+    if wrong := [pod for pod, row in rows.items() if not _agree(row, expected.get(pod, {}))]:
+        return [f"{here.name}: {', '.join(wrong[:5])} are not what specs, results and events say"]
+    behind = [
+        pod
+        for pod, row in expected.items()
+        if row["epoch"] is not None and rows.get(pod, {}).get("epoch") is None
+    ]
+    if behind or rows.keys() < expected.keys():
+        late = f"{here.name} is behind the results: {', '.join(behind[:5])} ..."
+        return [late] if must_be_whole else []
+    boards = [[row["pod"] for row in read_leaderboard(path)] for path in (here, again)]
+    return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
+
+
+def _agree(row: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Compare two rows of a pod, but for its progress; one without a result may be incomplete."""
+    return all(
+        expected.get(name) == value
+        for name, value in row.items()
+        if name not in _PROGRESS and (row["epoch"] is not None or value is not None)
+    )
+
+
+def _read_rows(path: Path, query: str) -> list[Any]:
+    refuse_unsafe_database(path, writes=False)
+    with closing(
+        sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=10)
+    ) as connection:
+        return connection.execute(query).fetchall()
+
+
+def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None) -> Check:
+    """Compare members and policy with those that the leaderboard makes."""
+    described = stored.run.ensemble / "ensemble.json"
+    compares = "members and policy of the ensemble with those that the leaderboard makes"
+    if not stored.is_finished or set(stored.order) != set(stored.results):
+        return _describe("ensemble", compares, (), "none yet")
+    if not described.is_file():
+        problems = [f"{described} is missing"] if stored.is_ours else []
+        return _describe("ensemble", compares, problems, "not of this package, so not made again")
+    if settings is None:  # how many members are wanted stands in the configuration alone
+        return _describe("ensemble", compares, (), "not made again: no settings say how")
+    problems = []
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder)
+        board = stored.rank(settings.leaderboard_size)
+        try:
+            for row in board.rows:
+                stored.store.ensure_policy(row.result)
+            build_ensemble(stored.run, board, settings, other)
+            ensemble = read_json(described)
+        except FintraderError as error:
+            return _describe("ensemble", compares, (str(error),))
+        if ensemble != read_json(other / described.name):
+            problems.append("ensemble.json does not follow from the leaderboard")
+        policy, again = (place / "policy.safetensors" for place in (stored.run.ensemble, other))
+        if not policy.is_file() or read_bytes(policy) != read_bytes(again):
+            problems.append("ensemble/policy.safetensors is not what its members make")
+    return _describe(
+        "ensemble",
+        compares,
+        problems,
+        f"{', '.join(ensemble['members'])}, made again from the leaderboard, and equal",
+    )
