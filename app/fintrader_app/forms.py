@@ -59,6 +59,14 @@ def optional(field: Schema) -> tuple[Schema, bool]:
     return ({**field, **kinds[0]} if len(kinds) == 1 else field), len(kinds) < len(options)
 
 
+def choose_single(field: Schema) -> Schema:
+    """Return the field as one model, where it takes one model or a list of several."""
+    for option in field.get("oneOf", []):
+        if "oneOf" in option:
+            return {**field, **option}
+    return field
+
+
 def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
     """Widgets for all fields of a model, two columns; what is typed goes into `draft`, in place."""
     fields = {name: field for name, field in schema["properties"].items() if name not in skip}

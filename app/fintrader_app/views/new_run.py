@@ -235,7 +235,8 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
     from fintrader.pipeline import RunConfig
 
-    fields = forms.schema_of(RunConfig)["properties"]
+    fields = dict(forms.schema_of(RunConfig)["properties"])
+    fields["agent"] = forms.choose_single(fields["agent"])
     key = f"new:{source}"
     if section == "run":
         for name in ("name", "seed", "device", "cache"):
@@ -256,6 +257,8 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         forms.rows(
             search, "search", draft[section], f"{key}.search", searchable(fields["agent"], draft)
         )
+    elif isinstance(draft.get(section), list):
+        st.caption(f"{section} lists several algorithms, which race each other: edit the YAML.")
     else:
         forms.group(fields[section], section, draft, f"{key}.{section}")
 
