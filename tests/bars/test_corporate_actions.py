@@ -144,7 +144,7 @@ def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_pa
         path.write_text(wrong)
         with pytest.raises(DataError, match=r"actions.csv, line 2"):
             load_actions(settings)
-    with pytest.raises(DataError, match=r"no such file; see data.adjust.path"):
+    with pytest.raises(DataError, match=r"does not exist; see data.adjust.path"):
         load_actions(AdjustSettings(path=tmp_path / "nothing.csv"))
 
 

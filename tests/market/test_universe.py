@@ -49,7 +49,7 @@ def test_a_bad_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
     with pytest.raises(DataError, match=r"list.csv, line 2"):
         read_membership(tmp_path / "list.csv")
-    with pytest.raises(DataError, match=r"no such file; see data.universe.membership"):
+    with pytest.raises(DataError, match=r"does not exist; see data.universe.membership"):
         read_membership(tmp_path / "nothing.csv")
 
 

@@ -218,7 +218,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     chained = (1 + folds[0]["buy_and_hold"]) * (1 + folds[1]["buy_and_hold"]) - 1
     assert chained - 0.0021 * 1.5 < whole < chained
     drawn = stored.verdict.random_portfolios
-    assert drawn["count"] == 10_000
+    assert drawn.count == 10_000
     assert 0 <= drawn.share_above.cumulative_return <= 1
     assert stored.verdict.selection.trials == 6
     swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
@@ -264,8 +264,8 @@ def test_a_run_answers_questions(undisturbed: Path):
     youngest = fintrader("lineage", folder, "p0002")
     assert youngest.status == 0, youngest.err
     assert "p0002" in youngest.out
-    rebuilt = fintrader("tournament", "rebuild", folder)
-    assert "made again from 3 results" in rebuilt.out, rebuilt.err
+    checked = fintrader("verify", folder)
+    assert checked.status == 0, checked.out + checked.err
     assert fintrader("lineage", folder, "p9999").status == 2
     assert fintrader("scale", folder, "--pods", "0").status == 2
     assert fintrader("status", str(undisturbed)).status == 2
