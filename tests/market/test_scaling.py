@@ -155,5 +155,5 @@ def test_what_says_nothing_of_a_scale_is_refused(
     file.write_bytes(sealed.replace(b'"std": ', b'"std": 1'))
     with pytest.raises(DataError, match="damaged"):
         read_statistics(str(file))
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="does not exist"):
         read_statistics(str(tmp_path / "nothing.json"))
