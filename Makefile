@@ -13,7 +13,7 @@ EXAMPLES = tests/test_docs.py::test_blocks_that_need_an_optional_package_run
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-adapters test-gcs test-triton test-image lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-gcs test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +75,16 @@ test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch c
 
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
 	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py
+
+test-wheel: $(DEV) ## The wheel, from outside the source tree
+	$(BIN)/python -m pytest tests/test_wheel.py
+
+test-lowest: ## Imports and short runs with the lowest versions that pyproject.toml declares, in their own environment
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python tools/lowest.py app report > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet -c .venv-lowest/lowest.txt -e ".[app,report]" \
+		pytest pytest-timeout hypothesis
+	.venv-lowest/bin/python -m pytest tests/test_portable.py tests/metrics tests/envs/test_trading.py
 
 app: install ## Serve the Streamlit app on the runs folder; it prints its address
 	$(BIN)/fintrader app

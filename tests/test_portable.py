@@ -1,0 +1,156 @@
+"""What every system has to do: import, write files whole, keep others out, answer on the command
+line. The workflow runs this file on macOS and Windows; it asks for nothing that they lack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fintrader.errors import RunError
+from fintrader.files import (
+    append_jsonl,
+    atomic_file,
+    file_sha256,
+    move,
+    publish,
+    read_bytes,
+    read_json,
+    read_jsonl,
+    remove_tree,
+    write_bytes,
+    write_json,
+)
+from fintrader.results.looks import Ledger
+from fintrader.runs import RunFolder
+from fintrader.storage.objects import ObjectStore
+from fintrader.system import is_locked
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = "alpaca ccxt gcsfs optuna pettingzoo prometheus_client ray s3fs skrl stable_baselines3"
+EXTRAS += " streamlit tensorboard tensordict torchrl triton"
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+def run(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "app"), os.environ.get("PYTHONPATH", "")])
+    where = {"PYTHONPATH": path} | ({} if folder is None else {"FINTRADER_HOME": str(folder)})
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder or ROOT,
+        env={**os.environ, **where},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_module_imports_or_names_its_extra() -> None:
+    program = f"""
+import importlib, pkgutil, fintrader
+for module in pkgutil.walk_packages(fintrader.__path__, "fintrader."):
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            assert error.name.partition(".")[0] in {EXTRAS.split()}, (module.name, error)
+"""
+    done = run("-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_are_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    write_bytes(path, b"one\r\ntwo\n")
+    with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert read_bytes(path) == b"one\r\ntwo\n"
+    assert not publish(path, b"again")
+    assert publish(tmp_path / "new" / "other", b"other")
+    move(tmp_path / "new" / "other", path)
+    assert read_bytes(path) == b"other"
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+    assert len(file_sha256(path)) == 64
+    remove_tree(path.parent)
+    assert not path.parent.exists()
+
+
+def test_json_and_lines_come_back(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"name": "é", "value": 1.5})
+    assert read_json(tmp_path / "a.json") == {"name": "é", "value": 1.5}
+    log = tmp_path / "log.jsonl"
+    append_jsonl(log, {"n": 1})
+    with log.open("ab") as file:
+        file.write(b'{"n": torn')
+    append_jsonl(log, {"n": 2})
+    assert read_jsonl(log) == [{"n": 1}, {"n": 2}]
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a run."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom fintrader.runs import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).lock():\n    print('held', flush=True)\n    input()\n"
+    )
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_run_is_held_by_one_process_until_that_dies(tmp_path: Path) -> None:
+    run_folder = RunFolder(tmp_path / "run")
+    with holding(run_folder.root) as process:
+        with pytest.raises(RunError, match="in use by another process"), run_folder.lock():
+            pass
+        with (run_folder.root / ".lock").open("rb") as file:
+            assert is_locked(file)
+        process.kill()
+        process.wait()
+        with run_folder.lock():
+            pass
+
+
+def test_the_ledger_grows_line_by_line(tmp_path: Path) -> None:
+    for number in range(3):
+        Ledger(tmp_path).note_seal("run", "test", number, "0" * 64)
+    assert [line["line"] for line in Ledger(tmp_path).lines()] == [0, 1, 2]
+
+
+def test_objects_have_the_same_names_everywhere(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path / "store")
+    store.put("a/b/c", b"1")
+    assert store.create("a/d", b"2")
+    assert not store.create("a/d", b"3")
+    with store.lock():
+        assert store.list_names() == ["a/b/c", "a/d"]
+    store.remove("a/d")
+    assert store.get("a/d") is None
+
+
+def test_the_command_line_answers(tmp_path: Path) -> None:
+    done = run("-m", "fintrader", "--help", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run" in done.stdout
+    done = run("-m", "fintrader", "run", QUICKSTART, "--env.cost-bps", "many", folder=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--env.cost-bps: expected a number" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_small_run_ends_with_a_backtest(tmp_path: Path) -> None:
+    pods = ("--tournament.pods", "2", "--tournament.workers", "1", "--tournament.pool-size", "1")
+    small = ("--tournament.budget.env-steps", "640", "--data.source.num-sessions", "60")
+    done = run("-m", "fintrader", "run", QUICKSTART, *pods, *small, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "quickstart" / "backtest" / "metrics.json").is_file()
