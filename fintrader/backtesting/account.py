@@ -16,9 +16,9 @@ from torch import Tensor
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.dynamics import market_view
 from fintrader.envs.fast import account as kernel
 from fintrader.envs.fast.buffers import Prices, Rules
+from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.history import OrderCounts
 
@@ -53,7 +53,7 @@ class BacktestAccount:
         settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
         self._device = market.device  # the policy's: observations are handed over there
         market = market if market.device.type == "cpu" else market.to("cpu")
-        view = market_view(market, settings, getattr(torch, settings.observation_dtype))
+        view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market = market
         self.settings = settings
         self.layout = ObservationLayout.of(
@@ -211,7 +211,7 @@ class BacktestAccount:
         stop = min(start + (interval if bars is None else bars), self._end)
         # An order has at most N fills; every symbol ends at most once, and splits or is called in
         # at most once a bar.
-        often = self._rules.margin > 0.0 or self.view.eventful
+        often = self._rules.margin > 0.0 or self.view.has_events
         room = self._noted + self._shares.size * (2 + (2 * (stop - start) if often else 0))
         while room > len(self._fills[0]):
             self._fills = tuple(

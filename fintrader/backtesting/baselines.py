@@ -66,7 +66,7 @@ class TowardsWeights:
         self._due = np.array(sorted(due))
         self._settings = account.settings
         self._mark, self._most = (
-            value.to(torch.float64).numpy() for value in (view.mark, view.most)
+            value.to(torch.float64).numpy() for value in (view.mark, view.order_limit)
         )
         self._sells = (view.fill > 0).numpy() & (self._most > 0)
         self._buys = self._sells & view.buyable.numpy()

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fintrader.backtesting.result import BacktestResult, of_market
 from fintrader.envs import EnvSettings
-from fintrader.envs.dynamics import MarketView
-from fintrader.envs.ledger import Bar, closing_cost, in_usd
+from fintrader.envs.account import closing_cost
+from fintrader.envs.market_view import MarketView, Quote
+from fintrader.envs.money import in_usd
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
 from fintrader.results.history import OrderCounts
@@ -98,7 +99,7 @@ class TradeLog:
         quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(
             price=self._view.mark[[bar]]
         )
-        quote = Bar(*(value.cpu() for value in quote))
+        quote = Quote(*(value.cpu() for value in quote))
         cost: Array = closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[
             0
         ].numpy()

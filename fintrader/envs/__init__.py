@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fintrader.envs.account import Account
     from fintrader.envs.factored import FactoredLinear, project_market
-    from fintrader.envs.ledger import Account
     from fintrader.envs.observation import ObservationLayout
     from fintrader.envs.randomised import RandomisedEnv
     from fintrader.envs.settings import EnvSettings, RandomiseSettings
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Account": "envs.ledger",
+    "Account": "envs.account",
     "EnvSettings": "envs.settings",
     "FactoredLinear": "envs.factored",
     "ObservationLayout": "envs.observation",

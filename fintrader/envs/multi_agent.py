@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fintrader.envs.account import Account, advance
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.dynamics import account_keys, advance, begin, market_view, observe, select
-from fintrader.envs.ledger import Account
+from fintrader.envs.episodes import account_keys, begin, observe, select
+from fintrader.envs.market_view import build_market_view
 from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings, TraderSettings
@@ -62,7 +63,7 @@ class MultiTraderEnv:
         self._on_host = self.device.type == "cpu"
         shown = shows_benchmark(market, self.settings)
         self.layout = ObservationLayout.of(market, self.settings.lookback, benchmark=shown)
-        self._view = market_view(self.market, self.settings)
+        self._view = build_market_view(self.market, self.settings)
         self._reward = make_reward(self.settings)
         self.np_random_seed = draw_seed() if seed is None else seed
         self._key = self._keys(self.np_random_seed)

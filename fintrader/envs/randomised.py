@@ -26,9 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fintrader.envs.dynamics import LARGEST, MarketView, half_spreads
 from fintrader.envs.joined import SeveralEnvs
-from fintrader.envs.ledger import round_to_zero
+from fintrader.envs.market_view import (
+    LARGEST,
+    MarketView,
+    count_changes,
+    find_ends,
+    half_spreads,
+)
+from fintrader.envs.money import round_to_zero
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
@@ -96,22 +102,27 @@ def resampled(view: MarketView, source: Tensor, settings: EnvSettings) -> Market
     dividends = view.dividends[row[happens]] * ratio[happens]
     grown = view.benchmark.diff(prepend=view.benchmark[:1])[source]
     grown[0] = 0.0
+    inverse_root_volume = view.inverse_root_volume[source] * ratio.sqrt()
+    event_row = happens.cumsum(0) * happens
+    ends = find_ends(last_bar, bars)
     return view._replace(
         mark=price.to(torch.float32),
         fill=(view.fill[source] * ratio).to(torch.float32),
         buyable=view.buyable[source] & (steps <= last_bar),
-        most=round_to_zero(view.most[source] / ratio, settings).to(torch.float32),
-        thinness=(view.thinness[source] * ratio.sqrt()).clamp(max=LARGEST).to(torch.float32),
+        order_limit=round_to_zero(view.order_limit[source] / ratio, settings).to(torch.float32),
+        inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).to(torch.float32),
         benchmark=grown.cumsum(0),
         last_bar=last_bar,
         years=view.years[source],
         risk_off=view.risk_off[source],
         clock=view.clock[source],
-        ends=bool((last_bar < bars).any()),
-        event_row=happens.cumsum(0) * happens,
+        ends=ends,
+        has_ends=bool(ends.any()),
+        event_row=event_row,
         splits=torch.cat([view.splits[:1], view.splits[row[happens]]]),
         dividends=torch.cat([view.dividends[:1], dividends]),
-        eventful=bool(happens.any()),
+        has_events=bool(happens.any()),
+        max_changes=count_changes(ends, event_row, settings),
     )
 
 

@@ -15,7 +15,7 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 MOST_CASH_USD = float(1 << 32)
-"""More than that could grow beyond the sums of money that are exact (`envs.ledger`), where engines
+"""More than that could grow beyond the sums of money that are exact (`envs.money`), where engines
 would differ."""
 
 REWARDS = (
@@ -249,8 +249,13 @@ class EnvSettings(Settings):
         return self.impact_bps / 1e4
 
     @property
+    def charges_interest(self) -> bool:
+        """True where borrowed stock and cash cost interest."""
+        return self.short and self.borrow_bps_per_year > 0.0
+
+    @property
     def costs_are_proportional(self) -> bool:
-        """Whether the cost of all orders is that of their sum."""
+        """True where the cost of all orders is that of their sum."""
         return (
             self.min_commission_usd == 0.0
             and self.impact_rate == 0.0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fintrader.envs.ledger import Account
+from fintrader.envs.account import Account
 from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
 from fintrader.errors import CheckpointError, EnvError
 

@@ -19,14 +19,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from fintrader.envs.account import Account, advance
 from fintrader.envs.benchmark import shows_benchmark
-from fintrader.envs.dynamics import (
-    MarketView,
+from fintrader.envs.episodes import (
     account_keys,
-    advance,
     begin,
-    listed,
-    market_view,
+    is_listed,
     observe,
     observe_private,
     select,
@@ -34,7 +32,7 @@ from fintrader.envs.dynamics import (
 from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.gradient.step import GradientStep
 from fintrader.envs.fast.step import FusedStep, why_not_fused
-from fintrader.envs.ledger import Account
+from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import ObservationLayout, observation_space
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
@@ -101,7 +99,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     `_final_info`) is true; the other rows mean nothing. The keys are always there, because to find
     out whether any account finished would wait for the device.
 
-    With `record`, info also holds the fields of `dynamics.Record` (decision and fill bar, shares
+    With `record`, info also holds the fields of `account.Record` (decision and fill bar, shares
     traded, prices, costs, equity at each bar of the decision interval), which describe the step
     that was taken, also where SAME_STEP has reset the account since.
 
@@ -261,8 +259,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @cached_property
     def view(self) -> MarketView:
-        """The market as the ledger reads it; not to be written."""
-        return market_view(self.market, self.settings, self._obs_dtype)
+        """The market as accounts read it; not to be written."""
+        return build_market_view(self.market, self.settings, self._obs_dtype)
 
     @property
     def market_rows(self) -> Tensor:
@@ -495,7 +493,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
         starts = self.market.num_bars - 1 if self.settings.random_start else 1
-        there = listed(self._view, torch.arange(starts, device=self.device)).to(torch.float32)
+        there = is_listed(self._view, torch.arange(starts, device=self.device)).to(torch.float32)
         if bool(((owned != 0).to(torch.float32) @ there.T == 0).any()):
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"

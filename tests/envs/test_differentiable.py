@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.dynamics import advance, begin, market_view, observe
+from fintrader.envs.account import advance
+from fintrader.envs.episodes import begin, observe
+from fintrader.envs.market_view import build_market_view
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import REWARDS
 from fintrader.errors import EnvError
@@ -168,7 +170,7 @@ def test_gradients_of_the_core_are_finite_differences(
     config = EnvSettings(
         fractional=True, random_start=False, reward=reward_name, reward_scale=100.0, **case
     )
-    view = market_view(make_market(30, 3, gaps=False), config)
+    view = build_market_view(make_market(30, 3, gaps=False), config)
     reward = make_reward(config)
     key = torch.zeros(2, dtype=torch.int64)
     cash = torch.full((2,), 1e5, dtype=torch.float64)

@@ -152,7 +152,7 @@ def test_dollars_of_volume_stay_and_an_order_takes_its_part_of_them() -> None:
         view = variant.view
         bar = variant.source
         dollars = torch.nan_to_num(MARKET.open * MARKET.volume * MARKET.tradable)[bar] * 0.25
-        assert torch.allclose(view.most * view.fill, dollars, rtol=1e-5)
+        assert torch.allclose(view.order_limit * view.fill, dollars, rtol=1e-5)
 
 
 def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None:

@@ -12,7 +12,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import ask, trade
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, Policy, TradingEnv
-from fintrader.envs.ledger import split_shares
+from fintrader.envs.account import split_shares
 from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]

@@ -28,7 +28,7 @@ from fintrader.envs.fast.ledger import (
     wait,
     write_private,
 )
-from fintrader.envs.ledger import USD_GRID
+from fintrader.envs.money import USD_GRID
 
 _UNIT = 1.0 / USD_GRID
 CASH, EQUITY, PEAK, FIRST, ORDERS, CAPPED, UNFILLED, CANCELLED = range(8)

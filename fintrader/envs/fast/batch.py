@@ -1,7 +1,7 @@
 """The fused CPU kernel: one pass over each account does the orders, the fills, the marks, the
 reset, the observation.
 
-It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, by the
+It computes what `account.advance`, `episodes.begin` and `observe` compute, to the last bit, by the
 functions of `envs.fast.ledger`; their sums are exact, so that only the order of additions is free.
 """
 
@@ -56,7 +56,7 @@ from fintrader.envs.fast.ledger import (
     write_private,
 )
 from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
-from fintrader.envs.ledger import USD_GRID
+from fintrader.envs.money import USD_GRID
 
 _UNIT = 1.0 / USD_GRID
 _INFINITY = np.int32(0x7F800000)

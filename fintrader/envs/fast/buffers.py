@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.dynamics import MarketView
-from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
+from fintrader.envs.account import Account
+from fintrader.envs.market_view import MarketView
+from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 
@@ -139,15 +139,13 @@ class Prices(NamedTuple):
     @classmethod
     def of(cls, view: MarketView) -> Prices:
         """The prices of a market on CPU."""
-        last_bar = view.last_bar.numpy()
-        ends = np.isin(np.arange(len(view.mark)), last_bar)
         return cls(
             quotes=pack_quotes(view).numpy(),
             marks=(view.mark * USD_GRID).numpy(),
-            thinness=view.thinness.numpy(),
+            thinness=view.inverse_root_volume.numpy(),
             spread=view.spread.numpy(),
-            last_bar=last_bar,
-            ends=ends,
+            last_bar=view.last_bar.numpy(),
+            ends=view.ends.numpy(),
             event_row=view.event_row.numpy(),
             splits=view.splits.numpy(),
             dividends=(view.dividends * USD_GRID).numpy(),
@@ -256,7 +254,7 @@ class StepResult(NamedTuple):
 def pack_quotes(view: MarketView) -> Tensor:
     """`[T, 3, N]`: see `Prices.quotes`."""
     fill = torch.where(view.buyable, view.fill, -view.fill)
-    return torch.stack((view.most, fill * USD_GRID, view.mark * USD_GRID), dim=1)
+    return torch.stack((view.order_limit, fill * USD_GRID, view.mark * USD_GRID), dim=1)
 
 
 def finish_reward(

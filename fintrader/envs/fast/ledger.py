@@ -1,6 +1,6 @@
 """One account, compiled: orders, fills, and every bar until the next decision.
 
-The arithmetic of `envs.ledger` and `envs.dynamics.advance`, operation by operation, for every
+The arithmetic of `envs.account`, operation by operation, for every
 setting: amounts of money are whole units (`USD_GRID`) here too, so that their sums are exact and
 may be taken in the fastest order. The environment steps thousands of accounts with these functions
 (`envs.fast.batch`), the backtest one (`envs.fast.account`).
@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from fintrader.envs.fast.buffers import FILL, MARK, MOST, Prices, Rules
-from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
+from fintrader.envs.money import DUST_USD, USD_GRID, WEIGHT_GRID
 
 ORDER = 0
 FORCED = 1
@@ -187,7 +187,7 @@ def variable_cost(shares: float, x: float, thin: float, spread: float, rules: Ru
 
 @njit(error_model="numpy", forceinline=True, cache=True, _nrt=False)
 def trade_cost(shares: float, x: float, thin: float, spread: float, rules: Rules) -> float:
-    """USD of an order of notional x USD (`envs.ledger.trade_cost`)."""
+    """USD of an order of notional x USD (`envs.account.trade_cost`)."""
     short_of = max((rules.least if x > DUST_USD else 0.0) - rules.fee * x, 0.0)
     cost = variable_cost(shares, x, thin, spread, rules) + (short_of if rules.least > 0.0 else 0.0)
     rounded: float = np.rint(cost * USD_GRID) * _UNIT
@@ -265,7 +265,7 @@ def apply_events(
 
 @njit(error_model="numpy", cache=True, _nrt=False)
 def split_shares(shares: float, split: float, whole: bool) -> float:
-    """`envs.ledger.split_shares`."""
+    """`envs.account.split_shares`."""
     product = shares * split
     if not whole:
         return product
@@ -307,7 +307,7 @@ def room(
 def purchase_scale(
     ordered: float, variable: float, count: float, budget: float, num_assets: int, rules: Rules
 ) -> float:
-    """`envs.ledger.purchase_scale`, all arguments USD."""
+    """`envs.account.purchase_scale`, all arguments USD."""
     least = rules.least * count
     full = ordered + rules.leverage * variable
     room = max(budget - rules.leverage * (least + 2.0 * _UNIT * num_assets), 0.0)

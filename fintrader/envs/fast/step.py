@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.dynamics import MarketView
+from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
@@ -31,7 +31,7 @@ from fintrader.envs.fast.buffers import (
     StepResult,
     finish_reward,
 )
-from fintrader.envs.ledger import Account
+from fintrader.envs.market_view import MarketView
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import Endowment

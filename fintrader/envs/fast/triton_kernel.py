@@ -1,8 +1,8 @@
 """The fused CUDA kernel: one Triton program an account does the orders, the fills, the marks, the
 reset and the observation in one launch.
 
-It computes what `dynamics.advance`, `begin` and `observe` compute, to the last bit, because sums of
-money are exact (see `envs.ledger`); it must be launched with `enable_fp_fusion=False`, because a
+It computes what `account.advance`, `episodes.begin` and `observe` compute, to the last bit, because sums of
+money are exact (see `envs.money`); it must be launched with `enable_fp_fusion=False`, because a
 product and a sum rounded once are not the two roundings of torch. Numbers come in float64 tensors:
 Triton hands Python floats over as float32. Needs triton, which torch brings along on Linux with
 CUDA; with `TRITON_INTERPRET=1` it runs, slowly, on CPU.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fintrader.envs.fast import buffers
-from fintrader.envs.ledger import DUST_USD, USD_GRID, WEIGHT_GRID
+from fintrader.envs.money import DUST_USD, USD_GRID, WEIGHT_GRID
 
 _BAR = tl.constexpr(buffers.BAR)
 _START = tl.constexpr(buffers.START)
@@ -104,7 +104,7 @@ def _worth(shares, mark):
 
 @triton.jit
 def _variable_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD, without a least commission (`envs.ledger.variable_cost`)."""
+    """USD of orders of notional x USD, without a least commission (`envs.account.variable_cost`)."""
     cost = (tl.load(rules + _FEE) + spread) * x
     impact = tl.load(rules + _IMPACT)
     root = tl.minimum(tl.sqrt(tl.abs(shares)) * thin, 1.0)
@@ -113,7 +113,7 @@ def _variable_cost(shares, x, thin, spread, rules):
 
 @triton.jit
 def _trade_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD (`envs.ledger.trade_cost`)."""
+    """USD of orders of notional x USD (`envs.account.trade_cost`)."""
     owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
     cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(
         owed - tl.load(rules + _FEE) * x, 0.0
@@ -123,7 +123,7 @@ def _trade_cost(shares, x, thin, spread, rules):
 
 @triton.jit
 def _split(shares, split, WHOLE: tl.constexpr):
-    """`envs.ledger.split_shares`."""
+    """`envs.account.split_shares`."""
     product = shares * split
     if WHOLE:
         nudge = tl.where(product > 0.0, _NUDGE, tl.where(product < 0.0, -_NUDGE, 0.0))

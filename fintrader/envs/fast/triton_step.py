@@ -15,7 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.dynamics import MarketView
+from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
@@ -30,7 +30,8 @@ from fintrader.envs.fast.buffers import (
     finish_reward,
     pack_quotes,
 )
-from fintrader.envs.ledger import LEAST_CHANGE, USD_GRID, Account
+from fintrader.envs.market_view import MarketView
+from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
@@ -106,7 +107,7 @@ class TritonStep:
             view.last_bar,
             view.risk_off.view(torch.uint8),
             rules.to(self._device),
-            view.thinness,
+            view.inverse_root_volume,
             view.spread,
             view.event_row,
             view.splits,
@@ -124,12 +125,12 @@ class TritonStep:
             "RANDOM_START": settings.random_start,
             "TURBULENT": settings.turbulence_column is not None,
             "INTERVAL": settings.decision_interval,
-            "ENDS": view.ends,
+            "ENDS": view.has_ends,
             "WORTH": self._worth,
             "EVERY_FINAL": not reuse,
             "WHOLE": not settings.fractional,
             "EACH": not settings.costs_are_proportional,
-            "EVENTS": view.eventful,
+            "EVENTS": view.has_events,
             "num_warps": 4,
             "enable_fp_fusion": False,  # as torch rounds: a product, then a sum
         }

@@ -1,5 +1,5 @@
 """One account's step and the way back through it, compiled: what torch's autograd makes of
-`dynamics.advance`.
+`account.advance`.
 
 Forward, amounts of money are not rounded, as in the core where an action requires its gradient.
 Backward, every line has its slope, and where two slopes meet it is torch's: half to each side of a

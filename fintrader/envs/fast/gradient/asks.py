@@ -9,7 +9,7 @@ from numba import njit
 
 from fintrader.envs.fast.buffers import MARK, Prices, Rules
 from fintrader.envs.fast.ledger import plus
-from fintrader.envs.ledger import USD_GRID
+from fintrader.envs.money import USD_GRID
 
 compiled = njit(error_model="numpy", nogil=True, cache=True, _nrt=False)
 """Without counts of who holds an array: they are atomic, and to pass `Prices` on costs more than
@@ -43,7 +43,7 @@ def _target_gap(
 
 @inlined
 def _step_towards(gap: float, pace: float, whole: bool) -> float:
-    """`envs.ledger.step_towards`."""
+    """`envs.account.step_towards`."""
     step = pace * gap
     if whole:
         step = np.trunc(step)

@@ -48,7 +48,7 @@ from fintrader.envs.fast.gradient.fills import (
     fill_orders_back,
 )
 from fintrader.envs.fast.ledger import plus
-from fintrader.envs.ledger import USD_GRID
+from fintrader.envs.money import USD_GRID
 
 _UNIT = 1.0 / USD_GRID
 _LEAST = 1e-6

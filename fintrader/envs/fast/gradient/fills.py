@@ -9,7 +9,7 @@ import numpy as np
 from fintrader.envs.fast.buffers import FILL, MARK, MOST, Prices, Rules
 from fintrader.envs.fast.gradient.asks import above, ask, ask_back, compiled, inlined, sign
 from fintrader.envs.fast.ledger import plus
-from fintrader.envs.ledger import DUST_USD, USD_GRID
+from fintrader.envs.money import DUST_USD, USD_GRID
 
 ADDED = 0
 WANTED = 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fintrader.envs.dynamics import MarketView
+from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
@@ -23,7 +23,7 @@ from fintrader.envs.fast.buffers import (
     finish_reward,
 )
 from fintrader.envs.fast.step import FusedStep
-from fintrader.envs.ledger import Account
+from fintrader.envs.market_view import MarketView
 from fintrader.envs.state import Endowment
 from fintrader.errors import EnvError
 
@@ -146,7 +146,7 @@ class GradientStep:
         self.fused = fused
         self.kernel = batch
         interval = fused.settings.decision_interval
-        changes = view.eventful + view.ends + (fused.settings.maintenance_margin > 0.0)
+        changes = view.has_events + view.has_ends + (fused.settings.maintenance_margin > 0.0)
         self.sizes = (interval, 1 + interval * changes)
 
     def pack(self, account: Account) -> Generation:

@@ -1,0 +1,140 @@
+"""Episodes: where accounts begin, which bars they draw, and what they observe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fintrader.envs.account import Account
+from fintrader.envs.market_view import MarketView
+from fintrader.envs.money import in_usd
+from fintrader.envs.observation import private_part
+from fintrader.envs.settings import EnvSettings
+from fintrader.seeding import derive
+
+# SplitMix64's constants as signed 64-bit numbers. A draw is a function of key and episode alone, so
+# that an account's episodes do not depend on the other accounts, or on the engine.
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Shift int64 to the right, filling with zeros."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Scramble int64 by SplitMix64's output function (Steele, Lea and Flood, 2014), wrapping."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def account_keys(seed: int | Sequence[int], count: int, device: torch.device) -> Tensor:
+    """Keys `[B]` int64 of the accounts' random streams; account i's does not depend on how many
+    there are.
+
+    A list gives account i the stream that account 0 of an environment seeded with `seed[i]` has.
+    """
+    if isinstance(seed, int | np.integer):
+        first = torch.tensor(derive(int(seed), "env"), device=device)
+        return mix(first + _GOLDEN * torch.arange(count, device=device))
+    return mix(torch.tensor([derive(int(value), "env") for value in seed], device=device))
+
+
+def draw(key: Tensor, episode: Tensor, span: Tensor) -> Tensor:
+    """Draw `[B]` int64 uniform in [0, span): a function of the account's key and its episode's
+    number alone."""
+    return _shift_right(mix(key + episode * _GOLDEN), 1) % torch.clamp(span, min=1)
+
+
+def is_listed(view: MarketView, bar: Tensor) -> Tensor:
+    """Find the symbols `[B, N]` bool that an account may own at the start `bar` `[B]`: those with a
+    price, and bars still to come."""
+    return (view.mark[bar] > 0) & (view.last_bar > bar.unsqueeze(1))
+
+
+def begin(
+    view: MarketView,
+    key: Tensor,
+    episode: Tensor,
+    cash: Tensor,
+    shares: Tensor,
+    episode_bars: Tensor,
+    settings: EnvSettings,
+    start: Tensor | None = None,
+) -> Account:
+    """Begin an episode with each account.
+
+    `key`, `episode`, `episode_bars` `[B]` int64, `cash` `[B]` float64, `shares` `[B, N]`; `start`
+    `[B]` overrides the random start where it is not negative. Shares of symbols that are not listed
+    at the start are left out.
+    """
+    last = view.mark.shape[0] - 1
+    # With a fixed length every start leaves room for all of it; to the window's end, room for one
+    # step.
+    length = torch.where(
+        episode_bars > 0, torch.clamp(episode_bars, max=last), torch.ones_like(episode_bars)
+    )
+    bar = draw(key, episode, last - length + 1) if settings.random_start else torch.zeros_like(key)
+    if start is not None:
+        bar = torch.where(start >= 0, start, bar)
+    end = torch.where(
+        episode_bars > 0, torch.clamp(bar + length, max=last), torch.full_like(bar, last)
+    )
+    shares = torch.where(is_listed(view, bar), shares, torch.zeros_like(shares))
+    equity = cash + in_usd(shares, view.mark[bar]).sum(1)
+    variance = torch.full_like(equity, settings.sharpe_prior_volatility**2)
+    memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
+    finished = torch.zeros_like(bar, dtype=torch.bool)
+    return Account(
+        bar=bar,
+        cash=cash,
+        shares=shares,
+        equity=equity,
+        peak_equity=equity,
+        first_equity=equity,
+        start_bar=bar,
+        end_bar=end,
+        episode=episode + 1,
+        memory=memory,
+        finished=finished,
+    )
+
+
+def select(mask: Tensor, chosen: Account, other: Account) -> Account:
+    """Take `chosen` where mask `[B]`, else `other`."""
+    rows = mask.unsqueeze(1)
+    return Account(
+        *(
+            torch.where(rows if a.ndim == 2 else mask, a, b)
+            for a, b in zip(chosen, other, strict=True)
+        )
+    )
+
+
+def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
+    """Observe the part `[B, A + N]` that differs between accounts at the same bar."""
+    left = (account.end_bar - account.bar).to(torch.float64)
+    length = torch.clamp(account.end_bar - account.start_bar, min=1)
+    clock = view.clock[account.bar]
+    return private_part(
+        account.cash,
+        account.shares,
+        view.mark.index_select(0, account.bar),
+        account.equity,
+        account.peak_equity,
+        account.first_equity,
+        torch.where(clock < 0, left / length, clock),
+        dtype,
+    )
+
+
+def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
+    """Observe `[B, D]`, flat."""
+    rows = view.rows[account.bar]
+    return torch.cat((observe_private(view, account, dtype), rows.to(dtype)), dim=1)

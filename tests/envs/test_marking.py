@@ -1,0 +1,88 @@
+"""Marking a whole interval at once against marking it bar by bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fintrader.envs import EnvSettings, account
+from fintrader.envs.account import Account, Fills, mark_to_market
+from fintrader.envs.episodes import begin
+from fintrader.envs.market_view import MarketView, build_market_view
+from tests.factories import make_market
+from tests.oracles.marking_oracle import mark_slowly
+
+COUNT = 24
+ASSETS = 6
+CASES: dict[str, dict[str, Any]] = {
+    "long": {},
+    "close": {"fill": "close", "fractional": True},
+    "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 900.0},
+    "margin": {"short": True, "max_leverage": 2.0, "maintenance_margin": 0.6},
+}
+
+
+def make_books(config: EnvSettings, *, events: bool) -> tuple[MarketView, Account, Tensor, Fills]:
+    """A market, accounts at random bars of it, the bars of their fills, and random holdings."""
+    bars = 40 + 2 * config.decision_interval
+    market = make_market(bars, ASSETS, gaps=events, events=events, volatility=0.03)
+    view = build_market_view(market, config)
+    draws = torch.Generator().manual_seed(3)
+    key = torch.randint(1 << 40, (COUNT,), generator=draws)
+    cash = torch.rand(COUNT, generator=draws, dtype=torch.float64) * 5e4
+    nothing = torch.zeros(COUNT, ASSETS, dtype=torch.float64)
+    length = torch.randint(1, bars, (COUNT,), generator=draws)  # many end inside the interval
+    books = begin(view, key, torch.zeros_like(key), cash, nothing, length, config)
+    shares = torch.randint(-200 if config.short else 0, 400, (COUNT, ASSETS), generator=draws)
+    fill_bar = books.bar if config.fill == "close" else torch.minimum(books.bar + 1, books.end_bar)
+    zero = torch.zeros_like(cash)
+    fills = Fills(cash, shares.to(torch.float64), nothing, nothing, zero, zero)
+    return view, books, fill_bar, fills
+
+
+@pytest.mark.parametrize("interval", [1, 5, 195])
+@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_an_interval_is_marked_as_its_bars_one_by_one(
+    case: str, events: bool, interval: int
+) -> None:
+    config = EnvSettings(decision_interval=interval, cost_bps=13.0, **CASES[case])
+    view, books, fill_bar, fills = make_books(config, events=events)
+    marks = mark_to_market(view, books, fill_bar, fills, config)
+    changed = 0
+    for i in range(COUNT):
+        span = int(books.bar[i]), int(books.end_bar[i])
+        held = fills.shares[i].tolist()
+        slow = mark_slowly(view, config, span, int(fill_bar[i]), float(fills.cash[i]), held)
+        assert marks.bars[i].tolist() == slow.bars
+        assert marks.equity[i].tolist() == slow.equity
+        assert float(marks.cash[i]) == slow.cash
+        assert marks.shares[i].tolist() == slow.shares
+        assert float(marks.cost[i]) == slow.cost
+        changed += held != slow.shares or float(fills.cash[i]) != slow.cash
+    assert events is False or interval == 1 or changed > 0
+
+
+def test_parts_of_an_interval_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EnvSettings(decision_interval=30)
+    market = make_books(config, events=True)
+    whole = mark_to_market(*market, config)
+    monkeypatch.setattr(account, "MARKS_AT_ONCE", 7 * COUNT * ASSETS)
+    parts = mark_to_market(*market, config)
+    assert torch.equal(whole.equity, parts.equity)
+
+
+def test_changes_are_counted_where_they_can_happen() -> None:
+    """An order every bar leaves only ends of symbols, since events come before the fill."""
+    market = make_market(60, ASSETS, events=True)
+    calm = make_market(60, ASSETS, gaps=False)
+    assert build_market_view(calm, EnvSettings(decision_interval=9)).max_changes == 0
+    assert build_market_view(market, EnvSettings()).max_changes == 1
+    wide = build_market_view(market, EnvSettings(decision_interval=200))
+    happens = wide.ends | (wide.event_row > 0)
+    assert int(happens[2:].sum()) <= wide.max_changes <= int(happens[1:].sum())
+    owing = EnvSettings(decision_interval=9, short=True, borrow_bps_per_year=1.0)
+    assert build_market_view(calm, owing).max_changes == 9
