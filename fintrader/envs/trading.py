@@ -30,7 +30,6 @@ from fintrader.envs.episodes import (
     select,
 )
 from fintrader.envs.fast.buffers import Generation, StepResult
-from fintrader.envs.fast.gradient.step import GradientStep
 from fintrader.envs.fast.step import FusedStep, why_not_fused
 from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import ObservationLayout, observation_space
@@ -60,7 +59,7 @@ __all__ = ["EnvSettings", "Policy", "TradingEnv"]
 Policy = Callable[[Tensor], Tensor]
 """Observation `[B, D]` float32 -> action `[B, N]` in [-1, 1], deterministic."""
 
-ENGINES = ("auto", "torch", "compiled", "fused", "triton")
+ENGINES = ("auto", "torch", "fused", "triton")
 _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -119,7 +118,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         seed: int | Sequence[int] | None = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         record: bool = False,
-        engine: Literal["auto", "torch", "compiled", "fused", "triton"] = "auto",
+        engine: Literal["auto", "torch", "fused", "triton"] = "auto",
         copy: bool = True,
         render_mode: None = None,
     ) -> None:
@@ -129,10 +128,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         `seed` begins the accounts' random streams, as that of `reset` does. Without one the
         system's entropy gives it, and `np_random_seed` says which it was.
 
-        `engine`: `torch` is the functional core; `compiled` the same through `torch.compile`;
-        `fused` one CPU kernel and `triton` one CUDA kernel with the same results, for what training
-        uses (the latter needs triton); `auto` takes a kernel where one applies and `torch`
-        elsewhere. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the returned
+        `engine`: `torch` is `envs.account`, the readable one; `fused` one CPU kernel and `triton`
+        one CUDA kernel with the same results, for most settings (the latter needs triton); `auto`
+        takes a kernel where one applies and `torch` elsewhere. Where an action requires a gradient
+        `torch` takes the step. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the returned
         observation and reward in the next step, `account` and the flags two steps later, and
         `final_obs` has rows only for finished accounts. Copy what must last longer.
 
@@ -193,8 +192,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         self._asked: dict[str, Any] = {"record": record, "engine": engine, "copy": copy}
         self._fused = self._fuse(engine, copy=copy)
-        self._gradient: GradientStep | None = None
-        self._advance = torch.compile(advance, dynamic=False) if engine == "compiled" else advance
         self.start_groups = start_groups(settings, self.num_envs)
         given = draw_seed() if seed is None else seed
         self._seed: int | list[int] | None = seed_numbers(given, self.num_envs)
@@ -344,11 +341,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 "an account's episode is over; reset it with options={'reset_mask': ...} before"
                 " stepping on"
             )
-        kernel = self._kernel_for(action)
-        if kernel is not None:
-            return self._step_fused(kernel, self._state, action)
+        if self._fused is not None and not action.requires_grad:
+            return self._step_fused(self._fused, self._state, action)
         account = self.account
-        after, reward, terminated, truncated, record = self._advance(
+        after, reward, terminated, truncated, record = advance(
             self._view, account, action, self.settings, self._reward, record=self.record
         )
         info: dict[str, Any] = {} if record is None else record._asdict()
@@ -385,7 +381,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _fuse(self, engine: str, *, copy: bool) -> StepKernel | None:
         if engine not in ENGINES:
             raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-        if engine in ("torch", "compiled"):
+        if engine == "torch":
             self._why_not_fused: str | None = "it was asked for"
             return None
         on_cuda = engine == "triton" or (engine == "auto" and self.device.type == "cuda")
@@ -410,16 +406,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self._fused is None:
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"
-
-    def _kernel_for(self, action: Tensor) -> StepKernel | None:
-        """None: the core."""
-        if not action.requires_grad or self._fused is None:
-            return self._fused
-        if not isinstance(self._fused, FusedStep):
-            return None
-        if self._gradient is None:
-            self._gradient = GradientStep(self._fused, self._view)
-        return self._gradient
 
     def _step_fused(
         self,
@@ -526,14 +512,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             )
         differentiable = actions.requires_grad and torch.is_grad_enabled()
         action: Tensor = actions if differentiable else actions.detach().to(torch.float32)
-        if self.device.type == "cpu":
-            if not isinstance(self._fused, FusedStep) and not bool(
-                action.isfinite().all()
-            ):  # it looks for itself
-                raise EnvError("actions contain NaN or infinity; check the policy's output")
-            return action
-        kernel = not differentiable and self._fused is not None
-        return action if kernel else torch.nan_to_num(action, nan=0.0)  # kernels do that
+        if self._fused is not None and not differentiable:
+            return action  # kernels look for themselves
+        if self.device.type != "cpu":
+            return torch.nan_to_num(action, nan=0.0)
+        if not bool(action.isfinite().all()):
+            raise EnvError("actions contain NaN or infinity; check the policy's output")
+        return action
 
 
 def _device(name: torch.device | str) -> torch.device:

@@ -3,7 +3,6 @@ door and engine."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -23,19 +22,7 @@ from tests.factories import make_market
 
 MARKET = make_market(30, 3)
 NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": -float("inf")}
-ENGINES = [
-    "torch",
-    "fused",
-    pytest.param(
-        "compiled",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                shutil.which("g++") is None, reason="torch.compile on CPU needs a C++ compiler"
-            ),
-        ],
-    ),
-]
+ENGINES = ["torch", "fused"]
 
 
 def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:

@@ -58,7 +58,9 @@ def test_an_interval_is_marked_as_its_bars_one_by_one(
         held = fills.shares[i].tolist()
         slow = mark_slowly(view, config, span, int(fill_bar[i]), float(fills.cash[i]), held)
         assert marks.bars[i].tolist() == slow.bars
-        assert marks.equity[i].tolist() == slow.equity
+        assert marks.closes[i].tolist() == slow.equity
+        assert float(marks.equity[i]) == slow.equity[-1]
+        assert float(marks.highest[i]) == max(slow.equity)
         assert float(marks.cash[i]) == slow.cash
         assert marks.shares[i].tolist() == slow.shares
         assert float(marks.cost[i]) == slow.cost
@@ -72,7 +74,25 @@ def test_parts_of_an_interval_add_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     whole = mark_to_market(*market, config)
     monkeypatch.setattr(account, "MARKS_AT_ONCE", 7 * COUNT * ASSETS)
     parts = mark_to_market(*market, config)
-    assert torch.equal(whole.equity, parts.equity)
+    assert torch.equal(whole.closes, parts.closes)
+
+
+def test_the_last_and_the_highest_close_have_slopes() -> None:
+    config = EnvSettings(decision_interval=9, fractional=True)
+    view, books, fill_bar, fills = make_books(config, events=True)
+
+    def mark(cash: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        marks = mark_to_market(
+            view, books, fill_bar, fills._replace(cash=cash, shares=shares), config
+        )
+        return marks.equity, marks.highest
+
+    inputs = fills.cash.clone().requires_grad_(), fills.shares.clone().requires_grad_()
+    plain = mark(fills.cash, fills.shares)
+    for got, right in zip(mark(*inputs), plain, strict=True):
+        torch.testing.assert_close(got.detach(), right, rtol=0, atol=1e-4)
+    assert not torch.equal(*plain)
+    assert torch.autograd.gradcheck(mark, inputs, eps=1e-4, atol=1e-3, rtol=1e-5)
 
 
 def test_changes_are_counted_where_they_can_happen() -> None:

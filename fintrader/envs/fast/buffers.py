@@ -213,15 +213,6 @@ class Generation:
             self._account = self.buffers.account(self.memory)
         return self._account
 
-    def detached(self) -> Generation:
-        """These accounts without the graph of how they came to be."""
-        floats = self.buffers.floats
-        shares = self.buffers.shares
-        if not (floats.requires_grad or shares.requires_grad or self.memory.requires_grad):
-            return self
-        buffers = self.buffers._replace(floats=floats.detach(), shares=shares.detach())
-        return Generation(buffers, self.memory.detach(), self.arrays)
-
     def copy_from(self, account: Account) -> None:
         """Take over accounts that come from elsewhere (a reset, a checkpoint), all but their
         memory."""

@@ -160,7 +160,6 @@ class FusedStep:
         """
         wish = action.detach().to(torch.float32).contiguous().numpy()
         given = (wish, wish.view(np.int32), *self.given(endow, key))
-        old = old.detached()
         new = self._fresh(old.memory)
         obs = self._obs.take()
         final = self._final.take() if self.mode == SAME_STEP else obs
