@@ -20,12 +20,14 @@ from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fintrader.errors import ConfigError, DataError
 from fintrader.yaml_text import MOST_BYTES, parse_yaml, shorten
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
+REFERENCE = "package.module:name"
+"""Name of an object of a user's own, where a setting takes one."""
 
 
 def _ticker(value: object) -> object:
@@ -83,6 +85,16 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
         raise ConfigError(f"{where}: {first_problem(model, error)}") from None
 
 
+def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
+    """Build a nested model that its outer model does not name. For validators: a problem is told with
+    its whole path."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problem = f".{first_problem(model, error)}".removeprefix(f".{model.__name__}")
+        raise PydanticCustomError("below", "{problem}", {"problem": problem}) from None
+
+
 def first_problem(
     model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()
 ) -> str:
@@ -103,6 +115,8 @@ def first_problem(
     if first["type"] == "extra_forbidden":
         hint = _suggest_setting(model, first["loc"])
         return f"{field}: unknown setting; {hint}{more}"
+    if first["type"] == "below":
+        return f"{field}{first['msg']}"
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):
             whole_field = ".".join(map(str, _follow(model, first["loc"][:-1])[0]))

@@ -24,6 +24,8 @@ class Part(NamedTuple):
     """The package it needs, by its import name."""
     extra: str | None = None
     """The extra of fintrader that has the package; None: it is installed by its own name."""
+    settings: str = ""
+    """`package.module:name` of the model of its settings, which needs no package."""
 
     @property
     def remedy(self) -> str:
@@ -33,7 +35,8 @@ class Part(NamedTuple):
         return install_command(self.extra)
 
 
-LAUNCHERS = {"ray": Part("fintrader.tournament.launchers.ray.launcher:on_ray", "ray", "ray")}
+_RAY = "fintrader.tournament.launchers.ray"
+LAUNCHERS = {"ray": Part(f"{_RAY}.launcher:on_ray", "ray", "ray", f"{_RAY}.settings:RaySettings")}
 """Name -> function of the launcher's settings that returns a `LauncherFactory`. Local processes
 need no part."""
 OBSERVERS = {

@@ -191,6 +191,7 @@ def test_every_command_exists(page: Path) -> None:
     known = {
         *options(RunConfig),
         *options(LiveSettings),
+        *options(CHOICES["launcher.kind"]["ray"], "launcher."),
         *choices,
         "--from",
         "--help",

@@ -20,7 +20,7 @@ SETTINGS = [
     "fintrader.market.data_config",
     "fintrader.market.settings",
     "fintrader.pipeline.config",
-    "fintrader.tournament.ray_settings",
+    "fintrader.tournament.launchers.ray.settings",
 ]
 
 

@@ -120,7 +120,7 @@ USUAL = (
     "tournament.workers",
     "tournament.budget.env_steps",
     "backtest.null_model",
-    "launcher",
+    "launcher.kind",
     "store",
     "cache",
     "cuts",

@@ -11,7 +11,7 @@ from fintrader import runs
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.bars.sources.vendor_settings import VendorSettings
-from fintrader.config import Settings, models_in, read_yaml, validate
+from fintrader.config import REFERENCE, Settings, models_in, read_yaml, validate
 from fintrader.errors import ConfigError
 from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings
@@ -109,7 +109,8 @@ def read_values(path: Path) -> dict[str, Any]:
 def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -> None:
     """Put another member of a union in its place. Raises ConfigError for one that is none."""
     models = choices[option]
-    if choice not in models:
+    model = models.get(choice, models.get(REFERENCE) if ":" in choice else None)
+    if model is None:
         raise ConfigError(
             f"--{option}: {choice!r} is unknown; choose one of {', '.join(sorted(models))}"
         )
@@ -117,11 +118,13 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
     for name in path:
         if isinstance(values.get(name), list):  # of several agents: one takes their place
             values[name] = {}
+        if isinstance(values.get(name), str):  # as a member without settings may be written
+            values[name] = {key: values[name]}
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise ConfigError(f"{name}: expected settings, got {values!r}")
     if values.get(key) != choice:
-        for name in set(values) - set(models[choice].model_fields):
+        for name in set(values) - set(model.model_fields):
             del values[name]
         values[key] = choice
     if option == "data.source.preset":  # of files only

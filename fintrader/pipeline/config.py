@@ -7,13 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fintrader import runs
 from fintrader.agents.settings import PPO, AgentSettings
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.config import (
+    REFERENCE,
     Settings,
     check_url,
     differences,
@@ -21,6 +30,7 @@ from fintrader.config import (
     overlay,
     refuse_url,
     validate,
+    validate_below,
 )
 from fintrader.envs.settings import EnvSettings, GymnasiumSettings
 from fintrader.errors import ConfigError, DataError, RunError
@@ -29,8 +39,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
 from fintrader.seams import LAUNCHERS, load_part
 from fintrader.tournament.launchers import LauncherFactory
-from fintrader.tournament.ray_settings import RaySettings
-from fintrader.tournament.settings import OperationsSettings, TournamentSettings
+from fintrader.tournament.settings import LauncherSettings, OperationsSettings, TournamentSettings
 
 Window = Literal["train", "validation", "test"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -45,6 +54,12 @@ OneOrSeveralAgents = Annotated[
     | Annotated[tuple[AgentSettings, ...], Field(min_length=1), Tag("several")],
     Discriminator(_count_agents),
 ]
+
+
+def launcher_models() -> dict[str, type[LauncherSettings]]:
+    """Load the model of each launcher's settings."""
+    own = {name: load_object(part.settings) for name, part in LAUNCHERS.items()}
+    return {"local": LauncherSettings, **own, REFERENCE: LauncherSettings}
 
 
 class BacktestSettings(Settings):
@@ -111,11 +126,7 @@ class RunConfig(Settings):
     networks and optimisers; on other symbols, too, where the network allows it. None: from new
     weights."""
     tournament: TournamentSettings = TournamentSettings()
-    launcher: str = Field("local", json_schema_extra={"examples": ["local", *LAUNCHERS]})
-    """Where pods run: `local` (processes of this machine), `ray` (a Ray cluster; extra `ray`), or
-    `package.module:name` of a function of your own (a `tournament.launchers.LauncherFactory`)."""
-    ray: RaySettings = RaySettings()
-    """Only with `launcher: ray`."""
+    launcher: SerializeAsAny[LauncherSettings] = LauncherSettings()
     operations: OperationsSettings = OperationsSettings()
     backtest: BacktestSettings = BacktestSettings()
     walkforward: WalkForwardSettings = WalkForwardSettings()
@@ -165,12 +176,17 @@ class RunConfig(Settings):
             raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
         return folder
 
-    @field_validator("launcher")
+    @field_validator("launcher", mode="before")
     @classmethod
-    def _known_launcher(cls, launcher: str) -> str:
-        if launcher not in ("local", *LAUNCHERS) and ":" not in launcher:
+    def _choose_launcher(cls, launcher: Any) -> Any:
+        """Read the launcher's settings with its own model."""
+        values = {"kind": launcher} if isinstance(launcher, str) else launcher
+        if not isinstance(values, Mapping):
+            return values
+        kind = str(values.get("kind", "local"))
+        if kind not in ("local", *LAUNCHERS) and ":" not in kind:
             raise ValueError(f"expected local, {', '.join(LAUNCHERS)} or 'package.module:name'")
-        return launcher
+        return validate_below(launcher_models().get(kind, LauncherSettings), values)
 
     @field_validator("device")
     @classmethod
@@ -231,13 +247,14 @@ class RunConfig(Settings):
 
         Raises ConfigError when the launcher, or a package it needs, is absent.
         """
-        if self.launcher == "local":
+        kind = self.launcher.kind
+        if kind == "local":
             return None
-        if self.launcher not in LAUNCHERS:
-            factory: LauncherFactory = load_object(self.launcher)
+        if kind not in LAUNCHERS:
+            factory: LauncherFactory = load_object(kind)
             return factory
         device = "cpu" if self.reproducible == "across_machines" else self.device
-        on_cluster: LauncherFactory = load_part(LAUNCHERS, self.launcher)(self.ray, device=device)
+        on_cluster: LauncherFactory = load_part(LAUNCHERS, kind)(self.launcher, device=device)
         return on_cluster
 
     def resolved_device(self) -> str:
@@ -250,7 +267,7 @@ class RunConfig(Settings):
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            if self.launcher != "local":  # the nodes have it, not the one this command runs on
+            if self.launcher.kind != "local":  # the nodes have it, not the one this command runs on
                 return "cpu"
             raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
         return self.device
@@ -258,12 +275,13 @@ class RunConfig(Settings):
 
 CHOICES: Choices = {
     "env.kind": union_choices(RunConfig.model_fields["env"].annotation, "kind"),
+    "launcher.kind": launcher_models(),
     "agent.algo": union_choices(RunConfig.model_fields["agent"].annotation, "algo"),
     **DATA_CHOICES,
 }
 """Options that choose which model stands in a place. Switching one keeps the settings both models
 share."""
-RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "ray", "operations")
+RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations")
 """Settings that change no result: where things lie, where pods run, and how a run is operated."""
 
 

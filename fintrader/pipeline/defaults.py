@@ -33,7 +33,11 @@ def table() -> dict[str, Any]:
         for place, members in CHOICES.items()
         if place in settings
     }
-    mappings = {name: get(whole, name) for name in _mappings(RunConfig) if has(whole, name)}
+    names = set(_mappings(RunConfig))
+    for place, members in CHOICES.items():
+        for model in members.values():
+            names |= set(_mappings(model, f"{place.rpartition('.')[0]}."))
+    mappings = {name: get(whole, name) if has(whole, name) else {} for name in sorted(names)}
     return {"settings": settings, "choices": choices, "mappings": mappings}
 
 

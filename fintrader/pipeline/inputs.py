@@ -49,7 +49,8 @@ def _environment(config: RunConfig) -> Iterator[str]:
         config.resolved_device()
     except ConfigError as error:
         yield str(error)
-    absence = explain_absence(LAUNCHERS, config.launcher) if config.launcher in LAUNCHERS else None
+    kind = config.launcher.kind
+    absence = explain_absence(LAUNCHERS, kind) if kind in LAUNCHERS else None
     if absence is not None:
         yield f"launcher: {absence}, or choose local"
     if config.tournament.proposals == "tpe" and find_spec("optuna") is None:

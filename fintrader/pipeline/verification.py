@@ -19,7 +19,7 @@ from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.recount import check_tournament, find_tournaments
 from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
-from fintrader.tournament.settings import TournamentSettings
+from fintrader.tournament.settings import LauncherSettings, TournamentSettings
 from fintrader.tournament.status import compare
 
 
@@ -114,7 +114,7 @@ def check_replay(folder: Path, name: str | None = None) -> Check:
             f" {source.config}`"
         )
     target = RunFolder.named(name or f"{source.root.name}-replay", source.root.parent)
-    here = config.model_copy(update={"launcher": "local"})
+    here = config.model_copy(update={"launcher": LauncherSettings()})
     with target.lock():
         search(here, target, market, manifest.values["data_hash"], race=partial(replay, source))
     return Check(

@@ -11,6 +11,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 from fintrader.agents.settings import Budget
 from fintrader.config import Settings
 from fintrader.logs import LogFormat
+from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
 Niche = Literal["none", "lineage", "age"]
@@ -52,6 +53,14 @@ class Range(Settings):
         if self.log and self.low <= 0:
             raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
         return self
+
+
+class LauncherSettings(Settings):
+    """Where pods run. A launcher may bring settings of its own model."""
+
+    kind: str = Field("local", json_schema_extra={"examples": ["local", *LAUNCHERS]})
+    """`local` (processes of this machine), `ray` (a Ray cluster; extra `ray`), or
+    `package.module:name` of a function of your own (a `tournament.launchers.LauncherFactory`)."""
 
 
 class OperationsSettings(Settings):

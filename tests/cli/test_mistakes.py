@@ -47,7 +47,8 @@ run Q --data.source.path x | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
 run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
 run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:PORT, with a port of at most 65535
-run Q --launcher moon | --launcher: expected local, ray or 'package.module:name', got 'moon'
+run Q --launcher.kind moon | --launcher.kind: 'moon' is unknown; choose one of local, package.module:name, ray
+run Q --launcher.kind ray --launcher.gpus 1.5 | --launcher.gpus: a pod takes a part of one GPU or a whole number of them
 run Q --store notaurl | --store: 'notaurl' is no URL
 run Q --runs-dir file | file/quickstart: Not a directory; choose a folder
 run Q --runs-dir file --cache file | Not a directory

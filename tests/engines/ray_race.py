@@ -21,7 +21,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach
 from fintrader.tournament.launchers import Launcher, LauncherFactory
 from fintrader.tournament.launchers.ray.launcher import on_ray
-from fintrader.tournament.ray_settings import RaySettings
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.settings import OperationsSettings
 from tests.engines import races
 from tests.engines.ray_cluster import start_module

@@ -356,9 +356,9 @@ def test_every_command_in_a_manifest_is_one_of_ours(
             assert str(config.runs_dir).startswith("/data")
             assert str(config.cache).startswith("/data")
             if name.startswith("ray-"):
-                assert config.launcher == "ray"
+                assert config.launcher.kind == "ray"
                 assert config.store == one(overlay(name), "ConfigMap")["data"]["FINTRADER_STORE"]
-                assert config.ray.gpus == (1 if "gpu" in name else 0), (
+                assert config.launcher.gpus == (1 if "gpu" in name else 0), (
                     "there may be no GPU yet when the run starts"
                 )
 

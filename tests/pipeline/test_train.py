@@ -202,11 +202,16 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
+def train_storing_each_update(config: Path, name: str) -> None:
+    """`fintrader train`, which stores its state after every update instead of every ten seconds."""
+    trainer = import_module("fintrader.pipeline.train")
+    trainer.train = partial(train, checkpoint_seconds=0.0)  # type: ignore[attr-defined]
+    main(["train", str(config), "--name", name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", sorted(AGENTS))
-def test_many_kills_leave_no_trace_in_the_result(
-    tmp_path: Path, algo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
     """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after
     every update."""
     updates = 100
@@ -218,11 +223,9 @@ def test_many_kills_leave_no_trace_in_the_result(
         "env": env,
         "tournament": {"budget": budget},
     }
-    trainer = import_module("fintrader.pipeline.train")
-    monkeypatch.setattr(trainer, "train", partial(train, checkpoint_seconds=0.0))
     config = write_config(tmp_path, **how)
     whole, killed = (
-        partial(main, ["train", str(config), "--name", name]) for name in ("whole", "killed")
+        partial(train_storing_each_update, config, name) for name in ("whole", "killed")
     )
     writes = writes_of(whole)
     assert writes > updates

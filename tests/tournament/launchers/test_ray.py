@@ -16,8 +16,8 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers.ray.cluster import authentication_of, connect, fits, groups
 from fintrader.tournament.launchers.ray.launcher import on_ray
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
@@ -387,7 +387,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
     status, said = many.wait()
     assert status == REFUSED
     assert "a pod spans 9 nodes" in said
-    assert "only 2 of 3 node(s) can hold that; lower --ray.nodes, or add nodes" in said
+    assert "only 2 of 3 node(s) can hold that; lower --launcher.nodes, or add nodes" in said
 
     def at_barrier() -> list[Any]:
         """The pod's nodes, the process of its own task, and that of its other rank."""

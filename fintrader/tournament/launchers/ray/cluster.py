@@ -20,7 +20,7 @@ from typing import Any
 
 from fintrader import reproducible
 from fintrader.errors import ConfigError, TournamentError, install_command
-from fintrader.tournament.ray_settings import RaySettings
+from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
 """A head that is silent for so long is gone. (Ray itself ends this process, silently, after a
@@ -80,7 +80,7 @@ def import_ray() -> ModuleType:
     try:
         import ray
     except ImportError:
-        raise ConfigError(f"`--launcher ray` needs Ray: {install_command('ray')}") from None
+        raise ConfigError(f"`--launcher.kind ray` needs Ray: {install_command('ray')}") from None
     module: ModuleType = ray
     return module
 
@@ -117,7 +117,7 @@ def connect(settings: RaySettings) -> bool:
     if manner == "open" and not loopback and not settings.allow_insecure:
         raise TournamentError(
             f"the cluster at {address} runs whatever anybody sends it; start it with"
-            " RAY_AUTH_MODE=token (see `ray get-auth-token`), or say --ray.allow-insecure True"
+            " RAY_AUTH_MODE=token (see `ray get-auth-token`), or say --launcher.allow-insecure True"
             " when nobody else can reach it"
         )
     if loopback:
@@ -190,7 +190,7 @@ def _resolve(address: str) -> str:
         found = services.get_ray_address_from_environment("auto", None)
     if not found or found == "auto":
         raise TournamentError(
-            "no Ray cluster runs here; start one with `ray start --head`, or set --ray.address"
+            "no Ray cluster runs here; start one with `ray start --head`, or set --launcher.address"
         )
     if "://" in found:
         raise TournamentError(
@@ -206,7 +206,7 @@ def _reach(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise TournamentError(
             f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, or"
-            " set --ray.address"
+            " set --launcher.address"
         ) from None
 
 

@@ -36,6 +36,7 @@ from fintrader.tournament.launchers.ray.cluster import (
     groups,
     remote,
 )
+from fintrader.tournament.launchers.ray.settings import RaySettings
 from fintrader.tournament.launchers.ray.tasks import (
     Generated,
     Source,
@@ -46,7 +47,6 @@ from fintrader.tournament.launchers.ray.tasks import (
 )
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.ray_settings import RaySettings
 from fintrader.tournament.settings import TournamentSettings, spanned
 from fintrader.tournament.spec import BODY, Message, PodContext, PodResult, PodSpec, Reason
 
@@ -256,7 +256,7 @@ class RayLauncher:
         if size > 1 and roomy:
             return (
                 f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only"
-                f" {roomy} of {len(offers)} node(s) can hold that; lower --ray.nodes, or add nodes"
+                f" {roomy} of {len(offers)} node(s) can hold that; lower --launcher.nodes, or add nodes"
                 " and run the same command again"
             )
         most = {
@@ -265,7 +265,7 @@ class RayLauncher:
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
             f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)}"
-            f" node(s) offer at most {there}; lower --ray.gpus, --ray.cpus or --ray.resources, or"
+            f" node(s) offer at most {there}; lower --launcher.gpus, --launcher.cpus or --launcher.resources, or"
             " add nodes and run the same command again"
         )
 
@@ -410,9 +410,9 @@ def on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> Launc
         spans = spanned(devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
             what, lower = (
-                (f"{spans} GPUs", "ray.gpus")
+                (f"{spans} GPUs", "launcher.gpus")
                 if spans > ray.nodes
-                else (f"{spans} nodes", "ray.nodes")
+                else (f"{spans} nodes", "launcher.nodes")
             )
             raise ConfigError(
                 f"{lower}: a pod that spans {what} needs a learner for each; set"

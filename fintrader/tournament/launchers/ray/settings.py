@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from fintrader.config import SECRET_NAME, Settings, without_secret
+from fintrader.config import SECRET_NAME, without_secret
+from fintrader.tournament.settings import LauncherSettings
 
 
-class RaySettings(Settings):
-    """Only read with `launcher: ray`. None of it alters a result, so a resumed run may change any
-    of it."""
+class RaySettings(LauncherSettings):
+    """Pods on a Ray cluster. None of these settings alters a result, so a resumed run may change
+    them."""
+
+    kind: Literal["ray"] = "ray"
 
     address: str = "auto"
     """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster this machine
