@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks._bench import ROOT, make_environment, run_child
 from fintrader import metrics as m
 from fintrader.agents import Budget, load_policy, make_agent, save_policy, train
-from fintrader.config import overlay, read_yaml
+from fintrader.config import merge_values, read_yaml
 from fintrader.envs import TradingEnv
 from fintrader.market.build import build_market
 from fintrader.market.tensors import MarketTensors
@@ -98,7 +98,7 @@ class Market:
         values["env"] |= {"risk_aversion": 20, "episode_bars": 32}
         values["agent"] |= {"num_steps": 32}
         config = RunConfig.model_validate(
-            overlay(values, {"data": data, "seed": number, "cache": str(home / "cache")})
+            merge_values(values, {"data": data, "seed": number, "cache": str(home / "cache")})
         )
         return cls(home, build_market(config.data, cache=config.cache), ic, config)
 

@@ -28,7 +28,7 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.config import overlay, read_yaml
+from fintrader.config import merge_values, read_yaml
 from fintrader.deploy.bundle import freeze
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.feed import ReplayFeed
@@ -135,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(1)
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     env = {name: values["env"][name] for name in ("decision_interval", "trade_rate", "cost_bps")}
-    found = {"quickstart": measure(overlay(values["data"], {}), env, durable=False)}
+    found = {"quickstart": measure(merge_values(values["data"], {}), env, durable=False)}
     rules = {"decision_interval": 195, "benchmark": "equal_weight"}
     found["hundred"] = measure(HUNDRED, rules, durable=True)
     finish("deploy", found, options)

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, read_arguments
 from fintrader import metrics as m
-from fintrader.config import overlay, read_yaml
+from fintrader.config import merge_values, read_yaml
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run_stages import walk_forward
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
@@ -99,7 +99,9 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     own: dict[str, Any] = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
     if name == "noise":
         own["data"] = {"source": {"seed": seed}}
-    return RunConfig.model_validate(overlay(overlay(overlay(values, where), changes), own))
+    return RunConfig.model_validate(
+        merge_values(merge_values(merge_values(values, where), changes), own)
+    )
 
 
 def list_active_returns(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:

@@ -1,21 +1,21 @@
 """fintrader: train trading agents in a tournament, and believe the result.
 
-The names below are the Python door; everything else lies in the package that its subject is named
-after, such as `fintrader.agents`.
+These names are the public interface; everything else lies in the package of its subject, such as
+`fintrader.agents`.
 
-    load_market      a market, from a configuration, a file, or bars in pandas
-    MarketTensors    what it returns: prices, features and flags of N assets over T bars
+    load_market      load a market from a configuration, a file, or bars in pandas
+    MarketTensors    a market: prices, features and flags of N assets over T bars
     TradingEnv       thousands of accounts stepping at once, a gymnasium `VectorEnv` on torch
                      tensors
-    EnvSettings      how accounts trade, what they pay, see, and are rewarded for
-    train            one agent in an environment, for so many steps
-    backtest         any policy on any window, net of costs, beside its baselines
-    run              the whole pipeline, from a configuration to a finished run
-    run_tournament   the same without the look at the test window
-    open_run         a run that lies in a folder or a store
-    load_policy      a stored policy (or ensemble) as a callable from observation to action
+    EnvSettings      settings of orders, costs, observations and rewards
+    train            train one agent in an environment
+    backtest         backtest any policy on any window, net of costs, next to baselines
+    run              run the whole pipeline, from a configuration to a finished run
+    run_tournament   run the pipeline without its look at the test window
+    open_run         open a run in a folder or a store
+    load_policy      load a stored policy or ensemble: a callable from observation to action
 
-gymnasium knows the environment, too; the module before the colon is imported first:
+The environment is registered with gymnasium, which imports the module before the colon first:
 
     gymnasium.make_vec("fintrader:fintrader/Trading-v0", num_envs=64)
 """
@@ -82,23 +82,23 @@ _PACKAGES = (
     "results",
     "verdict",
 )
-"""Packages that are there without an import of their own, as in `fintrader.agents.PPO()`."""
+"""Packages imported on first use, as in `fintrader.agents.PPO()`."""
 _ENV_ID = "fintrader/Trading-v0"
 
-if (
-    _ENV_ID not in gymnasium.registry
-):  # since version 1.0 gymnasium reads no entry points: somebody has to import us
+# Since version 1.0 gymnasium reads no entry points: the environment exists once this is imported.
+if _ENV_ID not in gymnasium.registry:
     gymnasium.register(
         _ENV_ID,
         entry_point="fintrader.envs.adapters.gymnasium:SingleTradingEnv",
         vector_entry_point="fintrader.envs.adapters.gymnasium:make_trading_env",
-        # its checks at every reset cost more than the step; the tests run it instead
+        # The checks at every reset cost more than the step; the tests run them instead.
         disable_env_checker=True,
     )
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `import fintrader` alone stays quick and loads no torch."""
+    """Import a package or name on first use, so that `import fintrader` is quick and loads no
+    torch."""
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     if name in _HOMES:

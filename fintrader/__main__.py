@@ -1,4 +1,4 @@
-"""`python -m fintrader` is the `fintrader` command."""
+"""Entry point of `python -m fintrader`: the `fintrader` command."""
 
 from fintrader.cli import main
 

@@ -1,8 +1,7 @@
-"""What every settings model shares: frozen, strict, readable errors, YAML in and out; which paths
-they take.
+"""Base of all settings models: frozen and strict, readable errors, YAML in and out, checked paths.
 
-The models themselves stand beside the code they set (`EnvSettings` in `envs/settings.py`, and so
-on); `pipeline/config.py` puts them together into one `RunConfig`.
+Each model lies next to the code it sets (`EnvSettings` in `envs/settings.py`); `pipeline/config.py`
+joins them into one `RunConfig`.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ REFERENCE = "package.module:name"
 def _ticker(value: object) -> object:
     if isinstance(value, bool | int | float | dt.date):
         raise ValueError(
-            "YAML reads TRUE, NO, ON, numbers and dates as such; quote the ticker, like 'TRUE' or"
+            "YAML reads TRUE, NO, ON, numbers and dates as values; quote the ticker, like 'TRUE' or"
             " '0700'"
         )
     if isinstance(value, str) and not value.strip():
-        raise ValueError("an empty text is no ticker; leave it out")
+        raise ValueError("a ticker is empty; leave it out")
     return value
 
 
 Ticker = Annotated[str, BeforeValidator(_ticker)]
-"""A symbol in settings: any text but the empty one."""
+"""A symbol in settings: any text that is not empty."""
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown fields, docstrings below fields are their help
-    text."""
+    """Base of all settings: immutable, without unknown fields; docstrings below fields are their
+    help."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -58,31 +57,29 @@ class Settings(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
-        """Raises ConfigError, one line, naming the field and what to do."""
+        """Validate the values. Raises ConfigError, one line with the field and the remedy."""
         try:
             super().__init__(**values)
         except ValidationError as error:
             name = type(self).__name__
-            problem = first_problem(type(self), error)
+            problem = describe_problem(type(self), error)
             raise ConfigError(
                 problem if problem.startswith(f"{name}: ") else f"{name}: {problem}"
             ) from None
 
-    # pydantic then goes on validating models in models itself, so that a problem in YAML has its
-    # whole path.
+    # With this mark pydantic validates nested models itself, so that an error has its whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> SettingsT:
-    """Build `model` from plain values. Raises ConfigError, one line, naming the field and what to
-    do.
+    """Build `model` from plain values. Raises ConfigError, one line with the field and the remedy.
 
-    `where` says where the values come from (a file's name, usually).
+    `where`: source of the values, usually a file's name.
     """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {first_problem(model, error)}") from None
+        raise ConfigError(f"{where}: {describe_problem(model, error)}") from None
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
@@ -98,17 +95,16 @@ def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> Setting
 def first_problem(
     model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()
 ) -> str:
-    """The first problem of a ValidationError as one line: dotted field, what is wrong, what to do.
-    One of the fields `prefer` (or below one) goes before others."""
+    """Describe the first problem of a ValidationError in one line: dotted field, problem, remedy.
+    Problems of the fields `prefer` and of fields below them come first."""
     problems: dict[str, ErrorDetails] = {}
-    for one in error.errors(
-        include_url=False
-    ):  # a value that fits no member of a union has a problem with each
-        problems.setdefault(".".join(map(str, _follow(model, one["loc"])[0])), one)
-    wanted = (
+    # A value that fits no member of a union has one problem with each member: keep the first.
+    for details in error.errors(include_url=False):
+        problems.setdefault(".".join(map(str, _follow(model, details["loc"])[0])), details)
+    preferred = (
         path for path in problems if any(f"{path}.".startswith(f"{name}.") for name in prefer)
     )
-    path = next(wanted, next(iter(problems)))
+    path = next(preferred, next(iter(problems)))
     first = problems[path]
     field = path or model.__name__
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -132,10 +128,9 @@ def first_problem(
             f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
         )
     value = first["input"]
-    told = isinstance(value, dict | BaseModel) or (
-        isinstance(value, str) and repr(value) in message
-    )
-    got = "" if told else f", got {shorten(repr(value))}"
+    is_shown = isinstance(value, str) and repr(value) in message
+    is_long = isinstance(value, dict | BaseModel)
+    got = "" if is_shown or is_long else f", got {shorten(repr(value))}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
 
 
@@ -168,40 +163,37 @@ _PLAIN = {
     "model_type": "expected `name: value` lines",
     "model_attributes_type": "expected `name: value` lines",
 }
-"""What a type's complaint says to somebody who writes YAML."""
+"""Message for each of pydantic's error types, in the words of YAML."""
 
 
 def _follow(
     model: type[BaseModel], path: tuple[int | str, ...]
 ) -> tuple[list[int | str], list[type[BaseModel]]]:
-    """The parts of a problem's path that a user wrote, and the models it ends in: which one of a
-    union is no part."""
+    """Split off what pydantic adds to a problem's path; returns the parts that a user wrote, and the
+    models in which the path ends. The names of a union's members are left out."""
     written: list[int | str] = []
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
     for part in path:
         tagged = [member for member in get_args(annotation) if _is_tagged(member, part)]
         if tagged:
-            models = models_in(tagged[0])
-            annotation = bare(tagged[0])[0]
+            models = list_models(tagged[0])
+            annotation = unwrap_annotation(tagged[0])[0]
             continue
         known = [candidate for candidate in models if part in candidate.model_fields]
         if known:
             fields = [candidate.model_fields[str(part)].annotation for candidate in known]
-            annotation = bare(fields[0])[0]
-            models = [below for field in fields for below in models_in(field)]
+            annotation = unwrap_annotation(fields[0])[0]
+            models = [below for field in fields for below in list_models(field)]
             written.append(part)
-        elif get_origin(annotation) in (
-            Union,
-            UnionType,
-        ):  # the name that pydantic gives the member it tried
+        elif get_origin(annotation) in (Union, UnionType):  # pydantic's name of the member it tried
             members = [member for member in get_args(annotation) if part in _tags(member)]
-            models = [below for member in members for below in models_in(member)] or models
-            annotation = bare(members[0])[0] if members else annotation
+            models = [below for member in members for below in list_models(member)] or models
+            annotation = unwrap_annotation(members[0])[0] if members else annotation
         else:
             written.append(part)
-            inside = [one for one in get_args(annotation) if one is not Ellipsis]
-            annotation = bare(inside[-1])[0] if inside else annotation
+            inside = [argument for argument in get_args(annotation) if argument is not Ellipsis]
+            annotation = unwrap_annotation(inside[-1])[0] if inside else annotation
     return written, models
 
 
@@ -213,8 +205,10 @@ def _is_tagged(member: Any, part: int | str) -> bool:
 
 
 def _tags(member: Any) -> set[Any]:
-    """The discriminating values of a member of a union."""
-    fields = [field.annotation for one in models_in(member) for field in one.model_fields.values()]
+    """List the discriminating values of a member of a union."""
+    fields = [
+        field.annotation for model in list_models(member) for field in model.model_fields.values()
+    ]
     return {
         value
         for annotation in fields
@@ -223,93 +217,95 @@ def _tags(member: Any) -> set[Any]:
     }
 
 
-def bare(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without what is only said of it, and without `| None`; and whether it was
-    there."""
-    optional = False
+def unwrap_annotation(annotation: Any) -> tuple[Any, bool]:
+    """Remove `Annotated` and `| None` from an annotation; returns it, and True if None was
+    allowed."""
+    is_optional = False
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
         elif get_origin(annotation) in (Union, UnionType) and type(None) in get_args(annotation):
-            optional = True
-            annotation = Union[tuple(one for one in get_args(annotation) if one is not type(None))]  # noqa: UP007
+            is_optional = True
+            members = tuple(member for member in get_args(annotation) if member is not type(None))
+            annotation = Union[members]  # noqa: UP007
         else:
-            return annotation, optional
+            return annotation, is_optional
 
 
 def list_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """List the dotted names of all settings below a model, of all members of unions."""
     for name, field in model.model_fields.items():
-        below = models_in(field.annotation)
+        below = list_models(field.annotation)
         if not below:
             yield f"{prefix}{name}"
         for one in below:
             yield from list_settings(one, f"{prefix}{name}.")
 
 
-def models_in(annotation: object) -> list[type[BaseModel]]:
-    """The settings models that an annotation names, unions looked through."""
+def list_models(annotation: object) -> list[type[BaseModel]]:
+    """List the settings models that an annotation names, also within unions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in models_in(argument)]
+    return [model for argument in get_args(annotation) for model in list_models(argument)]
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Name -> file of the configurations that come with fintrader, e.g. `quickstart`."""
+def list_shipped_configs() -> dict[str, Path]:
+    """List the configurations that come with fintrader, such as `quickstart`: name -> file."""
     package = Path(__file__).resolve().parent
-    for folder in (
-        package / "configs",
-        package.parent / "configs",
-    ):  # of a wheel; of the source tree
+    in_wheel = package / "configs"
+    in_source = package.parent / "configs"
+    for folder in (in_wheel, in_source):
         if (folder / "quickstart.yaml").is_file():
             return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     return {}
 
 
 def find_config(path: Path | str) -> Path:
-    """The file itself, or the shipped configuration of that name. A path that leads nowhere comes
-    back as it is."""
+    """Find a configuration by path, or a shipped one by name. An unknown path is returned
+    unchanged."""
     path = Path(path)
     if path.is_file() or len(path.parts) > 1:
         return path
-    return shipped_configs().get(path.name, path)
+    return list_shipped_configs().get(path.name, path)
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """The mapping in a YAML file, or in the shipped configuration of that name.
+    """Read a mapping from a YAML file, or from the shipped configuration of that name.
 
-    Raises ConfigError when it is missing, unreadable or no mapping.
+    Raises ConfigError when it is missing, unreadable or not a mapping.
     """
     try:
         path = find_config(path)
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        names = ", ".join(shipped_configs())
+        names = ", ".join(list_shipped_configs())
         raise ConfigError(
-            f"{path}: no such file; give the path of a YAML configuration, or one of {names}"
+            f"{path} does not exist; give the path of a YAML configuration, or one of {names}"
         ) from None
     except IsADirectoryError:
         inside = Path(path) / "config.yaml"
         hint = f"; a run's configuration is {inside}" if inside.is_file() else ""
         raise ConfigError(
-            f"{path}: a folder; give the path of a YAML configuration{hint}"
+            f"{path} is a folder; give the path of a YAML configuration{hint}"
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); check the path and its rights"
+            f"{path} cannot be read ({error.strerror}); check the path and its rights"
         ) from None
-    except ValueError:  # a NUL in it
-        raise ConfigError(f"{str(path)!r}: no path; give that of a YAML configuration") from None
+    except ValueError:  # a NUL character
+        raise ConfigError(
+            f"{str(path)!r} is not a path; give the path of a YAML configuration"
+        ) from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected `name: value` lines at the top level")
     return values
 
 
-def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` over them, mapping by mapping; one that names another `kind` or
-    `algo` stands alone."""
+def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `changes` into `values`, mapping by mapping. A mapping with another `kind` or `algo`
+    replaces the old one whole."""
     merged = dict(values)
     for name, change in changes.items():
         below = merged.get(name)
@@ -317,34 +313,34 @@ def overlay(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             change = change.model_dump(mode="json")
         if isinstance(change, Mapping) and isinstance(below, Mapping):
             named = [key for key in ("kind", "algo") if key in change and key in below]
-            if "fractions" in change:  # of windows, in place of dates
+            if "fractions" in change:  # fractions of windows replace their dates
                 below = {
                     key: value
                     for key, value in below.items()
                     if key not in ("train", "validation", "test")
                 }
             if all(change[key] == below[key] for key in named):
-                change = overlay(below, change)
+                change = merge_values(below, change)
         merged[name] = change
     return merged
 
 
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested plain values as dotted name -> value."""
+def flatten_values(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested plain values to dotted name -> value."""
     if not isinstance(values, dict) or not values:
         return {prefix.removesuffix("."): values}
     return {
         key: value
         for name, below in values.items()
-        for key, value in flat(below, f"{prefix}{name}.").items()
+        for key, value in flatten_values(below, f"{prefix}{name}.").items()
     }
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (before, now) of everything in which nested plain values differ, in order;
-    None where missing."""
-    old = flat(before)
-    new = flat(now)
+def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Compare nested plain values; returns dotted name -> (before, now) of those that differ, sorted,
+    None for a missing one."""
+    old = flatten_values(before)
+    new = flatten_values(now)
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
@@ -353,14 +349,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 
 
 def dump_yaml(settings: Settings) -> str:
-    """Settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
+    """Write settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
     return yaml.safe_dump(
         json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True
     )
 
 
 def load_object(reference: str) -> Any:
-    """Import what `package.module:name` names. Raises ConfigError when it cannot be found."""
+    """Import the object `package.module:name`. Raises ConfigError when it cannot be found."""
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{reference!r}: expected 'package.module:name'")
@@ -373,40 +369,41 @@ def load_object(reference: str) -> Any:
 
 
 def is_url(path: str | Path) -> bool:
-    """Whether a path names a file system of its own, like s3://bucket/folder."""
+    """Check that a path is a URL, like s3://bucket/folder."""
     return "://" in str(path)
 
 
 def check_url(url: str) -> str:
-    """The URL without a slash at its end. Raises ConfigError for what is none, and for one that
-    holds a secret."""
+    """Check the URL of a store; returns it without a final slash. Raises ConfigError for another
+    text, for a read-only protocol, and for a URL that holds a secret."""
     if not is_url(url):
         raise ConfigError(
-            f"store: {url!r} is no URL; give one like s3://bucket/runs or file:///mnt/shared/runs"
+            f"store: {url!r} is not a URL; give one like s3://bucket/runs or"
+            " file:///mnt/shared/runs"
         )
-    check_place(url)
+    check_file_url(url)
     parts = urlsplit(url)
     if parts.scheme in ("http", "https", "ftp"):
         raise ConfigError(
-            f"store: {parts.scheme}:// can be read at best; a store is written to, like"
+            f"store: {parts.scheme}:// is read-only; give a store that can be written to, like"
             " s3://bucket/runs"
         )
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
-            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; credentials"
-            " and options belong into the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL,"
+            f"store: the URL of {parts.scheme}://… holds more than a bucket and a path; set"
+            " credentials and options in the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL,"
             " GOOGLE_APPLICATION_CREDENTIALS)"
         )
     return url.rstrip("/")
 
 
-def check_place(path: str) -> str:
-    """A path or URL as it is. Raises ConfigError for a `file://` URL whose first folder would be
-    read as a machine's name: what lies in `file://runs/x` would go to `/x`."""
+def check_file_url(path: str) -> str:
+    """Return a path or URL unchanged. Raises ConfigError for a `file://` URL with two slashes, whose
+    first folder would be read as a machine's name: `file://runs/x` would mean `/x`."""
     parts = urlsplit(path)
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise ConfigError(
-            f"{path}: after file:// comes a machine, here one called {parts.netloc}; write"
+            f"{path}: the word after file:// names a machine, here {parts.netloc}; write"
             f" file:///folder with three slashes, or the path alone ({parts.netloc}{parts.path})"
         )
     return path
@@ -417,45 +414,45 @@ _SECRET_QUERY = re.compile(r"[?&][\w-]*(sig|token|key|secret|passw|credential)[\
 
 
 def check_no_secret(path: str) -> str:
-    """A path or URL of data as it is. Raises ConfigError for a URL that holds a password or a
-    signed query.
+    """Return a path or URL of data unchanged. Raises ConfigError for a URL that holds a password or
+    a signed query.
 
-    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may stand
-    in a pattern.
+    Less strict than `check_url`: `container@account` and `user@host` are names, and `?` may be part
+    of a pattern.
     """
     if is_url(path) and (re.search(r"://[^/\s]*:[^/\s]*@", path) or _SECRET_QUERY.search(path)):
         raise ConfigError(
             f"the URL of {path.partition('://')[0]}://… holds a password or a key; settings are"
-            " stored and shown, so credentials belong into the environment or into fsspec's"
-            " configuration"
+            " stored and shown, so set credentials in the environment or in fsspec's configuration"
         )
-    return check_place(path) if is_url(path) else path
+    return check_file_url(path) if is_url(path) else path
 
 
-def without_secret(path: Any) -> Any:
-    """The same for a validator: raises ValueError."""
+def refuse_secret(path: Any) -> Any:
+    """Check a path for secrets as a pydantic validator. Raises ValueError."""
     try:
         return check_no_secret(str(path)) if isinstance(path, str | Path) else path
     except ConfigError as error:
         raise ValueError(str(error)) from None
 
 
-PathText = Annotated[str, BeforeValidator(without_secret)]
-"""A setting: a local path or an fsspec URL without credentials; a `pathlib.Path` is taken too."""
+PathText = Annotated[str, BeforeValidator(refuse_secret)]
+"""Setting for a local path (text or `pathlib.Path`) or an fsspec URL without credentials."""
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two; C:/ is a drive
+# One slash, since pathlib joins two; two letters or more, since C:/ is a drive.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def refuse_url(path: Path | str, setting: str) -> None:
-    """Raise DataError when a folder that must be local is a URL: as a path it would make a folder
+    """Raise DataError when a folder that must be local is a URL; as a path it would create a folder
     called `s3:`."""
     if _SCHEME.match(str(path)):
         raise DataError(
-            f"{setting}: {path} is a URL, and this folder must be a local one; bars may lie at a"
-            " URL (data.store), and so may runs and markets (store)"
+            f"{setting}: {path} is a URL; give a local folder (URLs are for bars, data.store, and"
+            " for runs and markets, store)"
         )
 
 
-def base_name(path: str) -> str:
-    """What to call a file in a message: its name without folders."""
+def strip_folders(path: str) -> str:
+    """Return the last part of a path or URL, for messages."""
     return path.rstrip("/").rpartition("/")[2]

@@ -1,9 +1,8 @@
-"""Files that are whole or absent, written atomically; JSON and JSON lines; the seal of stored JSON.
+"""Atomic files, JSON, JSON lines, and the seal of stored JSON.
 
-Everything here that opens, makes, renames or deletes something refuses to do so through a symbolic
-link that lies inside a run's folder: such a link may lead into another run. A run's folder itself,
-and what lies above it, may be links. Pipes, sockets and devices are refused in a file's place, so
-that nothing waits for them.
+All functions that open, create, rename or delete refuse to follow a symbolic link inside a run's
+folder, since it may lead into another run. The folder itself and those above it may be links.
+Pipes, sockets and devices are refused in a file's place, because opening them could wait for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "so
 
 
 def is_run_folder(folder: Path | str) -> bool:
-    """True of the folder of a run or of a tournament, by files that other folders do not have."""
+    """Check by its files that a folder is that of a run or of a tournament."""
 
     def has(name: str) -> bool:
         return os.path.lexists(os.path.join(folder, name))
@@ -54,53 +53,49 @@ def refuse_link(path: Path | str) -> None:
     while place != os.path.dirname(place):
         if os.path.islink(place) and _is_inside_run(place):
             raise UnsafePathError(
-                f"{place} is a symbolic link inside a run's folder, where none is followed; "
-                "remove it (what it leads to stays), or move what it leads to into its place"
+                f"{place} is a symbolic link inside a run's folder, where links are not followed; "
+                "remove the link (its target stays), or move its target into its place"
             )
         place = os.path.dirname(place)
 
 
 def refuse_irregular(path: Path | str) -> None:
-    """Raise UnsafePathError where `refuse_link` does, and where `path` is something else than a
-    file.
+    """Raise UnsafePathError where `refuse_link` does, and where `path` is not a regular file.
 
-    A folder is refused inside a run's folder only: elsewhere the system's own error says all.
+    A folder is refused inside a run's folder only: elsewhere the system's own error is clear.
     """
     refuse_link(path)
     try:
         mode = os.stat(path).st_mode
     except OSError:
-        return  # not there, or not to be looked at: whoever opens it says why
+        return  # missing or not readable: opening it raises the system's error
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "device")
-        ours = _is_inside_run(path)
-        if kind == "folder" and not ours:
-            return  # whoever opens it gets an OSError
-        mend = _REMOVE if ours else "name a regular file instead"
-        raise UnsafePathError(f"{path} is a {kind} where a file belongs; {mend}")
+        is_inside = _is_inside_run(path)
+        if kind == "folder" and not is_inside:
+            return
+        remedy = _REMOVE if is_inside else "name a regular file instead"
+        raise UnsafePathError(f"{path} is a {kind} where a file belongs; {remedy}")
 
 
 def refuse_second_name(path: Path | str) -> None:
-    """Raise UnsafePathError where a file inside a run's folder has another name as well (a hard
-    link).
+    """Raise UnsafePathError where a file inside a run's folder has a second name (a hard link).
 
-    For files that are changed in place: the change would show under the other name, too, which may
-    be another run's.
+    For files that are changed in place: the second name may belong to another run, which the change
+    would reach.
     """
     with contextlib.suppress(FileNotFoundError):
         if os.lstat(path).st_nlink > 1 and _is_inside_run(path):
             raise UnsafePathError(
-                f"{path} has another name elsewhere (a hard link), so that writing here would"
-                f" change that, too; put a copy into its place: cp -p '{path}' '{path}.copy' && mv"
-                f" '{path}.copy' '{path}'"
+                f"{path} has a second name (a hard link), whose content a write would change;"
+                f" replace it by a copy: cp -p '{path}' '{path}.copy' && mv '{path}.copy' '{path}'"
             )
 
 
 def refuse_unsafe_database(path: Path | str, *, writes: bool) -> None:
     """Raise UnsafePathError where SQLite would follow a link inside a run, or wait for a pipe.
 
-    SQLite has no such guard: it opens whatever stands under the database's name and the three names
-    beside it.
+    SQLite opens the database and its three companion files without such a check.
     """
     for ending in ("", "-wal", "-shm", "-journal"):
         refuse_irregular(f"{path}{ending}")
@@ -109,19 +104,19 @@ def refuse_unsafe_database(path: Path | str, *, writes: bool) -> None:
 
 
 def open_file(path: Path, mode: Literal["rb", "rb+", "ab", "ab+"] = "rb") -> BinaryIO:
-    """Open a regular file; `refuse_irregular` says what is refused. OSError as from `open`."""
+    """Open a regular file. Raises UnsafePathError as `refuse_irregular` does, OSError as `open`."""
     refuse_irregular(path)
     return path.open(mode)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file (see `open_file`)."""
+    """Read a regular file; errors as of `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, through no link inside a run's folder."""
+    """Create a folder and its parents, through no link inside a run's folder."""
     refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,27 +125,25 @@ def make_folder(folder: Path) -> None:
             strerror = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, strerror, str(folder)) from None
         raise UnsafePathError(
-            f"{error.filename} is no folder, and one belongs there; {_REMOVE}"
+            f"{error.filename} is not a folder, and one belongs there; {_REMOVE}"
         ) from None
 
 
 def move(path: Path, target: Path) -> None:
-    """Rename over whatever stands at `target`. A link is renamed itself; none inside a run is
-    passed."""
+    """Rename `path`, replacing `target`. A link is renamed itself; none inside a run is passed."""
     refuse_link(path.parent)
     refuse_link(target.parent)
     os.replace(path, target)
 
 
 def remove(path: Path) -> None:
-    """Delete a file if it is there. A link is deleted itself; none inside a run is passed."""
+    """Delete a file if it exists. A link is deleted itself; none inside a run is passed."""
     refuse_link(path.parent)
     path.unlink(missing_ok=True)
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder as far as possible; of links, in it or in its place, not what they lead
-    to."""
+    """Delete a folder as far as possible. Links, in it or in its place, lose no target."""
     refuse_link(folder.parent)
     if folder.is_symlink():
         folder.unlink(missing_ok=True)
@@ -160,15 +153,14 @@ def remove_tree(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary neighbour of `path` for writing; rename it over `path` once it is whole and
+    """Open a temporary file next to `path` for writing; rename it to `path` once it is complete and
     on disk.
 
-    Readers see the old file or the new one, never a half. The temporary is removed when the body
-    raises. Without `sync` the file survives the death of the process but perhaps not that of the
-    machine: for files whose hash is checked whenever they are read. With `once` it raises
-    FileExistsError where a file stands.
+    Readers see the old file or the new one, never a part. The temporary file is removed when the
+    body raises. Without `sync` the file survives a kill but perhaps not a power cut: for files whose
+    hash is checked at every reading. With `once` an existing file raises FileExistsError.
 
-    Raises UnsafePathError where something else than a file stands, or a link inside a run's folder.
+    Raises UnsafePathError as `refuse_irregular` does.
     """
     refuse_irregular(path)
     make_folder(path.parent)
@@ -180,9 +172,8 @@ def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterato
             if sync:
                 os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
-        (os.link if once else os.replace)(
-            temporary, path
-        )  # unlike a rename, a link fails where a file stands
+        put_in_place = os.link if once else os.replace  # a hard link fails where a file exists
+        put_in_place(temporary, path)
         if sync:
             system.sync(path.parent)
     finally:
@@ -191,8 +182,7 @@ def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterato
 
 
 def publish(path: Path, data: bytes, *, sync: bool = True) -> bool:
-    """Write `path` whole unless it exists; True if this call wrote it. Never a half file, never a
-    second version."""
+    """Write `path` atomically unless it exists; True if this call wrote it."""
     refuse_irregular(path)
     if path.exists():
         return False
@@ -216,17 +206,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def dump_json(value: Any) -> str:
-    """JSON with sorted keys and no NaN, so that equal values give equal bytes."""
+    """Write a value as JSON with sorted keys and no NaN: equal values give equal bytes."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON to `path` atomically; NaN raises ValueError (store None instead)."""
+    """Write `value` as JSON to `path` atomically. Raises ValueError for NaN; store None instead."""
     write_text(path, dump_json(value))
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON. Raises RunError naming the file when it is missing or damaged."""
+    """Read a JSON file. Raises RunError, which names the file, when it is missing or damaged."""
     try:
         return json.loads(read_bytes(path).decode())
     except FileNotFoundError:
@@ -238,28 +228,28 @@ def read_json(path: Path) -> Any:
 
 
 SEAL_BYTES = 80
-"""More than enough of a sealed file to read its seal."""
+"""Bytes at the start of a sealed file that hold its seal."""
 _SEAL = re.compile(rb'\{"sha256": "([0-9a-f]{64})", ')
 
 
 def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
-    """`body` as one JSON object that begins with `sha256`, the hash of all that follows; `unseal`
-    checks it.
+    """Write `body` as one JSON object that begins with `sha256`, the hash of all that follows;
+    `unseal` checks it.
 
-    `body` is not empty and has no `sha256` of its own. NaN raises ValueError.
+    `body` is not empty and has no key `sha256`. Raises ValueError for NaN.
     """
     rest = (json.dumps(body, sort_keys=True, allow_nan=False, indent=indent)[1:] + "\n").encode()
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
-def seal_of(data: bytes) -> str:
-    """The hash that sealed data begins with; `unseal` says whether it is the right one."""
+def find_seal(data: bytes) -> str:
+    """Find the hash with which sealed data begins, unchecked (`unseal` checks it); empty without."""
     claimed = _SEAL.match(data)
     return "" if claimed is None else claimed[1].decode()
 
 
 def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
-    """What `seal` was given. Raises `damaged` when a single bit of it is another."""
+    """Read sealed data back. Raises `damaged` when its hash does not match."""
     claimed = _SEAL.match(data)
     if claimed is None or hashlib.sha256(data[claimed.end() :]).hexdigest() != claimed[1].decode():
         raise damaged from None
@@ -272,11 +262,10 @@ def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
 
 
 _SMALL = 1 << 20
-"""Files below so many bytes are hashed in one piece, which is twice as fast: runs have thousands of
-them."""
+"""Files below this many bytes are hashed in one piece, twice as fast; runs have thousands of them."""
 
 
-def file_sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     refuse_irregular(path)
     with path.open("rb") as file:
@@ -288,8 +277,7 @@ def file_sha256(path: Path) -> str:
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
-    """Append one line. A kill can cut a line short: `read_jsonl` drops it, and the next one begins
-    anew."""
+    """Append a record as one line. After a line that a kill cut short it begins a new one."""
     make_folder(path.parent)
     line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
     with open_file(path, "ab+") as file:
@@ -301,14 +289,13 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a JSON-lines file (none if it does not exist); torn lines are left
-    out."""
+    """Read the complete records of a JSON-lines file; none if it does not exist."""
     refuse_link(path)
-    return records_in(read_bytes(path)) if path.exists() else []
+    return parse_jsonl(read_bytes(path)) if path.exists() else []
 
 
-def records_in(data: bytes) -> list[dict[str, Any]]:
-    """The whole records of JSON lines; torn lines are left out."""
+def parse_jsonl(data: bytes) -> list[dict[str, Any]]:
+    """Parse JSON lines; incomplete lines are left out."""
     records = []
     for line in data.split(b"\n"):
         try:

@@ -1,11 +1,11 @@
-"""Structured logs: one JSON object a line on standard error, with the run and the pod it is about.
+"""Structured logs: one JSON object a line on standard error, with its run and pod.
 
-    with logs.written("json"), logs.bound(run="quickstart"):
+    with logs.use_format("json"), logs.bind(run="quickstart"):
         logging.getLogger("fintrader").info("a result", extra={"fields": {"score": 1.2}})
 
-Off unless asked for (`--log-format json`, or FINTRADER_LOG_FORMAT=json, which processes of pods
-inherit). Everything that goes through the standard library's logging, warnings and uncaught
-exceptions included, then has one shape.
+They are off by default; `--log-format json` or FINTRADER_LOG_FORMAT=json, which processes of pods
+inherit, turns them on. Logging of the standard library, warnings and uncaught exceptions then have
+one shape.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from typing import Any, Literal, TextIO, cast
 
 LogFormat = Literal["plain", "json"]
 FORMAT_VARIABLE = "FINTRADER_LOG_FORMAT"
-"""Environment variable that says how processes log; `--log-format json` sets it for the pods'
-processes."""
+"""Environment variable with the log format; `--log-format json` sets it for processes of pods."""
 RESERVED = ("time", "level", "logger", "message", "exception")
-"""Keys that no field of a record can take."""
+"""Keys that a record's own fields may not use."""
 _fields: ContextVar[Mapping[str, Any]] = ContextVar(
     "fintrader_log_fields", default=MappingProxyType({})
 )
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON: time (UTC), level, logger, message, what is bound, what came
-    with it."""
+    """Formatter of a record as one line of JSON: time (UTC), level, logger, message, and the fields
+    of `bind` and of the record."""
 
     def format(self, record: logging.LogRecord) -> str:
         own = {**_fields.get(), **getattr(record, "fields", {})}
@@ -49,22 +48,22 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(_plain(entry), default=str, allow_nan=False)
+        return json.dumps(_replace_non_finite(entry), default=str, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become words."""
+def _replace_non_finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON lacks, by words."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(below) for key, below in value.items()}
+        return {str(key): _replace_non_finite(below) for key, below in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(below) for below in value]
+        return [_replace_non_finite(below) for below in value]
     return value
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever standard error is at that moment."""
+    """Handler that looks up `sys.stderr` at each record, since it may be replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -73,20 +72,19 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-def structured() -> bool:
-    """Are the logs of this process JSON?"""
+def is_structured() -> bool:
+    """Check that this process logs JSON."""
     return any(isinstance(handler, _Stderr) for handler in logging.getLogger().handlers)
 
 
 @contextlib.contextmanager
-def written(form: str | None = None) -> Iterator[None]:
-    """Inside the block logs are written as `form`; `plain` leaves them as they are. Nested blocks
-    change nothing.
+def use_format(form: str | None = None) -> Iterator[None]:
+    """Write logs as `form` within the block; `plain` changes nothing, nor does a nested block.
 
-    None: as FORMAT_VARIABLE says, for whoever started this process.
+    None takes the format of FORMAT_VARIABLE, as the parent process set it.
     """
     before = os.environ.get(FORMAT_VARIABLE)
-    if (form or before) != "json" or structured():
+    if (form or before) != "json" or is_structured():
         yield
         return
     root = logging.getLogger()
@@ -98,7 +96,7 @@ def written(form: str | None = None) -> Iterator[None]:
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    sys.excepthook = _uncaught
+    sys.excepthook = _log_uncaught
     os.environ[FORMAT_VARIABLE] = "json"
     try:
         yield
@@ -106,14 +104,16 @@ def written(form: str | None = None) -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.captureWarnings(False)
-        if sys.exc_info()[0] is None:  # an exception on its way out is still to be told of
+        if sys.exc_info()[0] is None:  # an exception that leaves the block is still to be logged
             sys.excepthook = hook
         os.environ.pop(FORMAT_VARIABLE, None) if before is None else os.environ.update(
             {FORMAT_VARIABLE: before}
         )
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     record = logging.LogRecord(
         "fintrader", logging.CRITICAL, "", 0, str(error), None, (kind, error, trace)
     )
@@ -121,8 +121,8 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 @contextlib.contextmanager
-def bound(**fields: Any) -> Iterator[None]:
-    """Every record written inside the block (by this thread) carries these fields."""
+def bind(**fields: Any) -> Iterator[None]:
+    """Add these fields to every record that this thread writes within the block."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -131,14 +131,13 @@ def bound(**fields: Any) -> Iterator[None]:
 
 
 class _Records(io.TextIOBase):
-    """A text stream whose lines become records: what a pod's code prints keeps the shape of its
-    log."""
+    """Text stream whose lines become log records, for prints of a pod's code."""
 
     encoding = "utf-8"
     _rest = ""
 
     def write(self, text: str) -> int:
-        """Log the whole lines; the rest waits for its end."""
+        """Log the complete lines; keep the rest until its line ends."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
@@ -147,6 +146,6 @@ class _Records(io.TextIOBase):
 
 
 def print_as_records() -> None:
-    """From here on `print` to standard output logs; does nothing while logs are plain."""
-    if structured():
+    """Turn later prints to standard output into log records; does nothing for plain logs."""
+    if is_structured():
         sys.stdout = cast(TextIO, _Records())

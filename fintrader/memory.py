@@ -1,7 +1,7 @@
-"""Room in memory, asked for before it is taken: an allocator's error says not what to do.
+"""Free memory, checked before large allocations, since an allocator's error names no remedy.
 
-On a host there is as much of it as the kernel calls available (it gives up caches for it) and as
-the control groups of this process leave: a container's limit is far below what the machine has.
+A host's free memory is the least of the kernel's figure (which counts caches as free) and of the
+rooms in this process's control groups: a container's limit is far below the machine's memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ def require_memory(
     remedy: str,
     error: type[FintraderError] = ConfigError,
 ) -> None:
-    """Raises `error`, naming `what` and `remedy`, when `device` has fewer than `needed` bytes to
-    give."""
-    free = available_memory(device)
+    """Raise `error`, with `what` and `remedy`, when `device` has fewer than `needed` free bytes."""
+    free = measure_free_memory(device)
     if free is not None and needed > free:
         raise error(
             f"{what} needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free on {device};"
@@ -31,10 +30,10 @@ def require_memory(
         )
 
 
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that can still be taken on `device`; None where the system does not say."""
+def measure_free_memory(device: torch.device) -> int | None:
+    """Measure the free bytes of `device`; None where unknown."""
     if device.type == "cuda":
-        # What torch holds and does not use is given to the next tensor.
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
+        # torch reuses the memory that it reserves and does not use.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     return free_memory()

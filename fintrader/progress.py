@@ -296,9 +296,9 @@ class TerminalProgress(Progress):
 def reporter(stream: TextIO | None = None) -> Progress:
     """What suits `stream` (stderr by default): bars at a terminal, sparse lines elsewhere.
 
-    Where logs are structured (`logs.written("json")`), records instead.
+    Where logs are structured (`logs.use_format("json")`), records instead.
     """
-    if stream is None and logs.structured():
+    if stream is None and logs.is_structured():
         return LogProgress(sys.stderr)
     console = Console(file=stream or sys.stderr)
     return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr)

@@ -31,14 +31,16 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
+def create_generator(
+    seed: int, *names: object, device: torch.device | str = "cpu"
+) -> torch.Generator:
     """A torch generator on `device` for a named purpose."""
     import torch  # here, because much that draws numbers needs no torch
 
     return torch.Generator(device=device).manual_seed(derive(seed, *names))
 
 
-def numpy_generator(seed: int, *names: object) -> np.random.Generator:
+def create_numpy_generator(seed: int, *names: object) -> np.random.Generator:
     """A numpy generator for a named purpose."""
     return np.random.default_rng(derive(seed, *names))
 

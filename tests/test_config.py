@@ -82,7 +82,7 @@ def test_yaml_goes_there_and_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (None, "no such file"),
+        (None, "does not exist"),
         ("a: [1", "not valid YAML at line"),
         ("- 1\n- 2\n", "expected `name: value` lines"),
     ],

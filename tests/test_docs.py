@@ -28,7 +28,7 @@ import yaml
 from fintrader import TradingEnv, load_market, pipeline
 from fintrader.agents import SAC, Budget, make_agent, train
 from fintrader.cli import _COMMANDS
-from fintrader.config import models_in, validate
+from fintrader.config import list_models, validate
 from fintrader.deploy.settings import LiveSettings
 from fintrader.envs import EnvSettings
 from fintrader.pipeline import CHOICES, RunConfig
@@ -184,7 +184,7 @@ def test_every_command_exists(page: Path) -> None:
     def options(model: Any, prefix: str = "") -> Iterator[str]:
         for name, field in model.model_fields.items():
             yield f"--{prefix}{name.replace('_', '-')}"
-            for below in models_in(field.annotation):
+            for below in list_models(field.annotation):
                 yield from options(below, f"{prefix}{name.replace('_', '-')}.")
 
     choices = {f"--{name}" for name in CHOICES}

@@ -24,7 +24,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 def test_a_record_carries_what_is_bound_and_what_came_with_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with logs.written("json"), logs.bound(run="r"), logs.bound(pod="p0001"):
+    with logs.use_format("json"), logs.bind(run="r"), logs.bind(pod="p0001"):
         logging.getLogger("x").info(
             "%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}}
         )
@@ -43,7 +43,7 @@ def test_warnings_and_prints_of_pods_become_records(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", sys.stdout)
-    with logs.written("json"), warnings.catch_warnings():
+    with logs.use_format("json"), warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("careful", stacklevel=1)
         logs.print_as_records()
@@ -57,23 +57,23 @@ def test_warnings_and_prints_of_pods_become_records(
 def test_plain_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     handlers = logging.getLogger().handlers[:]
     level = logging.getLogger().level
-    with logs.written("plain"):
-        assert not logs.structured()
+    with logs.use_format("plain"):
+        assert not logs.is_structured()
         assert not isinstance(reporter(), LogProgress)
-    with logs.written("json"):
-        assert logs.structured()
+    with logs.use_format("json"):
+        assert logs.is_structured()
         assert os.environ[logs.FORMAT_VARIABLE] == "json", "pods' processes inherit it"
         assert isinstance(reporter(), LogProgress)
-        with logs.written("json"):
+        with logs.use_format("json"):
             pass
-        assert logs.structured(), "the inner block changed nothing"
+        assert logs.is_structured(), "the inner block changed nothing"
     assert (logging.getLogger().handlers, logging.getLogger().level) == (handlers, level)
     assert logs.FORMAT_VARIABLE not in os.environ
     assert capsys.readouterr().err == ""
 
 
 def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    with logs.written("json"), reporter() as progress:
+    with logs.use_format("json"), reporter() as progress:
         with progress.task("train", total=10, unit="steps") as task:
             task.update(10)
         progress.say("  a line")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.config import flat
+from fintrader.config import flatten_values
 from fintrader.pipeline.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +114,7 @@ def is_setting(reference: str) -> bool:
 def settings() -> frozenset[str]:
     """Dotted settings of a run, whose bars are synthetic or files."""
     files = {"data": {"source": FilesSettings(path="bars").model_dump()}}
-    return frozenset({*flat(RunConfig().model_dump()), *flat(files)})
+    return frozenset({*flatten_values(RunConfig().model_dump()), *flatten_values(files)})
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -195,12 +195,13 @@ def test_derived_seeds_are_stable_and_depend_on_every_part():
 
 def test_generators_repeat_and_differ():
     def draw(*names: object) -> torch.Tensor:
-        return torch.rand(8, generator=seeding.generator(3, *names))
+        return torch.rand(8, generator=seeding.create_generator(3, *names))
 
     assert torch.equal(draw("env"), draw("env"))
     assert not torch.equal(draw("env"), draw("agent"))
     assert (
-        seeding.numpy_generator(3, "a").random(4) == seeding.numpy_generator(3, "a").random(4)
+        seeding.create_numpy_generator(3, "a").random(4)
+        == seeding.create_numpy_generator(3, "a").random(4)
     ).all()
 
 
@@ -245,7 +246,7 @@ def lock(path: Path) -> None:
 def fetch(path: Path) -> None:
     store = ObjectStore(path.parents[3] / "store")
     store.put("a", b"x")
-    store.get_file("a", path, files.file_sha256(path.parents[3] / "store" / "a"))
+    store.get_file("a", path, files.hash_file(path.parents[3] / "store" / "a"))
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
@@ -346,7 +347,7 @@ def make_socket(path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     "read_json": lambda path: files.read_json(path),
     "read_jsonl": lambda path: files.read_jsonl(path),
-    "file_sha256": lambda path: files.file_sha256(path),
+    "hash_file": lambda path: files.hash_file(path),
     "get": lambda path: ObjectStore(path.parent).get(path.name),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fintrader import config
-from fintrader.config import read_yaml, shipped_configs
+from fintrader.config import list_shipped_configs, read_yaml
 from fintrader.errors import ConfigError
 from fintrader.yaml_text import MOST_BYTES, MOST_LEVELS, MOST_VALUES, parse_yaml
 from tests.engines.runs import fintrader
@@ -100,7 +100,7 @@ def test_what_lies_within_the_bounds_is_read() -> None:
     assert parse_yaml(shared, "shared") == expected
     assert len(parse_yaml("- 1\n" * 20_000, "long")) == 20_000
     assert MOST_VALUES > 20_000
-    for path in shipped_configs().values():
+    for path in list_shipped_configs().values():
         assert read_yaml(path)
 
 
@@ -158,7 +158,7 @@ def test_no_mutated_configuration_gets_a_traceback(tmp_path: Path) -> None:
     from fintrader.pipeline.config import load_config
 
     draw = random.Random(1)
-    originals = [path.read_text() for path in shipped_configs().values()]
+    originals = [path.read_text() for path in list_shipped_configs().values()]
     path = tmp_path / "bad.yaml"
     messages = []
     for _ in range(150):

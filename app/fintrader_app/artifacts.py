@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fintrader.errors import ConfigError
-from fintrader.files import records_in
+from fintrader.files import parse_jsonl
 from fintrader.results import run as stored_runs
 from fintrader.results.backtest_files import StoredBacktest, backtest_state, read_backtest
 from fintrader.results.folders import (
@@ -184,6 +184,6 @@ def events(folder: Folder) -> list[dict[str, Any]]:
         whole = (
             added.rfind(b"\n") + 1
         )  # a line that is still being written is read when it is whole
-        return offset + whole, [*records, *records_in(added[:whole])]
+        return offset + whole, [*records, *parse_jsonl(added[:whole])]
 
     return READ.get("events", folder.root, state, read)[1]

@@ -15,7 +15,7 @@ from typing import Any
 
 import streamlit as st
 
-from fintrader.config import shipped_configs
+from fintrader.config import list_shipped_configs
 from fintrader.errors import FintraderError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, when
@@ -119,7 +119,7 @@ def config_folders() -> list[Path]:
     """Folders whose YAML configurations the New run page offers."""
     given = os.environ.get(CONFIGS_VARIABLE)
     here = Path("configs").resolve()
-    shipped = {path.parent for path in shipped_configs().values()} - {here}
+    shipped = {path.parent for path in list_shipped_configs().values()} - {here}
     return [Path(given).resolve()] if given else [here, *shipped]
 
 

@@ -18,7 +18,7 @@ from fintrader.agents.normalisation import Batch, RewardScaler
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import make_perturbation
 from fintrader.envs.observation import Layout
-from fintrader.seeding import derive, generator
+from fintrader.seeding import create_generator, derive
 
 Metrics: TypeAlias = dict[str, float]
 
@@ -72,9 +72,9 @@ class BaseAgent(Resumable):
         )
         self.modules.to(self.device)
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
-        self.generator = generator(seed, "agent", device=self.device)
+        self.generator = create_generator(seed, "agent", device=self.device)
         self.perturbation = make_perturbation(
-            layout, settings, generator(seed, "regularisation", device=self.device)
+            layout, settings, create_generator(seed, "regularisation", device=self.device)
         )
         self.last_noise: Tensor | None = None
         """`[B, L]`: the last draw of persistent noise."""

@@ -38,7 +38,7 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardise
 from fintrader.errors import CheckpointError
-from fintrader.seeding import generator
+from fintrader.seeding import create_generator
 
 INHERITED_PREFIXES = ("modules.", "optimisers.")
 """Names that an agent's `inherit` takes, hence those that are averaged; each learner keeps its
@@ -222,7 +222,7 @@ class PipelinedAgent:
         """Acts: it shares all but the actor and the random stream with the agent."""
         self._front.actor = copy.deepcopy(agent.actor)
         # Two threads must not draw from one stream.
-        self._front.generator = generator(agent.seed, "pipeline", device=agent.device)
+        self._front.generator = create_generator(agent.seed, "pipeline", device=agent.device)
         self._scheduled = agent.learned
         """Updates made or handed to the thread."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")

@@ -24,7 +24,7 @@ from fintrader.agents.checkpoint import Json, add_prefix, read_tensors, select_b
 from fintrader.agents.description import MarketIdentity
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import Budget
-from fintrader.config import Settings, differences
+from fintrader.config import Settings, compare_values
 from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
@@ -337,7 +337,7 @@ class TrainingRun:
 
     def _resume(self) -> None:
         tensors, header = read_tensors(self.path, FORMAT)
-        odd = differences(header["identity"], self.identity)
+        odd = compare_values(header["identity"], self.identity)
         if odd:
             listed = [
                 f"{name}: {there!s:.40} there, {here!s:.40} here"

@@ -21,7 +21,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
-from fintrader.metrics import finite
+from fintrader.metrics import finite_or_none
 from fintrader.results.formatting import (
     count,
     is_baseline,

@@ -200,7 +200,7 @@ def equal_weight(
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """The first bar of every k-th session."""
-    return frozenset(m.session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
+    return frozenset(m.find_session_starts(market.session.cpu().numpy())[::every_sessions].tolist())
 
 
 def inverse_volatility(
@@ -296,7 +296,7 @@ def vol_targeted(
 def usual_volatility(market: MarketTensors) -> float | None:
     """Median over a window's sessions of the volatility, a year, of equal weights in the members
     over `LOOKBACK` sessions; None for a window that is not longer."""
-    ends = m.session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.session.cpu().numpy())
     if len(ends) < LOOKBACK + 2:
         return None
     close = market.adjusted_close.cpu().numpy()[ends]
@@ -305,7 +305,7 @@ def usual_volatility(market: MarketTensors) -> float | None:
     known = member[:-1] & np.isfinite(change)
     daily = np.where(known, change, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     rolling = np.lib.stride_tricks.sliding_window_view(daily, LOOKBACK).std(axis=1, ddof=1)
-    return m.finite(float(np.median(rolling)) * math.sqrt(market.sessions_a_year))
+    return m.finite_or_none(float(np.median(rolling)) * math.sqrt(market.sessions_a_year))
 
 
 def _from_past(
@@ -325,7 +325,7 @@ def _from_past(
     With `spread` the rule's weights are a choice: each chosen symbol gets 1/n of all n symbols, the
     rest stays in cash.
     """
-    ends = m.session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.session.cpu().numpy())
     close = market.adjusted_close.cpu().numpy()[ends]
 
     def weights(bar: int) -> Tensor:

@@ -71,8 +71,8 @@ def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]
     """`[S, N]` returns (the first against the window's first bar), traded value in USD, and who was
     a member."""
     session = market.session.cpu().numpy()
-    ends = m.session_ends(session)
-    starts = m.session_starts(session)
+    ends = m.find_session_ends(session)
+    starts = m.find_session_starts(session)
     close = market.adjusted_close.cpu().numpy()
     levels = close[np.append(0, ends)]
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -36,7 +36,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
     for k, (start, stop) in enumerate(windows):
         session = market.session[start:stop].cpu().numpy()
         rows[start:stop] = start + _shifted_rows(
-            session, numpy_generator(seed, "information-free", k)
+            session, create_numpy_generator(seed, "information-free", k)
         )
     order = torch.from_numpy(rows).to(market.device)
     meta = {**market.meta, "information_free": {"seed": seed}}
@@ -48,8 +48,8 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
 def _shifted_rows(session: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Row of each bar's stand-in: the same bar of the session k later; a shorter session repeats
     its last bar."""
-    starts = m.session_starts(session)
-    ends = m.session_ends(session)
+    starts = m.find_session_starts(session)
+    ends = m.find_session_ends(session)
     count = len(ends)
     if count < 4:
         raise BacktestError(
@@ -105,7 +105,7 @@ def random_portfolios(
     BacktestError when nothing can be bought.
     """
     windows = [market] if isinstance(market, MarketTensors) else list(market)
-    rng = numpy_generator(seed, "random-portfolios")
+    rng = create_numpy_generator(seed, "random-portfolios")
     returns = np.concatenate(
         [_static_returns(window, settings, rng, count, sold=len(windows) > 1) for window in windows]
     )
@@ -142,7 +142,7 @@ def _static_returns(
         raise BacktestError(
             "no member trades in the window's first two bars; start the window at another bar"
         )
-    ends = m.session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.session.cpu().numpy())
     filled = _carried(market.adjusted_close.cpu().numpy())[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))

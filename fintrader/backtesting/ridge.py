@@ -265,7 +265,7 @@ def _utilities(
             plain = weights
         usual[k - start] = plain @ change - cost * np.abs(plain - held).sum()
         plain = plain * (1 + change) / (1 + usual[k - start])
-    first = m.session_starts(panel.session[start:stop])
+    first = m.find_session_starts(panel.session[start:stop])
     daily = np.expm1(np.add.reduceat(np.log1p(np.maximum(earned, -0.99)), first, axis=0))
     active = daily - np.expm1(np.add.reduceat(np.log1p(usual), first))[:, None, None]
     worth: Array = active.mean(axis=0) - RISK_AVERSION / 2 * active.var(axis=0)

@@ -67,7 +67,7 @@ def sensitivity(
     else:
         policies = [policy]
         windows = [market]
-        starts = m.session_starts(market.session.cpu().numpy())
+        starts = m.find_session_starts(market.session.cpu().numpy())
         shifts = [
             shift
             for shift in start_shifts

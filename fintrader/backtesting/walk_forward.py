@@ -43,7 +43,7 @@ def make_folds(market: MarketTensors, settings: WalkForwardSettings) -> list[Fol
 
     Raises BacktestError when not even one fits.
     """
-    ends = m.session_ends(market.session.cpu().numpy())
+    ends = m.find_session_ends(market.session.cpu().numpy())
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
     embargo = settings.embargo_sessions

@@ -123,7 +123,7 @@ def _equity_rows(name: str, result: BacktestResult) -> pd.DataFrame:
 
 
 def _position_rows(name: str, result: BacktestResult) -> pd.DataFrame:
-    ends = m.session_ends(result.session)
+    ends = m.find_session_ends(result.session)
     rows, assets = np.nonzero(result.shares[ends])
     bars = ends[rows]
     return pd.DataFrame(
@@ -145,10 +145,10 @@ def _price_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     if not traded:
         return pd.DataFrame(columns=list(PRICE_COLUMNS))
     result = traded[0]
-    ends = m.session_ends(result.session)
+    ends = m.find_session_ends(result.session)
     close = result.mark[ends].copy()
     if result.last_bar is not None:  # the mark of an ended symbol goes on, its price does not
-        close[m.session_starts(result.session)[:, None] > result.last_bar] = 0.0
+        close[m.find_session_starts(result.session)[:, None] > result.last_bar] = 0.0
     rows, assets = np.nonzero(close)
     return pd.DataFrame(
         {
@@ -218,7 +218,7 @@ def write_backtest(
         part = getattr(stored, name)
         write_json(folder / f"{name}.json", to_json(part) if is_dataclass(part) else part)
     last = dump_json(stored.metrics).encode()
-    hashes = {name: file_sha256(folder / name) for name in FILES} | {
+    hashes = {name: hash_file(folder / name) for name in FILES} | {
         "metrics.json": hashlib.sha256(last).hexdigest()
     }
     write_bytes(folder / SEAL, make_seal(hashes))

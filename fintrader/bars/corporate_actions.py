@@ -25,7 +25,7 @@ from pydantic import Field
 from fintrader.bars.bars import PRICES, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars
-from fintrader.config import PathText, Settings, Ticker, base_name
+from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError, MarketError
 from fintrader.storage.objects import read_csv
 
@@ -78,7 +78,7 @@ def load_actions(
     ]
     if settings.path is not None:
         for line, row in read_csv(settings.path, "data.adjust.path"):
-            where = f"{base_name(settings.path)}, line {line}"
+            where = f"{strip_folders(settings.path)}, line {line}"
             try:
                 rows.append((where, Action.model_validate(_fields(row))))
             except (ValueError, KeyError):

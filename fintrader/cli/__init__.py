@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # torch, not imported yet: threads of small networks wait for others
-    with logs.written(_log_format(argv)):
+    with logs.use_format(_log_format(argv)):
         _main(argv)
 
 
@@ -107,7 +107,7 @@ def _log_format(argv: list[str]) -> str | None:
 
 
 def _complain(text: str) -> None:
-    if logs.structured():
+    if logs.is_structured():
         logging.getLogger("fintrader").error(text)
     else:
         print(f"fintrader: {text}", file=sys.stderr)

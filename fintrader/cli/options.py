@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from fintrader.config import SettingsT, bare, first_problem, list_settings, models_in
+from fintrader.config import (
+    SettingsT,
+    describe_problem,
+    list_models,
+    list_settings,
+    unwrap_annotation,
+)
 from fintrader.errors import ConfigError
 from fintrader.yaml_text import parse_yaml
 
@@ -102,8 +108,8 @@ def options_of(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             yield from options_of(value, (*path, name))
-        elif not (len(models_in(field.annotation)) == 1 and isinstance(field.annotation, type)):
-            annotation, optional = bare(field.annotation)
+        elif not (len(list_models(field.annotation)) == 1 and isinstance(field.annotation, type)):
+            annotation, optional = unwrap_annotation(field.annotation)
             yield Option((*path, name), annotation, optional, value, _about(field))
 
 
@@ -115,7 +121,7 @@ def _holds_several(annotation: Any) -> bool:
     return (
         _is_mapping(annotation)
         or get_origin(annotation) in (tuple, list)
-        or bool(models_in(annotation))
+        or bool(list_models(annotation))
     )
 
 
@@ -130,7 +136,7 @@ def shape(option: Option) -> str:
 
 
 def _shape(annotation: Any) -> str:
-    annotation, _ = bare(annotation)
+    annotation, _ = unwrap_annotation(annotation)
     origin = get_origin(annotation)
     inside = get_args(annotation)
     if origin is Literal:
@@ -139,7 +145,7 @@ def _shape(annotation: Any) -> str:
         return "NAME=VALUE ..."
     if origin is tuple:
         return f"{_shape(inside[0])} ..." if Ellipsis in inside else " ".join(map(_shape, inside))
-    if origin in (Union, UnionType) and not models_in(annotation):
+    if origin in (Union, UnionType) and not list_models(annotation):
         return "|".join(dict.fromkeys(map(_shape, inside)))
     names = {
         "int": "N",
@@ -189,7 +195,7 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
         return type(default).model_validate(values)
     except ValidationError as error:
         raise ConfigError(
-            _as_typed(first_problem(type(default), error, prefer=typed), typed)
+            _as_typed(describe_problem(type(default), error, prefer=typed), typed)
         ) from None
 
 

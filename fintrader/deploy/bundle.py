@@ -36,7 +36,7 @@ from fintrader.deploy.control import BUNDLE as BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import CheckpointError, ConfigError, DeployError
-from fintrader.files import dump_json, file_sha256, seal, unseal, write_bytes
+from fintrader.files import dump_json, hash_file, seal, unseal, write_bytes
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.scaling import statistics_hash
 from fintrader.market.settings import DataSettings
@@ -78,7 +78,7 @@ class Bundle:
             )
         for name, digest in body["files"].items():
             file = Path(folder) / name
-            if not file.is_file() or file_sha256(file) != digest:
+            if not file.is_file() or hash_file(file) != digest:
                 raise DeployError(
                     f"{file} is missing or was changed since it was frozen; freeze the run again"
                 )
@@ -361,4 +361,4 @@ def _onnx(policy: PolicyModule, path: Path, body: Mapping[str, Any]) -> dict[str
         entry.key = key
         entry.value = value
     write_bytes(path, model.SerializeToString())
-    return {"sha256": file_sha256(path), "largest_difference": worst}
+    return {"sha256": hash_file(path), "largest_difference": worst}

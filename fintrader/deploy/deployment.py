@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.bars.calendar import session_date
-from fintrader.config import check_place
+from fintrader.config import check_file_url
 from fintrader.deploy import drift
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import BUNDLE, Bundle, freeze
@@ -40,7 +40,7 @@ REPORT = "drift.json"
 
 def home_of(name: str, deployments_dir: str) -> Path:
     """A deployment's folder."""
-    return Path(check_place(deployments_dir)) / name
+    return Path(check_file_url(deployments_dir)) / name
 
 
 def find(name: str, deployments_dir: str) -> Path:

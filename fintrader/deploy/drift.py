@@ -21,7 +21,7 @@ from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.alpha import e_process
 from fintrader.verdict.bootstrap import block_length, bootstrap_indices
 
@@ -130,7 +130,7 @@ def fan(expected: Array, sessions: int, start: float, *, seed: int) -> dict[str,
     backtest's, in blocks."""
     if len(expected) < 8:
         return {}
-    rng = numpy_generator(seed, "drift")
+    rng = create_numpy_generator(seed, "drift")
     repeats = -(-sessions // len(expected))
     paths = [
         expected[bootstrap_indices(len(expected), block_length(expected), PATHS, rng)]

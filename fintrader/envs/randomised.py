@@ -38,7 +38,7 @@ from fintrader.envs.money import round_to_zero
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
-from fintrader.seeding import derive, draw_seed, generator
+from fintrader.seeding import create_generator, derive, draw_seed
 
 
 def drawn_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
@@ -132,7 +132,7 @@ class _Variant(TradingEnv):
     def __init__(self, env: TradingEnv, count: int, number: int, seed: int) -> None:
         settings = env.settings
         asked = env.settings.randomise
-        draws = generator(seed, "randomise", number)
+        draws = create_generator(seed, "randomise", number)
         low, high = (math.log(bound) for bound in asked.costs)
         times = math.exp(
             low + (high - low) * torch.rand(1, generator=draws, dtype=torch.float64).item()

@@ -66,7 +66,7 @@ class DataConfig(Settings):
 
 def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
     """Discriminator value -> settings model of a union."""
-    models = [model for model in models_in(annotation) if issubclass(model, Settings)]
+    models = [model for model in list_models(annotation) if issubclass(model, Settings)]
     return {
         value: model for model in models for value in get_args(model.model_fields[key].annotation)
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
-from fintrader.config import PathText, Settings, base_name
+from fintrader.config import PathText, Settings, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
 from fintrader.storage.objects import read_whole
@@ -48,7 +48,7 @@ def file_benchmark(settings: BenchmarkSettings, grid: SessionGrid) -> tuple[Arra
     """
     path = settings.path
     assert path is not None
-    file = base_name(path)
+    file = strip_folders(path)
     table = read_level(path, settings, "data.benchmark.path")
     days = table["when"].dt.normalize()
     daily = bool((table["when"] == days).all())
@@ -96,7 +96,7 @@ def daily_level(name: str, path: str, grid: SessionGrid) -> Array:
     values = table["close"].to_numpy(dtype=np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise DataError(
-            f"{base_name(path)}: data.features.daily.{name} needs positive values in its column"
+            f"{strip_folders(path)}: data.features.daily.{name} needs positive values in its column"
             " close"
         )
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")

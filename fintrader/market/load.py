@@ -24,7 +24,7 @@ from fintrader.bars.sources.cells import carries_zone, table_bars
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.presets import SPELLINGS, plain
-from fintrader.config import Settings, overlay, validate
+from fintrader.config import Settings, merge_values, validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.build import assemble, build_market
 from fintrader.market.settings import DataSettings, read_settings
@@ -93,7 +93,7 @@ def _market_of(
     reading = {
         name: one for name, one in (("timezone", timezone), ("label", label)) if one is not None
     }
-    chosen = overlay({"source": {"kind": "files", **reading}}, values)
+    chosen = merge_values({"source": {"kind": "files", **reading}}, values)
     settings = validate(DataSettings, chosen, "settings").effective()
     if not isinstance(settings.source, FilesSettings):
         raise ConfigError(

@@ -24,7 +24,7 @@ from fintrader.bars.calendar import Windows
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import DataError
 from fintrader.market.scaling import FEWEST, relative
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 
 KIND = "in-real"
 CLIP = 3.0
@@ -144,7 +144,7 @@ def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> 
 
     noise = np.empty((bars, len(symbols)))
     for column, symbol in enumerate(symbols):
-        steps = numpy_generator(settings.seed, "planted-in", symbol).standard_normal(bars)
+        steps = create_numpy_generator(settings.seed, "planted-in", symbol).standard_normal(bars)
         steps[1:] *= np.sqrt(1 - settings.phi**2)
         noise[:, column] = lfilter([1.0], [1.0, -settings.phi], steps)
     return noise

@@ -143,7 +143,7 @@ def read_settings(
             return settings
         values = settings.model_dump(mode="json")
         where = "settings"
-    return validate(DataSettings, overlay(values, changes or {}), where)
+    return validate(DataSettings, merge_values(values, changes or {}), where)
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import Settings
 from fintrader.errors import DataError
 from fintrader.progress import SILENT, Progress
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 
 
 class EventSettings(Settings):
@@ -91,7 +91,7 @@ def draw(settings: EventSettings, seed: int, grid: SessionGrid, num_symbols: int
             f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
             f" are {num_symbols}), and halts a session each"
         )
-    random = numpy_generator(seed, "synthetic", "events")
+    random = create_numpy_generator(seed, "synthetic", "events")
     stocks = iter(random.permutation(num_symbols).tolist())
     inner = (grid.num_sessions // 4, 3 * grid.num_sessions // 4)
 
@@ -211,7 +211,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     volatility = _volatility(settings, grid)
 
     def noise(name: str, *shape: int) -> Array:
-        return numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
+        return create_numpy_generator(settings.seed, "synthetic", name).standard_normal(shape)
 
     # index: ln I[t] = ln I[t-1] + s_I e - s_I² / 2, so that E[I[t] / I[t-1]] = 1
     index_scale = 1e-4 * settings.index_volatility_bps * volatility
@@ -219,7 +219,7 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     index = 1000.0 * np.exp(np.cumsum(index_steps - index_scale**2 / 2))
 
     # stock: ln P[t] = ln P[t-1] + mu state[t-1] + (beta s_I e_I + s e) - variance / 2
-    beta = numpy_generator(settings.seed, "synthetic", "beta").uniform(0.6, 1.4, num_symbols)
+    beta = create_numpy_generator(settings.seed, "synthetic", "beta").uniform(0.6, 1.4, num_symbols)
     own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
     steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
     steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
@@ -230,7 +230,9 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         state = drift_states(settings, num_bars)
         steps[1:] += 1e-4 * settings.planted.drift_bps * state[:-1]
         extras[settings.planted.column] = state
-    first = numpy_generator(settings.seed, "synthetic", "price").uniform(20.0, 200.0, num_symbols)
+    first = create_numpy_generator(settings.seed, "synthetic", "price").uniform(
+        20.0, 200.0, num_symbols
+    )
     close = first * np.exp(np.cumsum(steps, axis=0))
     open_ = np.vstack([first[None, :], close[:-1]])
     reach = np.abs(noise("reach", 2, num_bars, num_symbols)) * own_scale * 0.5
@@ -240,7 +242,9 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     volume = np.floor(settings.volume_usd / first * surge) + 1
 
     present = (
-        numpy_generator(settings.seed, "synthetic", "missing").random((num_bars, num_symbols))
+        create_numpy_generator(settings.seed, "synthetic", "missing").random(
+            (num_bars, num_symbols)
+        )
         >= settings.missing
     )
     present[0] = True
@@ -291,7 +295,7 @@ class SyntheticFeed(MemoryFeed):
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
     """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that
     follows."""
-    random = numpy_generator(settings.seed, "synthetic", "state")
+    random = create_numpy_generator(settings.seed, "synthetic", "state")
     start = random.integers(0, 2, settings.num_symbols)
     flips = random.random((num_bars, settings.num_symbols)) < settings.planted.switch
     return 1.0 - 2.0 * ((start + np.cumsum(flips, axis=0)) % 2)
@@ -300,7 +304,7 @@ def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
 def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
     """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the
     regime's."""
-    random = numpy_generator(settings.seed, "synthetic", "regime")
+    random = create_numpy_generator(settings.seed, "synthetic", "regime")
     wild = np.cumsum(random.random(grid.num_bars) < settings.regime_switch) % 2
     level = np.where(wild == 1, np.sqrt(settings.regime_ratio), 1 / np.sqrt(settings.regime_ratio))
     first = grid.first_bar

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from fintrader.bars.bars import Array
 from fintrader.bars.companies import Interval, index_companies
-from fintrader.config import PathText, Settings, Ticker, base_name
+from fintrader.config import PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
 from fintrader.metrics import TRADING_DAYS
 from fintrader.storage.objects import read_csv
@@ -128,7 +128,7 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
             )
         except (KeyError, ValueError, TypeError):
             raise DataError(
-                f"{base_name(str(path))}, line {line}: expected ticker, member_from, member_to as"
+                f"{strip_folders(str(path))}, line {line}: expected ticker, member_from, member_to as"
                 " dates like 2016-01-04"
             ) from None
     return {
@@ -197,7 +197,7 @@ def load_shares(settings: UniverseSettings) -> Shares | None:
     if settings.shares_outstanding is None:
         return None
     found: dict[str, dict[dt.date, float]] = {}
-    name = base_name(settings.shares_outstanding)
+    name = strip_folders(settings.shares_outstanding)
     for line, row in read_csv(settings.shares_outstanding, "data.universe.shares_outstanding"):
         try:
             symbol = row["symbol"]

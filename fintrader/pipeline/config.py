@@ -25,9 +25,9 @@ from fintrader.config import (
     REFERENCE,
     Settings,
     check_url,
-    differences,
+    compare_values,
     load_object,
-    overlay,
+    merge_values,
     refuse_url,
     validate,
     validate_below,
@@ -288,7 +288,7 @@ RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations"
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (before, now) of every setting in which two configurations differ, places left
     out."""
-    found = differences(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    found = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
     return {
         field: values
         for field, values in found.items()
@@ -328,4 +328,4 @@ def configured(
     else:
         kinds = "a name like 'quickstart', a YAML file, RunConfig or plain values"
         raise ConfigError(f"a run needs a configuration ({kinds}), not {type(config).__name__}")
-    return validate(RunConfig, overlay(values, overrides), where)
+    return validate(RunConfig, merge_values(values, overrides), where)

@@ -13,7 +13,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from fintrader.config import bare, flat, models_in
+from fintrader.config import flatten_values, list_models, unwrap_annotation
 from fintrader.files import write_json
 from fintrader.pipeline.config import CHOICES, RunConfig
 from fintrader.results.settings import DEFAULTS
@@ -24,7 +24,7 @@ def table() -> dict[str, Any]:
     """`settings`: dotted name -> default of a run that says nothing; `choices`: place of a union ->
     member -> the same of what stands there; `mappings`: settings with anybody's names below
     (`tournament.search`) -> their entries."""
-    settings = flat(whole := RunConfig().model_dump(mode="json"))
+    settings = flatten_values(whole := RunConfig().model_dump(mode="json"))
     choices = {
         place: {
             name: dict(_defaults(model, place.rpartition(".")[0]))
@@ -48,16 +48,16 @@ def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
             if field.is_required()
             else to_jsonable_python(field.get_default(call_default_factory=True))
         )
-        yield from flat(value, f"{place}.{name}.").items()
+        yield from flatten_values(value, f"{place}.{name}.").items()
 
 
 def _mappings(model: type[BaseModel], before: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        origin = get_origin(bare(field.annotation)[0])
+        origin = get_origin(unwrap_annotation(field.annotation)[0])
         if isinstance(origin, type) and issubclass(origin, Mapping):
             yield f"{before}{name}"
         else:
-            for below in models_in(field.annotation):
+            for below in list_models(field.annotation):
                 yield from _mappings(below, f"{before}{name}.")
 
 

@@ -16,7 +16,7 @@ from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import validate
 from fintrader.errors import ConfigError
 from fintrader.market.synthetic import SyntheticSettings
-from fintrader.memory import HOST, available_memory
+from fintrader.memory import HOST, measure_free_memory
 from fintrader.pipeline.config import RunConfig, changed_results
 from fintrader.tournament.settings import TournamentSettings
 
@@ -124,7 +124,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     market = stored or _market_bytes(config)
     pods = _at_once(settings)
     needed = None if market is None else MAIN_BYTES + 2 * market + pods * (POD_BYTES + market)
-    free = available_memory(HOST)
+    free = measure_free_memory(HOST)
     sure: Sure
     if likely is not None:
         sure = "likely"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from fintrader.config import overlay
+from fintrader.config import merge_values
 from fintrader.errors import DataError, ReportError
 from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
@@ -78,7 +78,9 @@ def check_report(
             changes: dict[str, Any] = {"backtest": only} | (
                 {"data": _bars_at(config, data)} if data else {}
             )
-            return type(config).model_validate(overlay(config.model_dump(mode="json"), changes))
+            return type(config).model_validate(
+                merge_values(config.model_dump(mode="json"), changes)
+            )
 
         own = settings(recipe["config"])
         judged = settings(recipe["backtest"]) if "backtest" in recipe else own

@@ -85,7 +85,7 @@ def watching(
 ) -> Iterator[Callable[[Orchestrator], None] | None]:
     """What the reconcile loop of a search is to call after each turn; None where nobody watches."""
     endpoint = _endpoint.get()
-    with logs.bound(run=folder.label):
+    with logs.bind(run=folder.label):
         if endpoint is None:
             yield None
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fintrader.metrics import fewest_sessions
+from fintrader.metrics import min_sessions
 from fintrader.report.page import Page, note, number, side_by_side, table
 from fintrader.results import figures, periods
 from fintrader.results.allocation import (
@@ -237,7 +237,7 @@ def _markets(
     daily: pd.DataFrame, index: str, main: str, names: Sequence[str], year: int
 ) -> list[str]:
     states = periods.regime_table(daily, index, main, year)
-    least = max(periods.FEWEST_SESSIONS, fewest_sessions(year))
+    least = max(periods.FEWEST_SESSIONS, min_sessions(year))
     if states.empty or len(daily) < least:
         parts = [note(f"Regimes need {least} sessions; this window has {len(daily)}.")]
     else:

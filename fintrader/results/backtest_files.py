@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import RunError
-from fintrader.files import file_sha256, seal, unseal
+from fintrader.files import hash_file, seal, unseal
 from fintrader.results.folders import (
     MAX_JSON_BYTES,
     ChangedFileError,
@@ -184,7 +184,7 @@ class StoredBacktest:
     @cached_property
     def ends(self) -> NDArray[np.int64]:
         """`[S]`: numbers of the sessions' last bars."""
-        return m.session_ends(self.session)
+        return m.find_session_ends(self.session)
 
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide: index `minute`, one column a strategy, at every bar."""
@@ -351,7 +351,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
     paths = sorted(
         path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
     )
-    return {path.name: file_sha256(path) for path in paths if path.name != SEAL}
+    return {path.name: hash_file(path) for path in paths if path.name != SEAL}
 
 
 def read_seal(folder: Folder) -> dict[str, Any]:

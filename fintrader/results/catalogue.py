@@ -182,16 +182,23 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             EMPYRICAL,
             _daily(m.mean_return),
         ),
-        ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(m.best)),
-        ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(m.worst)),
-        ("best_month", "Best month", _SHARE, "max over calendar months", PYFOLIO, _monthly(m.best)),
+        ("best_day", "Best day", _SHARE, "max(r)", PYFOLIO, _daily(m.best_return)),
+        ("worst_day", "Worst day", _SHARE, "min(r)", PYFOLIO, _daily(m.worst_return)),
+        (
+            "best_month",
+            "Best month",
+            _SHARE,
+            "max over calendar months",
+            PYFOLIO,
+            _monthly(m.best_return),
+        ),
         (
             "worst_month",
             "Worst month",
             _SHARE,
             "min over calendar months",
             PYFOLIO,
-            _monthly(m.worst),
+            _monthly(m.worst_return),
         ),
         ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(m.hit_rate)),
         (
@@ -684,7 +691,9 @@ def _defined(key: str, compute: Compute) -> Compute:
     def defined(s: MetricInputs) -> float | None:
         untraded = key in _OF_POSITIONS and not s.of.has_positions
         return (
-            None if untraded or m.too_short(key, s.sessions, s.of.sessions_a_year) else compute(s)
+            None
+            if untraded or m.is_too_short(key, s.sessions, s.of.sessions_a_year)
+            else compute(s)
         )
 
     return defined

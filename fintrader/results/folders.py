@@ -235,7 +235,7 @@ class Folder:
     def jsonl(self, *parts: str) -> list[dict[str, Any]]:
         """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left
         out."""
-        return records_in(self.tail(*parts, limit=MAX_LOG_BYTES))
+        return parse_jsonl(self.tail(*parts, limit=MAX_LOG_BYTES))
 
     def folders(self, *parts: str) -> list[str]:
         """Names of the folders inside, sorted; links are left out."""

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fintrader import progress
-from fintrader.metrics import TRADING_DAYS, fewest_sessions
+from fintrader.metrics import TRADING_DAYS, min_sessions
 from fintrader.results.catalogue import BY_KEY, of_a_year
 from fintrader.verdict.verdict import Verdict
 
@@ -174,14 +174,14 @@ def missing(key: str, values: Mapping[str, Any]) -> str:
     """Why a strategy has a dash for this metric although it can be computed; empty where it has
     none."""
     short = of_a_year(key) and is_short(values.get("sessions"), year_of(values))
-    return f"under {fewest_sessions(year_of(values))} sessions" if short else ""
+    return f"under {min_sessions(year_of(values))} sessions" if short else ""
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
     """Whether so many sessions are less than a quarter of a year: nothing of a year is said of
     them."""
     found = number(sessions)
-    return found is not None and found < fewest_sessions(sessions_a_year)
+    return found is not None and found < min_sessions(sessions_a_year)
 
 
 def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str]:

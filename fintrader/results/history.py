@@ -98,7 +98,7 @@ class MetricInputs:
     @cached_property
     def monthly(self) -> Array:
         """Return of each calendar month (UTC) the window touches."""
-        ends = m.session_ends(self.of.session)
+        ends = m.find_session_ends(self.of.session)
         months = (
             self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
         )
@@ -107,7 +107,7 @@ class MetricInputs:
     @cached_property
     def minute(self) -> Array:
         """Return of each bar."""
-        return m.returns_of(self.of.equity)
+        return m.simple_returns(self.of.equity)
 
     @property
     def bars_per_year(self) -> float:
@@ -121,7 +121,7 @@ class MetricInputs:
     @cached_property
     def closing_weights(self) -> Array:
         """`[S, N]`: weights at each session's close."""
-        ends = m.session_ends(self.of.session)
+        ends = m.find_session_ends(self.of.session)
         return weights(self.of.shares[ends], self.of.mark[ends], self.of.equity[ends])
 
     @cached_property

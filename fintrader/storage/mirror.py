@@ -31,7 +31,7 @@ from fintrader.config import check_url
 from fintrader.errors import RunError, StorageDamagedError, StorageError
 from fintrader.files import (
     dump_json,
-    file_sha256,
+    hash_file,
     publish,
     read_bytes,
     read_json,
@@ -103,7 +103,7 @@ class Mirror:
 
     def put_file(self, path: Path) -> str:
         """Store a file under its hash; returns the hash."""
-        digest = file_sha256(path)
+        digest = hash_file(path)
         self.objects.put_file(f"objects/{digest}", path)
         self._sent.add(digest)
         return digest
@@ -329,7 +329,7 @@ class Mirror:
         stat = path.stat()
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if self._hashes.get(path, (None, ""))[0] != stamp:
-            self._hashes[path] = (stamp, file_sha256(path))
+            self._hashes[path] = (stamp, hash_file(path))
         return self._hashes[path][1]
 
 
@@ -420,7 +420,7 @@ class Markets:
         missing = [key for key in keys if not self.objects.exists(f"{key}.json")]
         if not missing:
             return
-        hashes = {name: file_sha256(path) for name, path in files.items()}
+        hashes = {name: hash_file(path) for name, path in files.items()}
         for name, path in files.items():
             if not self.objects.exists(f"objects/{hashes[name]}"):
                 self.objects.put_file(f"objects/{hashes[name]}", path)

@@ -179,15 +179,15 @@ def evidence_of(
     pooled = np.average(series, axis=0, weights=weights)
     kappa, t = james_stein(pooled)
     year = members[0].result.metrics.get("sessions_a_year") or m.TRADING_DAYS
-    known = m.deviation(pooled) * year**0.5
+    known = m.standard_deviation(pooled) * year**0.5
     wanted = settings.ensemble_tracking_error
     scale = min(wanted / known, MAX_TILT_SCALE) if wanted and known > 0 else 1.0
     return {
         "how": settings.ensemble_shrinkage,
         "kappa": kappa,
-        "t": m.finite(t),
+        "t": m.finite_or_none(t),
         "sessions": len(pooled),
-        "tracking_error": m.finite(known),
+        "tracking_error": m.finite_or_none(known),
         "tilt_scale": kappa * scale,
     }
 
@@ -198,7 +198,7 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
 
     Returns that do not vary are no estimate of anything: kappa is then 1 or 0, by their sign.
     """
-    spread = m.deviation(active)
+    spread = m.standard_deviation(active)
     if math.isnan(spread):
         return 0.0, math.nan
     mean = float(active.mean())

@@ -34,7 +34,7 @@ from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import fewest_sessions, too_short
+from fintrader.metrics import is_too_short, min_sessions
 from fintrader.progress import Progress
 from fintrader.tournament.settings import Metric
 
@@ -210,7 +210,7 @@ def check_windows(
 ) -> None:
     """Raises ConfigError unless each part holds enough sessions for the metric."""
     least = (
-        fewest_sessions(sessions_a_year) if too_short(metric, 0) else 1 if metric == "return" else 2
+        min_sessions(sessions_a_year) if is_too_short(metric, 0) else 1 if metric == "return" else 2
     )
     if sessions < least * windows:
         raise ConfigError(
@@ -239,7 +239,7 @@ def score(
     if metric == "active_utility":
         return float(sessions_a_year * (active.mean() - 0.5 * risk_aversion * active.var(ddof=1)))
     if metric == "information_ratio":
-        spread = m.deviation(active) * math.sqrt(sessions_a_year)
+        spread = m.standard_deviation(active) * math.sqrt(sessions_a_year)
         return float(active.mean()) * sessions_a_year / max(spread, LEAST_TRACKING_ERROR)
     if not returns.any():
         return 0.0

@@ -73,7 +73,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     (_, end), (begin, _), _ = windows
     embargo = len(torch.unique(market.session[end:begin]))
     whole = training_and_validation(market)
-    starts = m.session_starts(whole.session.cpu().numpy())
+    starts = m.find_session_starts(whole.session.cpu().numpy())
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from fintrader.config import Settings, first_problem
+from fintrader.config import Settings, describe_problem
 from fintrader.errors import ConfigError
-from fintrader.seeding import derive, numpy_generator
+from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import library, proposed
 from fintrader.tournament.settings import Range, TournamentSettings
@@ -57,7 +57,7 @@ class Generator:
         base = self.agents[index % len(self.agents)]
         values = base.model_dump(mode="json")
         if index >= len(self.agents):
-            random = numpy_generator(self.seed, "fresh", index)
+            random = create_numpy_generator(self.seed, "fresh", index)
             there = {name: get(values, name) for name in self.settings.search if has(values, name)}
             drawn = {
                 name: draw(self.settings.search[name], like, random) for name, like in there.items()
@@ -103,7 +103,7 @@ class Generator:
             (agent for agent in self.agents if getattr(agent, "algo", None) == algo), self.agents[0]
         )
         if explore:
-            random = numpy_generator(self.seed, "explore", index)
+            random = create_numpy_generator(self.seed, "explore", index)
             for name, space in self.settings.search.items():
                 if has(values, name) and not space.structural:
                     put(values, name, self._explored(space, get(values, name), random))
@@ -116,7 +116,7 @@ class Generator:
         """The asynchronous tournament's next pod: fresh, or a child of a row (of a niche's best)
         picked by rank."""
         settings = self.settings
-        random = numpy_generator(self.seed, "propose", index)
+        random = create_numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
         if len(leaderboard.parents) < settings.founders:
             return self.founder(index, leaderboard)
@@ -127,7 +127,7 @@ class Generator:
             parent = parents[int(pick * len(parents))]
         else:
             parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
-        same = numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
+        same = create_numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
         return self.child(
             index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same
         )
@@ -165,7 +165,7 @@ class Generator:
         try:
             agent = type(base).model_validate(values).model_dump(mode="json")
         except ValidationError as error:
-            problem = first_problem(type(base), error)
+            problem = describe_problem(type(base), error)
             raise ConfigError(
                 f"tournament.search leads to settings no agent can have: {problem}"
             ) from None
@@ -302,7 +302,7 @@ def check_search(search: Mapping[str, Range], agents: Sequence[Settings]) -> Non
                 try:
                     type(agent).model_validate(values)
                 except ValidationError as error:
-                    problem = first_problem(type(agent), error)
+                    problem = describe_problem(type(agent), error)
                     raise ConfigError(
                         f"tournament.search.{name}: {value!r} is impossible: {problem}"
                     ) from None

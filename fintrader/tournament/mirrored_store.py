@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import file_sha256, publish, read_bytes, remove, write_text
+from fintrader.files import hash_file, publish, read_bytes, remove, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import find_newest_token
 from fintrader.storage.mirror import Markets, Mirror
@@ -197,7 +197,7 @@ class MirroredStore(RunStore):
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """In the object store first: what is only here is found again by `holds`."""
-        curves = map(file_sha256, filter(Path.is_file, self._beside(result.pod)[1:]))
+        curves = map(hash_file, filter(Path.is_file, self._beside(result.pod)[1:]))
         for digest in (result.snapshot, result.policy, *curves):
             if digest is not None and digest not in shared:
                 self.mirror.discard(digest)

@@ -30,7 +30,7 @@ from typing import cast
 from fintrader import logs, reproducible
 from fintrader.config import load_object
 from fintrader.errors import FintraderError, StorageError
-from fintrader.files import file_sha256
+from fintrader.files import hash_file
 from fintrader.storage.outages import allow_outages
 from fintrader.tournament.at_work import at_work, outlive
 from fintrader.tournament.mirrored_store import open_store
@@ -112,7 +112,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
     known = {
         "reason": "stopped_early" if result.status == "stopped" else "",
         "spec": spec.digest,
-        "policy": file_sha256(policy) if policy.exists() else None,
+        "policy": hash_file(policy) if policy.exists() else None,
         "finished": finished,
         "seconds": result.seconds or finished - result.started,
     }
@@ -138,8 +138,8 @@ def _stored(store: RunStore, spec: PodSpec, context: PodContext, result: PodResu
 def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
     """Structured logs, where they are asked for, with the names of run and pod on every line."""
     with (
-        logs.written(),
-        logs.bound(run=context.run.label, pod=spec.pod, attempt=context.attempt),
+        logs.use_format(),
+        logs.bind(run=context.run.label, pod=spec.pod, attempt=context.attempt),
     ):
         log.info(
             f"{what} begins", extra={"fields": {"device": context.device, "origin": spec.origin}}
@@ -147,7 +147,7 @@ def _logged(spec: PodSpec, context: PodContext, what: str) -> Iterator[None]:
         try:
             yield
         except Exception:
-            if logs.structured():
+            if logs.is_structured():
                 log.exception("pod is lost")
             raise
 
@@ -213,7 +213,7 @@ def _is_out_of_gpu_memory(error: BaseException) -> bool:
 
 def main() -> None:
     """Serve pods until the launcher is gone, and the last one a while longer."""
-    with logs.written():
+    with logs.use_format():
         logs.print_as_records()
         serve()
 
@@ -264,7 +264,7 @@ def _work(task: Message, channel: Channel) -> bool:
     except BaseException as error:
         if isinstance(error, StorageError):
             print(error, file=sys.stderr)  # says all there is to say
-        elif not logs.structured():  # then the pod's own log has it
+        elif not logs.is_structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)
         message = failure_message(error)
         last = message["reason"] in ("oom", "fenced") or not isinstance(error, Exception)

@@ -25,7 +25,7 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import ConfigError, MarketError, TournamentError
-from fintrader.files import file_sha256, read_jsonl
+from fintrader.files import hash_file, read_jsonl
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.results.leaderboard_reader import read_leaderboard
@@ -198,7 +198,7 @@ def market_hash(market: Path) -> str:
             stored = (file.metadata() or {}).get("content_hash")
     except (SafetensorError, OSError):
         stored = None
-    return stored or file_sha256(Path(market))
+    return stored or hash_file(Path(market))
 
 
 def _check_market(

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from fintrader.config import Settings
 from fintrader.errors import TournamentError
-from fintrader.files import read_bytes, seal, seal_of, unseal
+from fintrader.files import find_seal, read_bytes, seal, unseal
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, open_mirror
 from fintrader.tournament.settings import OperationsSettings
@@ -132,7 +132,7 @@ class PodSpec(_Record):
     @property
     def digest(self) -> str:
         """The seal of the record: a result names the spec it belongs to."""
-        return seal_of(self.to_json().encode())
+        return find_seal(self.to_json().encode())
 
 
 class PodResult(_Record):

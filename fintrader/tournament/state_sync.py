@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fintrader.errors import FintraderError, StorageDamagedError
 from fintrader.files import (
-    file_sha256,
+    hash_file,
     make_folder,
     move,
     read_bytes,
@@ -167,7 +167,7 @@ class TrainingState:
                 copy = to / name
                 make_folder(copy.parent)
                 _hold(path, copy)
-                files[name] = file_sha256(copy)
+                files[name] = hash_file(copy)
         return files
 
     def _here(self) -> list[Path]:

@@ -24,7 +24,8 @@ from typing import Any
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import (
     SEAL_BYTES,
-    file_sha256,
+    find_seal,
+    hash_file,
     move,
     open_file,
     publish,
@@ -34,7 +35,6 @@ from fintrader.files import (
     remove,
     remove_tree,
     seal,
-    seal_of,
     unseal,
     write_bytes,
 )
@@ -142,7 +142,7 @@ class RunStore:
         """The seal of what `identity` gives, by which the log says whose it is; empty where there
         is none."""
         try:
-            return seal_of(read_bytes(self.identity_path)[:SEAL_BYTES])
+            return find_seal(read_bytes(self.identity_path)[:SEAL_BYTES])
         except OSError:
             return ""
 
@@ -222,7 +222,7 @@ class RunStore:
         """The seal of its stored spec, by which results name it; `read_spec` says whether it is the
         right one."""
         with open_file(self.spec_path(pod)) as file:
-            return seal_of(file.read(SEAL_BYTES))
+            return find_seal(file.read(SEAL_BYTES))
 
     def replaced(self, spec: PodSpec) -> bool:
         """Whether another spec of that pod stands in this folder: that of another run, which lies
@@ -369,7 +369,7 @@ class RunStore:
                 remove(path)
 
     def _whole(self, path: Path, digest: str) -> bool:
-        return path.is_file() and file_sha256(path) == digest
+        return path.is_file() and hash_file(path) == digest
 
     def _kept(self, digest: str, path: Path) -> bool:
         """Whether content is where it counts."""

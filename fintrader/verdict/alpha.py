@@ -30,7 +30,7 @@ from scipy import fft, stats
 
 from fintrader.errors import BacktestError
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 from fintrader.verdict import LEVEL
 from fintrader.verdict.bootstrap import block_length
 from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
@@ -159,7 +159,7 @@ def _resampled(
     values: Array, block: int, waves: Array, repeats: int, seed: int
 ) -> tuple[Array, Array]:
     """`[R]` means and `[R]` standard errors of samples put together of blocks, wrapping around."""
-    rng = numpy_generator(seed, "alpha")
+    rng = create_numpy_generator(seed, "alpha")
     size = values.size
     pieces = -(-size // block)
     means = []
@@ -196,7 +196,7 @@ def shift_test(
     if total is None or size < 3:
         return None
     by_shift = fft.irfft(total, n=size)
-    rng = numpy_generator(seed, "shifts")
+    rng = create_numpy_generator(seed, "shifts")
     drawn = by_shift[1 + rng.permutation(size - 1)[:shifts]]
     # The transform rounds: what is equal to its last digits counts as equal.
     as_much = int((drawn >= by_shift[0] - 1e-12 * float(np.abs(by_shift).max())).sum())

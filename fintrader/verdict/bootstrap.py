@@ -143,7 +143,7 @@ def paired_excess(
     if excess.size < 8:
         return None
     length = block_length(excess)
-    rows = bootstrap_indices(excess.size, length, repeats, numpy_generator(seed, "excess"))
+    rows = bootstrap_indices(excess.size, length, repeats, create_numpy_generator(seed, "excess"))
     means = excess[rows].mean(axis=1)
     mean = float(excess.mean())
     low, high = np.percentile(means, [50 * (1 - level), 50 * (1 + level)]) * sessions_a_year
@@ -168,7 +168,7 @@ def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Arra
     flat = values.max(axis=0) == values.min(axis=0)
     mean = values.mean(axis=0)
     length = float(np.mean([block_length(values[:, k]) for k in range(columns)]))
-    rows = bootstrap_indices(size, length, repeats, numpy_generator(seed, "romano-wolf"))
+    rows = bootstrap_indices(size, length, repeats, create_numpy_generator(seed, "romano-wolf"))
     # Means of resampled rows are counts times rows: one product instead of a [R, T, K] array.
     counts = np.stack([np.bincount(row, minlength=size) for row in rows]) / size
     scale = np.sqrt(np.maximum(_long_run_variance(values - mean, length), 1e-30) / size)

@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import deviation, known, kurtosis, skew
+from fintrader.metrics import drop_missing, kurtosis, skew, standard_deviation
 
 Array = NDArray[np.float64]
 EULER = 0.5772156649015329
@@ -61,8 +61,8 @@ class SharpeSample:
     def of(cls, returns: ArrayLike) -> SharpeSample | None:
         """The sample of a return series; None when it has fewer than three values or no
         dispersion."""
-        values = known(returns)
-        spread = deviation(values)
+        values = drop_missing(returns)
+        spread = standard_deviation(values)
         third = skew(values)
         fourth = kurtosis(values)
         if values.size < 3 or not spread > 0 or third is None or fourth is None:

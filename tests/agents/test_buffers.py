@@ -14,7 +14,7 @@ from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.errors import CheckpointError, ConfigError
-from fintrader.memory import HOST, available_memory
+from fintrader.memory import HOST, measure_free_memory
 from tests.engines.tiny import Identity, IdentityMarket, agent_settings
 from tests.factories import examples
 
@@ -226,11 +226,11 @@ def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> 
 def test_the_tightest_control_group_counts(machine: Path) -> None:
     write(machine / "proc" / "self" / "cgroup", "0::/pods/one\n")
     group(machine / "cgroup" / "pods" / "one", "max", 400 * MIB, 0)
-    assert available_memory(HOST) == 1024 * MIB
+    assert measure_free_memory(HOST) == 1024 * MIB
     group(machine / "cgroup" / "pods", str(500 * MIB), 400 * MIB, 50 * MIB)
-    assert available_memory(HOST) == 150 * MIB
+    assert measure_free_memory(HOST) == 150 * MIB
     group(machine / "cgroup" / "pods" / "one", str(401 * MIB), 400 * MIB, 0)
-    assert available_memory(HOST) == MIB
+    assert measure_free_memory(HOST) == MIB
 
 
 def test_groups_of_the_first_version(machine: Path) -> None:
@@ -240,7 +240,7 @@ def test_groups_of_the_first_version(machine: Path) -> None:
     )
     group(machine / "cgroup" / "memory" / "job", str(300 * MIB), 290 * MIB, 20 * MIB, version=1)
     group(machine / "cgroup" / "memory", str(2**63 - 4096), 400 * MIB, 0, version=1)
-    assert available_memory(HOST) == 30 * MIB
+    assert measure_free_memory(HOST) == 30 * MIB
 
 
 def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
@@ -271,9 +271,9 @@ def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
-    real = memory.available_memory
+    real = memory.measure_free_memory
     monkeypatch.setattr(
-        memory, "available_memory", lambda device: 2**40 if device != HOST else real(device)
+        memory, "measure_free_memory", lambda device: 2**40 if device != HOST else real(device)
     )
     with pytest.raises(
         ConfigError, match=r"storing agent\.buffer_size of 20,000 steps needs .* free on cpu"

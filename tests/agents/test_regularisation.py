@@ -16,7 +16,7 @@ from fintrader.agents.regularisation import Perturbation, make_perturbation
 from fintrader.agents.training import as_tensor, select_true_next_obs
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import FlatLayout
-from fintrader.seeding import generator
+from fintrader.seeding import create_generator
 from tests.factories import make_market
 
 LAYOUT = ObservationLayout(3, 4, 2, lookback=3, benchmark=1)
@@ -27,7 +27,7 @@ ON_POLICY = {"num_steps": 4, "network": NETWORK}
 
 
 def perturbation(dropout: float, noise: float) -> Perturbation:
-    return Perturbation(LAYOUT, dropout, noise, generator(1, "test"))
+    return Perturbation(LAYOUT, dropout, noise, create_generator(1, "test"))
 
 
 def bars(rows: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
 
 
 def test_without_anything_to_hide_rows_are_left_alone() -> None:
-    stream = generator(1, "test")
+    stream = create_generator(1, "test")
     hiding = PPO(feature_dropout=0.5, feature_noise=0.5)
     assert make_perturbation(LAYOUT, PPO(), stream) is None
     assert make_perturbation(FlatLayout(LAYOUT.market_width, 2), hiding, stream) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fintrader.config import models_in, validate
+from fintrader.config import list_models, validate
 from fintrader.errors import FintraderError
 from fintrader.pipeline import RunConfig
 from fintrader.results.folders import Folder, RunsFolder
@@ -28,7 +28,7 @@ from tests.engines.waiting import answers, free_port, until
 def test_defaults_are_valid_for_every_model_of_a_run() -> None:
     def walk(model: type[Any]) -> None:
         for field in model.model_fields.values():
-            for below in models_in(field.annotation):
+            for below in list_models(field.annotation):
                 if not any(inner.is_required() for inner in below.model_fields.values()):
                     try:
                         expected: Any = below()
@@ -62,7 +62,7 @@ def test_every_field_has_a_widget(open_page: Open, tmp_path: Path, section: str)
     if section == "run":
         assert ".name" in keys
         return
-    model = models_in(RunConfig.model_fields[section].annotation)[0]
+    model = list_models(RunConfig.model_fields[section].annotation)[0]
     for name in model.model_fields:
         assert f"{name}" in keys, name
 

@@ -54,7 +54,7 @@ run Q --runs-dir file | file/quickstart: Not a directory; choose a folder
 run Q --runs-dir file --cache file | Not a directory
 run Q extra words | 'extra': `fintrader run` takes settings from here on
 run Q -x | '-x': `fintrader run` takes settings from here on
-run folder | folder: a folder; give the path of a YAML configuration
+run folder | folder is a folder; give the path of a YAML configuration
 run bin.yaml | bin.yaml: no text, so no YAML
 run broken.yaml | broken.yaml: not valid YAML at line 1
 run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'

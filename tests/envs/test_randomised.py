@@ -15,7 +15,7 @@ from fintrader.envs import EnvSettings, RandomisedEnv, RandomiseSettings, Tradin
 from fintrader.envs.randomised import drawn_bars
 from fintrader.errors import CheckpointError, ConfigError, EnvError
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import generator
+from fintrader.seeding import create_generator
 from tests.factories import make_market
 
 SESSION = 20
@@ -83,7 +83,7 @@ def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order() -> None
     session = MARKET.session
     firsts = set()
     for seed in range(20):
-        bars = drawn_bars(session, 3, generator(seed, "test"))
+        bars = drawn_bars(session, 3, create_generator(seed, "test"))
         assert len(bars) == len(session)
         for block in bars[: len(bars) // (3 * SESSION) * 3 * SESSION].split(3 * SESSION):
             assert int(block[0]) % SESSION == 0

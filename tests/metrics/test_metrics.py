@@ -91,7 +91,7 @@ def agree(ours: float | None, theirs: float, what: str, tolerance: float = 1e-7)
 @example(np.array([-1.0, 0.5]))
 @example(np.array([-0.5, math.nan]))
 def test_one_series_agrees_with_the_oracle(returns: np.ndarray) -> None:
-    values = metrics.known(returns).tolist()
+    values = metrics.drop_missing(returns).tolist()
     for ours, theirs in ONE_SERIES.items():
         if ours in (metrics.annual_return, metrics.calmar) and len(values) < len(returns):
             continue  # a missing day counts as time there: the test below
@@ -150,7 +150,7 @@ def test_a_missing_day_counts_as_time_and_as_nothing_else() -> None:
     assert metrics.calmar(returns) == pytest.approx((growth ** (252 / 5) - 1) / 0.02, rel=1e-12)
     for measure in ONE_SERIES:
         if measure not in (metrics.annual_return, metrics.calmar):
-            assert measure(returns) == measure(metrics.known(returns)), measure.__name__
+            assert measure(returns) == measure(metrics.drop_missing(returns)), measure.__name__
         assert measure([math.nan, math.nan]) is None, measure.__name__
 
 
@@ -217,7 +217,7 @@ def test_drawdown_episodes_by_hand() -> None:
     that does not."""
     wealth = np.array([1.0, 1.1, 0.99, 1.045, 1.2, 1.08, 1.14])
     returns = wealth[1:] / wealth[:-1] - 1
-    assert metrics.episodes(metrics.drawdowns(returns)) == [(1, 3), (4, 6)]
+    assert metrics.find_episodes(metrics.drawdowns(returns)) == [(1, 3), (4, 6)]
     assert metrics.max_drawdown(returns) == pytest.approx(-0.10)
     assert metrics.average_drawdown(returns) == pytest.approx(-0.10)
     assert metrics.longest_drawdown(returns) == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fintrader.config import models_in, validate, without_secret
+from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
 from fintrader.pipeline import EarlierRun, RunConfig, estimate, missing_inputs, record_of
 from fintrader.pipeline.inputs import named_files
@@ -76,11 +76,11 @@ def test_every_file_that_data_settings_name_is_looked_for() -> None:
     def paths(model: Any, before: str = "") -> set[str]:
         found = set()
         for name, field in model.model_fields.items():
-            if without_secret.__name__ in repr(
+            if refuse_secret.__name__ in repr(
                 (field.annotation, field.metadata)
             ):  # what makes it a `PathText`
                 found.add(before + name)
-            for below in models_in(field.annotation):
+            for below in list_models(field.annotation):
                 if before + name != "source":
                     found |= paths(below, f"{before}{name}.")
         return found

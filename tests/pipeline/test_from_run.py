@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.agents.policy import FORMAT
 from fintrader.errors import ConfigError, FintraderError, TournamentError
-from fintrader.files import file_sha256, read_json
+from fintrader.files import hash_file, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import (
     RunConfig,
@@ -68,7 +68,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_pa
     inherited = Manifest.load(run / "manifest.json").values["inherited"]
     assert inherited["address"] == str(earlier)
     assert inherited["policies"] == {
-        pod: file_sha256(earlier / "pods" / pod / "policy.safetensors") for pod in ranked
+        pod: hash_file(earlier / "pods" / pod / "policy.safetensors") for pod in ranked
     }
     assert Manifest.load(run / "manifest.json").values["trials"] == 3 + 2
     steps = lineage(read_pods(run / "leaderboard.sqlite"), "p0000")

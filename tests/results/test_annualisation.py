@@ -18,7 +18,7 @@ from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import COMPOUNDED, fewest_sessions
+from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
 from fintrader.results.formatting import standing
@@ -120,7 +120,7 @@ def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
 
 
 def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
-    assert (fewest_sessions(252), fewest_sessions(365)) == (63, 91)
+    assert (min_sessions(252), min_sessions(365)) == (63, 91)
     short = market.window(0, 70 * 5)
     for year, known in ((252, True), (365, False)):
         window = replace(short, meta={"sessions_a_year": year})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fintrader.config import dump_yaml, overlay
+from fintrader.config import dump_yaml, merge_values
 from fintrader.pipeline import defaults
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.results.settings import DEFAULTS, changed, differing, settings_of, text_of
@@ -19,7 +19,7 @@ RATE = {"low": 3e-5, "high": 3e-3, "log": True, "choices": [], "structural": Fal
 def stored(**changes: Any) -> dict[str, Any]:
     """What `config.yaml` of a run with these settings says."""
     written: dict[str, Any] = yaml.safe_load(
-        dump_yaml(RunConfig.model_validate(overlay({}, changes)))
+        dump_yaml(RunConfig.model_validate(merge_values({}, changes)))
     )
     return written
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fintrader.agents import Budget
-from fintrader.files import file_sha256, read_jsonl
+from fintrader.files import hash_file, read_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, find_mirror, open_working_copy
 from fintrader.storage.objects import ObjectStore
@@ -69,7 +69,7 @@ def test_another_machine_goes_on_in_the_middle(
 
         def strike(share: float, env_steps: int, note: str) -> None:
             if share > 0.5:
-                here = file_sha256(first.pod(spec.pod) / state)
+                here = hash_file(first.pod(spec.pod) / state)
                 until(lambda: stored(url, spec.pod).get(state) == here)
                 raise Struck
 

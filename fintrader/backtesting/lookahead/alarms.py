@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fintrader.bars.bars import Array
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 
 IMPLAUSIBLE_IC = 0.1
 """Rank correlation with the return ahead. Of real minute bars no honest column that is significant
@@ -98,7 +98,7 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     session = market.session.numpy()
     length = int(np.median(np.bincount(session - session[0])))
     bars = market.num_bars
-    some = np.sort(numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
+    some = np.sort(create_numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
     for horizon in sorted({1, 5, 30, length, 5 * length}):
         if (blocks := min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))) >= _FEWEST_BLOCKS:
             rows = some[some < bars - horizon]

@@ -13,7 +13,7 @@ from fintrader.backtesting.lookahead.views import Mode
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import generator
+from fintrader.seeding import create_generator
 
 _SYMBOL_ARRAYS = ("open", "close", "volume", "tradable", "member")
 CALENDAR = frozenset({"time_of_day", "time_to_close"})
@@ -202,7 +202,7 @@ def column_name(layout: ObservationLayout, market: MarketTensors, column: int) -
 def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
     """A fixed random function of every column: if anything it sees changes, so do its trades."""
     layout = ObservationLayout.of(market, env.lookback, benchmark=shows_benchmark(market, env))
-    draw = generator(seed, "lookahead-policy")
+    draw = create_generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
 
     def policy(obs: Tensor) -> Tensor:

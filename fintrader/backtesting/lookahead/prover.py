@@ -35,7 +35,7 @@ from fintrader.market.index_level import EQUAL_WEIGHT
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 
 Rebuild: TypeAlias = Callable[[int, Mode], MarketTensors]
 """Builds the market again from bars that were changed from a bar number on, and how."""
@@ -126,7 +126,7 @@ def find_leaks(
         raise BacktestError(
             "there is no bar after the training window to cut at; give a longer market or more cuts"
         )
-    rng = numpy_generator(seed, "lookahead")
+    rng = create_numpy_generator(seed, "lookahead")
     chosen = np.sort(rng.choice(candidates, size=min(cuts, candidates.size), replace=False))
     policy = policy or reacting_policy(market, seed, env)
     leaks: list[Leak] = []
@@ -207,7 +207,7 @@ class _Pieces:
 
     def plan(self, settings: LookaheadSettings) -> Iterator[_Piece]:
         """A piece for each session but the first (and the second, of a market of three)."""
-        rng = numpy_generator(self.seed, "lookahead-prefixes")
+        rng = create_numpy_generator(self.seed, "lookahead-prefixes")
         wanted: dict[int, list[tuple[int, Mode]]] = {
             number: [] for number in range(1, self.sessions)
         }

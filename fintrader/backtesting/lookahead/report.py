@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fintrader.backtesting.lookahead.differences import Leak
 from fintrader.backtesting.lookahead.views import MODES
-from fintrader.config import base_name
+from fintrader.config import strip_folders
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticSettings
@@ -88,12 +88,12 @@ def trusted(
     elif planted is not None:
         found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
     if data.benchmark.path is not None:
-        found.append(f"index level: {base_name(data.benchmark.path)}")
+        found.append(f"index level: {strip_folders(data.benchmark.path)}")
     elif own_index:
         found.append(f"index level: {benchmark}, as the source gave it")
-    found += [f"context {name}: {base_name(path)}" for name, path in features.daily.items()]
+    found += [f"context {name}: {strip_folders(path)}" for name, path in features.daily.items()]
     if universe.membership is not None:
-        found.append(f"membership: {base_name(universe.membership)}")
+        found.append(f"membership: {strip_folders(universe.membership)}")
     elif universe.index is not None:
         who = (
             "fintrader's own table"
@@ -102,9 +102,9 @@ def trusted(
         )
         found.append(f"membership: {universe.index} by {who}")
     if universe.shares_outstanding is not None:
-        found.append(f"shares outstanding: {base_name(universe.shares_outstanding)}")
+        found.append(f"shares outstanding: {strip_folders(universe.shares_outstanding)}")
     if data.adjust.path is not None:
-        found.append(f"splits and dividends: {base_name(data.adjust.path)}")
+        found.append(f"splits and dividends: {strip_folders(data.adjust.path)}")
     if data.adjust.factor_column is not None:
         found.append(f"prices: as traded by the column {data.adjust.factor_column}")
     declared = {*features.extra, *features.extra_raw, *features.daily, planted}

@@ -22,7 +22,7 @@ from fintrader.market.index_level import BenchmarkSettings, read_level
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.universe import UniverseSettings, load_membership, load_shares
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 
 Mode = Literal["cut", "scrambled"]
 MODES: tuple[Mode, ...] = ("cut", "scrambled")
@@ -210,7 +210,9 @@ class ViewFeed(Feed):
             return bars
         if cut.mode == "cut":
             return ending(bars, cut.ts, self._view.last_ts)
-        return scrambled(bars, bars.ts >= cut.ts, numpy_generator(self._seed, "scramble", symbol))
+        return scrambled(
+            bars, bars.ts >= cut.ts, create_numpy_generator(self._seed, "scramble", symbol)
+        )
 
     def index(self, grid: SessionGrid) -> Array | None:
         level = self._feed.index(grid)
@@ -219,7 +221,7 @@ class ViewFeed(Feed):
             return level
         changed = np.array(level)
         later = grid.minutes >= cut.ts
-        changed[later] *= numpy_generator(self._seed, "scramble", "index").uniform(
+        changed[later] *= create_numpy_generator(self._seed, "scramble", "index").uniform(
             0.8, 1.25, int(later.sum())
         )
         return changed

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.config import base_name, is_url
+from fintrader.config import is_url, strip_folders
 from fintrader.errors import BarError, DataError
 from fintrader.storage.objects import open_file_system
 
@@ -77,7 +77,7 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
 
 def _open(path: str, text: bool) -> list[BarFile]:
     """The bar files in a path or URL: itself, or the members of a zip archive."""
-    name = base_name(path)
+    name = strip_folders(path)
     kind = kind_of(name, text)
     if kind is None:
         raise DataError(

@@ -11,7 +11,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import TRADING_DAYS, drawdowns, episodes, returns_of, session_ends
+from fintrader.metrics import (
+    TRADING_DAYS,
+    drawdowns,
+    find_episodes,
+    find_session_ends,
+    simple_returns,
+)
 from fintrader.results.figures.style import (
     MOST_LINES,
     PALETTE,
@@ -71,7 +77,7 @@ def drawdown_figure(
 
 def closes_of(curves: pd.DataFrame, session: Session) -> pd.DataFrame:
     """The first row (the starting capital) and the last one of each session."""
-    return curves.iloc[np.union1d([0], session_ends(session))]
+    return curves.iloc[np.union1d([0], find_session_ends(session))]
 
 
 def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
@@ -82,9 +88,9 @@ def deepest_drawdowns(daily: pd.Series, top: int = 5) -> pd.DataFrame:
     `Recovered` is None while the peak has not been reached again.
     """
     times = pd.DatetimeIndex(daily.index)
-    below = drawdowns(returns_of(daily.to_numpy()))
+    below = drawdowns(simple_returns(daily.to_numpy()))
     rows = []
-    for start, stop in episodes(below):  # period k ends at row k + 1
+    for start, stop in find_episodes(below):  # period k ends at row k + 1
         back = stop < len(below)
         rows.append(
             {

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.metrics import session_ends
+from fintrader.metrics import find_session_ends
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import (
     DASHES,
@@ -79,7 +79,7 @@ def turnover_figure(
     turnover: pd.Series, equity: pd.Series, session: Session, *, name: str
 ) -> go.Figure:
     """Notional traded in each session over the equity at its end. Both in USD, at every bar."""
-    ends = session_ends(session)
+    ends = find_session_ends(session)
     traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
     close = equity.to_numpy()[ends]
     share = np.divide(traded, close, out=np.zeros_like(traded), where=close > 0)
@@ -130,7 +130,9 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
     """Costs paid so far, USD, at each session's close. `costs`: wide, USD at every bar, one column
     a strategy."""
     figure = go.Figure()
-    lines(figure, costs.cumsum().iloc[session_ends(session)], "%{y:$,.2f}", str(costs.columns[0]))
+    lines(
+        figure, costs.cumsum().iloc[find_session_ends(session)], "%{y:$,.2f}", str(costs.columns[0])
+    )
     layout(figure, "Costs so far", "USD", height=280, showlegend=costs.shape[1] > 1)
     return figure.update_yaxes(rangemode="tozero")
 

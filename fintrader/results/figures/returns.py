@@ -11,7 +11,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fintrader.metrics import conditional_value_at_risk, returns_of, session_ends, value_at_risk
+from fintrader.metrics import (
+    conditional_value_at_risk,
+    find_session_ends,
+    simple_returns,
+    value_at_risk,
+)
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import INK, colour_of, histogram, layout, title_of
 
@@ -77,7 +82,7 @@ def intraday_returns(
     opens = np.append(True, np.diff(number) != 0)
     clock = (local.hour * 60 + local.minute) // minutes * minutes
     slot = np.where(opens, -1, clock)
-    ends = session_ends(number)
+    ends = find_session_ends(number)
     weekday = pd.Series(local.day_of_week[ends], index=number[ends])
     clocks = np.unique(clock)
     pauses = np.diff(clocks, prepend=clocks[-1] - 24 * 60)
@@ -89,7 +94,7 @@ def intraday_returns(
         {
             "session": number,
             "slot": slot,
-            "growth": np.append(1.0, 1 + returns_of(curve.to_numpy())),
+            "growth": np.append(1.0, 1 + simple_returns(curve.to_numpy())),
         }
     )
     grown = (

@@ -138,7 +138,7 @@ class RankGroup:
             master_listen_fd=listener.detach(),
         )
         self._orders = 0
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         meeting = {
             "rendezvous": f"{hosts[0].address}:{port}",
             "backend": backend,

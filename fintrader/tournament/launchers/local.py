@@ -196,7 +196,7 @@ class LocalLauncher:
         make_folder(log.parent)
         module = "fintrader.tournament.pod"
         process = spawn(module, self.body, log=log, variables=dict(slot.variables))
-        worker = _Worker(slot, process, log, oom_kills=oom_kills())
+        worker = _Worker(slot, process, log, oom_kills=count_oom_kills())
         threading.Thread(
             target=self._read, args=(worker,), daemon=True, name=f"reader {slot.name}"
         ).start()
@@ -233,7 +233,7 @@ class LocalLauncher:
                 del self._workers[worker.slot.name]
         if future is not None:
             reason, detail = worker.lost_by or _cause(
-                code, worker.log, oom_kills() > worker.oom_kills
+                code, worker.log, count_oom_kills() > worker.oom_kills
             )
             future.set_exception(PodFailure(reason, detail))
 

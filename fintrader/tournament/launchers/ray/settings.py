@@ -63,7 +63,7 @@ class RaySettings(LauncherSettings):
                 " belong into the nodes' own environment (a Kubernetes secret, an instance's role)"
             )
         for text in _texts(runtime_env):
-            without_secret(text)
+            refuse_secret(text)
         return runtime_env
 
     @field_validator("gpus")
