@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from fintrader.errors import ConfigError, FintraderError
-from fintrader.system import free_memory
+from fintrader.system import measure_host_memory
 
 HOST = torch.device("cpu")
 
@@ -36,4 +36,4 @@ def measure_free_memory(device: torch.device) -> int | None:
         # torch reuses the memory that it reserves and does not use.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    return free_memory()
+    return measure_host_memory()

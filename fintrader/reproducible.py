@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Literal, NoReturn
 
 from fintrader.errors import ConfigError
-from fintrader.system import processor_name, starting_environment
+from fintrader.system import name_processor, read_starting_environment
 
 Reproducible = Literal["same_machine", "across_machines"]
 
@@ -75,7 +75,7 @@ def require(setting: Reproducible) -> None:
             "reproducible: across_machines holds between x86-64 processors under Linux with glibc,"
             f" and this is {platform.machine()} under {platform.system()}; use same_machine"
         )
-    began = starting_environment()
+    began = read_starting_environment()
     if any(name in began for name in _CONTRARY) or not VARIABLES.items() <= began.items():
         raise RestartNeeded(
             "reproducible: across_machines needs a process that begins with fixed code paths; use"
@@ -120,7 +120,7 @@ def code_paths() -> dict[str, str]:
 
     numba = os.environ.get("NUMBA_CPU_NAME") or get_host_cpu_name()
     return {
-        "processor": processor_name(),
+        "processor": name_processor(),
         "torch": torch.backends.cpu.get_cpu_capability(),
         "numba": numba,
     }

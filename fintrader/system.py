@@ -1,9 +1,8 @@
-"""What only some operating systems have, each with its answer where it does not exist.
+"""Calls that only some operating systems have, each with a fallback for the others.
 
-Locks work on all of them (filelock). Everything else was written for Linux; macOS and Windows lack
-parts of it, and get the answer that keeps results right: no signal to a process that cannot be
-named for certain, one step after another where a process cannot be forked, no limit where the
-system tells none.
+Locks work everywhere (filelock). All else was written for Linux; the fallbacks for macOS and Windows
+keep results right: no signal to a process that cannot be identified, no parallel steps without a
+fork, no memory limit where the system has no figure.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from filelock import lock_descriptor, unlock_descriptor
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 KILL: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Ends a process at once."""
+"""Signal that ends a process at once."""
 SENT_BY_OTHERS = tuple(
     getattr(signal, name)
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
     if hasattr(signal, name)
 )
-"""No process of ours ends itself by these; by SIGSEGV, SIGABRT and the like it does."""
+"""Signals that come from outside; a process of ours that fails ends by SIGSEGV, SIGABRT and such."""
 BINARY: int = getattr(os, "O_BINARY", 0)
-"""For `os.open`: without it Windows changes line ends."""
+"""Flag of `os.open`, without which Windows changes line ends."""
 HAS_FORK = hasattr(os, "fork")
 _HAS_FOLDER_HANDLES = hasattr(os, "O_DIRECTORY")
 _HAS_SIGNAL_0 = hasattr(os, "killpg")
@@ -88,8 +87,8 @@ def is_locked(file: IO[Any]) -> bool:
 
 
 def _is_locked_after_probes(file: IO[Any]) -> bool:
-    """Without shared locks a probe holds the lock for a moment, which the next probe must not
-    take for a holder."""
+    """Check for a lock several times: without shared locks each probe holds the lock for a moment,
+    and another process's probe is not a holder."""
     for _ in range(_PROBES):
         if try_lock(file):
             with contextlib.suppress(OSError):  # locks are unknown here
@@ -103,7 +102,7 @@ def _is_locked_after_probes(file: IO[Any]) -> bool:
 
 
 def open_plain(path: str) -> int:
-    """Open a file for reading and return its handle; never through a link, never waiting for a
+    """Open a file for reading and return its handle, without following a link or waiting for a
     pipe. Raises OSError."""
     flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")
     return os.open(path, os.O_RDONLY | BINARY | sum(getattr(os, flag, 0) for flag in flags))
@@ -146,7 +145,7 @@ def read_at(handle: int, size: int, offset: int) -> bytes:
 
 
 def read_into(handle: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer from an offset of an open file; returns how many bytes there were."""
+    """Fill a buffer from an offset of an open file; returns the number of bytes read."""
     if hasattr(os, "preadv"):
         return os.preadv(handle, [buffer], offset)
     data = read_at(handle, buffer.nbytes, offset)
@@ -157,24 +156,24 @@ def read_into(handle: int, buffer: memoryview, offset: int) -> int:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Count the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def process_space() -> str:
-    """Name this boot of this machine and the processes that can be seen, which give a process
-    number its meaning; empty where the system does not say."""
+def name_process_space() -> str:
+    """Name the boot of this machine and the process namespace, within which process numbers are
+    unique; empty where unknown."""
     with contextlib.suppress(OSError):
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         return boot + os.readlink(PROC / "self/ns/pid")
     return ""
 
 
-def process_start(pid: int) -> int:
-    """Return when a living process began, in kernel ticks since boot; 0 for none and for a zombie.
+def read_process_start(pid: int) -> int:
+    """Read a living process's start, in kernel ticks since boot; 0 for no process and for a zombie.
 
     Without `/proc` it is 1 for any process of that number, and under Windows always 0.
     """
@@ -196,41 +195,39 @@ def _is_number_in_use(pid: int) -> bool:
 
 
 def signal_process(pid: int, start: int, number: signal.Signals) -> None:
-    """Signal a process, if it is the one that began at `start`; nothing where the system cannot
-    hold on to a process while it is asked."""
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # it has just ended, or there is no such call
+    """Signal a process if it began at `start`. Does nothing where the system has no process
+    handles: the number might pass to another process in between."""
+    with contextlib.suppress(OSError, AttributeError):  # it has just ended, or the call is missing
         handle = os.pidfd_open(pid)
         try:
-            if process_start(pid) == start:
+            if read_process_start(pid) == start:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
 
 
 def kill_group(pid: int) -> None:
-    """End a process that leads a group, and that group; without groups the process alone."""
+    """Kill the process group of this leader; without groups the process alone."""
     if hasattr(os, "killpg"):
         os.killpg(pid, KILL)
     else:
         os.kill(pid, KILL)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent dies (Linux); elsewhere the closed pipe
-    has to do."""
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies (Linux). Elsewhere the process ends
+    when it finds its pipe closed."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, KILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 _PR_SET_PDEATHSIG = 1
 
 
-def step_back(niceness: int) -> None:
-    """Let other processes go first."""
+def lower_priority(niceness: int) -> None:
+    """Lower the priority of this process."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(niceness)
 
@@ -242,8 +239,8 @@ def call_after_fork(action: Callable[[], None]) -> None:
 
 
 def start_fork(work: Callable[[], None]) -> Callable[[], None]:
-    """Do `work` in a fork of this process; the result waits for its end. Without forks it is done
-    here and now."""
+    """Do `work` in a fork of this process; returns a function that waits for its end. Without forks
+    the work is done at once."""
     if not HAS_FORK:
         work()
         return lambda: None
@@ -260,8 +257,8 @@ def start_fork(work: Callable[[], None]) -> Callable[[], None]:
     return wait
 
 
-def starting_environment() -> dict[str, str]:
-    """Return the environment that this process began with (Linux). Raises OSError elsewhere."""
+def read_starting_environment() -> dict[str, str]:
+    """Read the environment with which this process began (Linux). Raises OSError elsewhere."""
     entries = os.fsdecode((PROC / "self/environ").read_bytes()).split("\0")
     return dict(entry.partition("=")[::2] for entry in entries)
 
@@ -269,8 +266,8 @@ def starting_environment() -> dict[str, str]:
 # --- machine --------------------------------------------------------------------------------------
 
 
-def processor_name() -> str:
-    """Name this machine's processor as far as the system does."""
+def name_processor() -> str:
+    """Name this machine's processor, by its model where known."""
     with contextlib.suppress(OSError):
         for line in (PROC / "cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -278,8 +275,8 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_memory_bytes() -> int | None:
-    """Return the most memory that this process has held; None where the system does not say."""
+def measure_peak_memory() -> int | None:
+    """Measure the peak memory of this process in bytes; None where unknown."""
     try:
         import resource
     except ImportError:
@@ -288,15 +285,15 @@ def peak_memory_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def free_memory() -> int | None:
-    """Return the bytes that this process can still take: of the machine's and of its control
-    groups' the least; None where the system does not say."""
-    rooms = [*_of_machine(), *_of_groups()]
+def measure_host_memory() -> int | None:
+    """Measure the bytes that this process can still allocate, within the machine and within its
+    control groups; None where unknown."""
+    rooms = [*_measure_machine(), *_measure_groups()]
     return max(min(rooms), 0) if rooms else None
 
 
-def _of_machine() -> Iterator[int]:
-    """MemAvailable; all memory there is on systems without it."""
+def _measure_machine() -> Iterator[int]:
+    """Measure the machine's available memory; its whole memory where the kernel has no figure."""
     with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
         lines = (PROC / "meminfo").read_text().splitlines()
         yield next(
@@ -307,8 +304,8 @@ def _of_machine() -> Iterator[int]:
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _of_groups() -> Iterator[int]:
-    """Limit less use of every control group that this process is in, cgroup v2 and v1."""
+def _measure_groups() -> Iterator[int]:
+    """Measure limit minus use of every control group (v1 and v2) of this process."""
     try:
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -328,13 +325,12 @@ def _of_groups() -> Iterator[int]:
             cache = "total_inactive_file"
         else:
             continue
-        # Inside a container the path may be the host's: what is not there is passed over, the top
-        # always is.
+        # In a container the path may be the host's: missing groups are skipped, the top one exists.
         here = top / path.lstrip("/")
         for group in (here, *here.parents):
             if group != top and top not in group.parents:
                 break
-            with contextlib.suppress(OSError, ValueError):  # without a limit it says `max`
+            with contextlib.suppress(OSError, ValueError):  # a group without a limit reads `max`
                 left = int((group / limit).read_text()) - int((group / used).read_text())
                 rows = dict(
                     line.split() for line in (group / "memory.stat").read_text().splitlines()
@@ -342,9 +338,8 @@ def _of_groups() -> Iterator[int]:
                 yield left + int(rows.get(cache, 0))  # file caches can be given up
 
 
-def oom_kills() -> int:
-    """Count the processes that the kernel has killed so far because memory ran out; 0 where it
-    does not say."""
+def count_oom_kills() -> int:
+    """Count the processes that the kernel has killed for lack of memory; 0 where unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in (PROC / "vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -353,10 +348,10 @@ def oom_kills() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep large blocks that it frees for the next ones (GNU C library).
+    """Make this process reuse large freed blocks (GNU C library; elsewhere this does nothing).
 
-    Otherwise each tensor of a few MiB is mapped anew by the kernel, page by page, at every step:
-    with thousands of accounts that is a third of the time of a training.
+    Otherwise the kernel maps each tensor of a few MiB anew, page by page, at every step, which takes
+    a third of a training's time with thousands of accounts.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)
@@ -368,18 +363,18 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 
-def interface_of(address: str) -> str | None:
-    """Name the network interface that carries an IPv4 address of this machine (Linux); None where
-    that is not known."""
+def find_interface(address: str) -> str | None:
+    """Find the network interface with an IPv4 address of this machine (Linux); None where
+    unknown."""
     try:
         import fcntl
     except ImportError:
         return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(
-                    asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode())
+                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode())
                 )
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
@@ -389,14 +384,14 @@ def interface_of(address: str) -> str | None:
 _SIOCGIFADDR = 0x8915
 
 
-def nvidia_cards() -> list[str]:
-    """List the UUIDs of the graphics cards that the driver shows, without waking it (Linux); they
-    hold `?` while it has not looked at the card."""
+def list_nvidia_cards() -> list[str]:
+    """List the UUIDs of the graphics cards without waking the driver (Linux); with `?` for a card
+    that the driver has not initialised."""
     folder = PROC / "driver/nvidia/gpus"
     uuids = []
     for card in sorted(folder.iterdir()) if folder.is_dir() else []:
         text = ""
-        with contextlib.suppress(OSError):  # it vanishes as we look
+        with contextlib.suppress(OSError):  # the file may vanish meanwhile
             text = (card / "information").read_text()
         found = [
             line.partition(":")[2].strip()

@@ -101,25 +101,25 @@ def test_files_and_folders_are_brought_to_disk(
 
 def test_a_process_is_known_by_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    start = system.process_start(child.pid)
+    start = system.read_process_start(child.pid)
     assert start > 1
-    assert start == system.process_start(child.pid)
+    assert start == system.read_process_start(child.pid)
     system.signal_process(child.pid, start + 1, signal.SIGKILL)
     assert child.poll() is None
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(system, "PROC", tmp_path)
-        assert system.process_space() == ""
-        assert system.process_start(child.pid) == 1
+        assert system.name_process_space() == ""
+        assert system.read_process_start(child.pid) == 1
         elsewhere.setattr(system, "_HAS_SIGNAL_0", False)
-        assert system.process_start(child.pid) == 0  # there, signal 0 would end it
+        assert system.read_process_start(child.pid) == 0  # there, signal 0 would end it
         elsewhere.delattr(os, "pidfd_open")
         system.signal_process(child.pid, 0, signal.SIGKILL)
     assert child.poll() is None
     system.signal_process(child.pid, start, signal.SIGKILL)
     assert child.wait(timeout=PATIENCE_SECONDS) == -signal.SIGKILL
-    assert system.process_start(child.pid) == 0
+    assert system.read_process_start(child.pid) == 0
     monkeypatch.setattr(system, "PROC", tmp_path)
-    assert system.process_start(child.pid) == 0
+    assert system.read_process_start(child.pid) == 0
     assert child.stdin is not None
     child.stdin.close()
 
@@ -165,21 +165,21 @@ def test_work_in_a_fork_changes_nothing_here(
 def test_a_system_that_says_nothing_limits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert system.peak_memory_bytes() > 2**20  # type: ignore[operator]
-    assert system.usable_cores() == len(os.sched_getaffinity(0))
+    assert system.measure_peak_memory() > 2**20  # type: ignore[operator]
+    assert system.count_usable_cores() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(system, "PROC", tmp_path)
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.setitem(sys.modules, "resource", None)
     for name in ("sched_getaffinity", "sysconf", "nice", "register_at_fork"):
         monkeypatch.delattr(os, name)
-    assert system.free_memory() is None
-    assert system.peak_memory_bytes() is None
-    assert system.usable_cores() == os.cpu_count()
-    assert system.oom_kills() == 0
-    assert system.nvidia_cards() == []
-    assert system.interface_of("127.0.0.1") is None
-    assert system.processor_name()
-    system.step_back(5)
+    assert system.measure_host_memory() is None
+    assert system.measure_peak_memory() is None
+    assert system.count_usable_cores() == os.cpu_count()
+    assert system.count_oom_kills() == 0
+    assert system.list_nvidia_cards() == []
+    assert system.find_interface("127.0.0.1") is None
+    assert system.name_processor()
+    system.lower_priority(5)
     system.call_after_fork(lambda: None)
 
 

@@ -28,7 +28,7 @@ from fintrader.files import write_json, write_text
 from fintrader.results.folders import NotThereError, RunsFolder, component, is_locked
 from fintrader.results.formatting import number
 from fintrader.runs import RunFolder
-from fintrader.system import kill_group, process_start, step_back
+from fintrader.system import kill_group, lower_priority, read_process_start
 
 PLACE = ".launched"
 NICENESS = 5
@@ -59,7 +59,7 @@ class Job:
             return False
         if self.born == 0:  # the system does not say: this app knows its own children alone
             return child is not None
-        return process_start(self.pid) == self.born
+        return read_process_start(self.pid) == self.born
 
 
 def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None) -> Job:
@@ -88,7 +88,10 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
         )
     _CHILDREN[child.pid] = child
     job = Job(
-        name=folder.root.name, pid=child.pid, born=process_start(child.pid), started=time.time()
+        name=folder.root.name,
+        pid=child.pid,
+        born=read_process_start(child.pid),
+        started=time.time(),
     )
     write_json(place / f"{name}.json", asdict(job))
     return job
@@ -172,7 +175,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, interrupt)
-    step_back(NICENESS)
+    lower_priority(NICENESS)
     from fintrader.cli import main as command
 
     command(sys.argv[1:])

@@ -29,7 +29,7 @@ from fintrader.envs.observation import layout_to_json
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
 from fintrader.market.tensors import MarketTensors
-from fintrader.system import keep_freed_memory, peak_memory_bytes
+from fintrader.system import keep_freed_memory, measure_peak_memory
 
 FORMAT = "fintrader-training-1"
 
@@ -446,7 +446,7 @@ def _measure_memory(device: torch.device) -> Metrics:
     """Measure peak memory: of the device on a GPU, of the process elsewhere, in MiB."""
     if device.type == "cuda":
         return {"memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
-    peak = peak_memory_bytes()
+    peak = measure_peak_memory()
     return {} if peak is None else {"memory_mib": peak / 2**20}
 
 

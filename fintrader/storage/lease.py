@@ -26,7 +26,7 @@ from typing import Any
 
 from fintrader.errors import RunError, StorageDamagedError, StorageError, StorageOfflineError
 from fintrader.storage.objects import ObjectStore
-from fintrader.system import call_after_fork, process_space, process_start
+from fintrader.system import call_after_fork, name_process_space, read_process_start
 
 BEAT_SECONDS = 6.0
 """Seconds between two renewals."""
@@ -285,17 +285,17 @@ def _read_record(objects: ObjectStore, token: int) -> dict[str, Any] | None:
 def identity() -> dict[str, Any]:
     """Describe this process uniquely among all processes of all machines."""
     pid = os.getpid()
-    start = process_start(pid)
-    space = process_space()
+    start = read_process_start(pid)
+    space = name_process_space()
     return {"host": socket.gethostname(), "pid": pid, "born": start, "kernel": space}
 
 
 def is_here(process: dict[str, Any]) -> bool:
     """Check that the process with this `identity` shares this machine and process namespace."""
-    space = process_space()
+    space = name_process_space()
     return space != "" and process["kernel"] == space
 
 
 def _is_dead(process: dict[str, Any]) -> bool:
     """Check that a process ran here and has ended; False where that cannot be known."""
-    return is_here(process) and process_start(int(process["pid"])) != process["born"]
+    return is_here(process) and read_process_start(int(process["pid"])) != process["born"]

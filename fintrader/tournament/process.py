@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fintrader.files import open_file
-from fintrader.system import die_with_parent
+from fintrader.system import end_with_parent
 
 
 def location_of(device: str) -> str:
@@ -75,7 +75,7 @@ class Channel:
         One that `outlives` its parent sees the end of its `inbox` instead, and decides for itself.
         """
         if not outlives:
-            die_with_parent(int(sys.argv[1]))
+            end_with_parent(int(sys.argv[1]))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
         self.inbox: TextIO = os.fdopen(os.dup(0), "r")
         self._stream = os.fdopen(os.dup(1), "w")

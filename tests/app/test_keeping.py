@@ -17,7 +17,7 @@ from fintrader.files import write_json
 from fintrader.results.folders import RunsFolder
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.runs import RunFolder
-from fintrader.system import process_start
+from fintrader.system import read_process_start
 from fintrader_app import jobs
 from tests.app.conftest import Open, healthy, said
 
@@ -105,7 +105,7 @@ def test_a_process_that_has_only_begun_is_not_forgotten(site: Path) -> None:
         record = {
             "name": "demo",
             "pid": child.pid,
-            "born": process_start(child.pid),
+            "born": read_process_start(child.pid),
             "started": time.time(),
         }
         write_json(place / "demo.json", record)

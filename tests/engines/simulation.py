@@ -393,11 +393,11 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(leases, "time", time))
         stack.enter_context(patch.object(at_work, "time", time))
         stack.enter_context(
-            patch.object(leases, "process_space", lambda: world._names.name.split()[0])
+            patch.object(leases, "name_process_space", lambda: world._names.name.split()[0])
         )
         stack.enter_context(
             patch.object(
-                leases, "process_start", lambda _: world.lives[world._names.name.split()[0]]
+                leases, "read_process_start", lambda _: world.lives[world._names.name.split()[0]]
             )
         )
         stack.enter_context(patch.object(leases, "print", lambda *_, **__: None, create=True))

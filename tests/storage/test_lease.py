@@ -20,7 +20,7 @@ from fintrader.storage.objects import ObjectStore
 def elsewhere(patch: pytest.MonkeyPatch) -> None:
     """From now on this process looks like one of another machine, and holds nothing."""
     name = uuid4().hex
-    patch.setattr(lease, "process_space", lambda: name)
+    patch.setattr(lease, "name_process_space", lambda: name)
     lease._held.clear()
 
 
@@ -106,7 +106,7 @@ def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(5):
         pid = os.fork()
         if pid == 0:
-            lease.process_space = lambda number=number: f"machine {number}"  # type: ignore[assignment]
+            lease.name_process_space = lambda number=number: f"machine {number}"  # type: ignore[assignment]
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             while True:
                 try:

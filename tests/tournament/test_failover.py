@@ -18,7 +18,7 @@ import pytest
 
 from fintrader.errors import TournamentError
 from fintrader.runs import RunFolder
-from fintrader.system import process_start, try_lock
+from fintrader.system import read_process_start, try_lock
 from fintrader.tournament import at_work
 from fintrader.tournament import lease as leases
 from fintrader.tournament.launchers import PodFailure
@@ -252,7 +252,12 @@ def test_nobody_is_signalled_by_a_number_alone(run: RunFolder) -> None:
         assert try_lock(lock)
         here = at_work.identity()
         for wrong in ({"born": 1}, {"kernel": "another boot"}):
-            process = {**here, "pid": bystander.pid, "born": process_start(bystander.pid), **wrong}
+            process = {
+                **here,
+                "pid": bystander.pid,
+                "born": read_process_start(bystander.pid),
+                **wrong,
+            }
             at_work._write(file, at_work.Sign(process))
             sign = at_work.holder(folder)
             assert sign is not None

@@ -24,7 +24,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, locate_cache, locate_working_copy
 from fintrader.storage.objects import ObjectStore
-from fintrader.system import interface_of
+from fintrader.system import find_interface
 from fintrader.tournament.fusion import coordinator as ranks
 from fintrader.tournament.fusion import learners as fusion
 from fintrader.tournament.fusion.coordinator import (
@@ -307,8 +307,8 @@ def test_backends() -> None:
 
 
 def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.1") is None
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("192.0.2.1") is None
     group = RankGroup(
         fused_spec(), PodContext(RunFolder(Path()), Path()), [], "gloo", [LocalHost()]
     )

@@ -50,7 +50,7 @@ def head(run: RunFolder, *, machine: str, workers: int, sleeps_at: int) -> int:
 
     def work() -> None:
         lease._held.clear()
-        lease.process_space = lambda: machine  # type: ignore[assignment]
+        lease.name_process_space = lambda: machine  # type: ignore[assignment]
         lease.BEAT_SECONDS = 0.1
         lease.LEASE_SECONDS = 0.4
         lease.LAPSE_SECONDS = 0.6

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.system import KILL, SENT_BY_OTHERS, interface_of, oom_kills
+from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface
 from fintrader.tournament.fusion.learners import Make, State, ThreadFusion
 from fintrader.tournament.process import messages_of, spawn, tell
 from fintrader.tournament.spec import (
@@ -78,7 +78,7 @@ class LocalHost:
         self._processes: list[subprocess.Popen[str]] = []
 
     def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
-        interface = interface_of(self.address)
+        interface = find_interface(self.address)
         bound = {
             f"{library}_SOCKET_IFNAME": interface
             for library in ("GLOO", "NCCL")
@@ -204,7 +204,7 @@ class RankGroup:
 
     def _reason_of(self, by: int) -> Reason:
         """What a signal says: whom somebody ended is tried again without limit, as any pod is."""
-        if by == KILL and oom_kills() > self._oom_kills:
+        if by == KILL and count_oom_kills() > self._oom_kills:
             return "oom"
         return "killed" if by in SENT_BY_OTHERS else "rank"
 

@@ -17,7 +17,13 @@ from typing import Any
 
 from fintrader.errors import ConfigError, RunError, TournamentError
 from fintrader.files import make_folder, read_bytes
-from fintrader.system import KILL, SENT_BY_OTHERS, nvidia_cards, oom_kills, usable_cores
+from fintrader.system import (
+    KILL,
+    SENT_BY_OTHERS,
+    count_oom_kills,
+    count_usable_cores,
+    list_nvidia_cards,
+)
 from fintrader.tournament.at_work import at_work_in, end, holder
 from fintrader.tournament.launchers import LEAVE_SECONDS, START_SECONDS, PodFailure, PodProgress
 from fintrader.tournament.process import messages_of, spawn, tell
@@ -292,7 +298,7 @@ def cuda_devices() -> list[str]:
     count the cards that are present, so with one of two gone only 0 is left, whichever it was;
     UUIDs must be those of present cards.
     """
-    cards = nvidia_cards()
+    cards = list_nvidia_cards()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(len(cards))]
@@ -326,7 +332,7 @@ def slots_of(
         if device == "cpu" or (device == "auto" and not found):
             slots += [
                 Slot(f"cpu-{number}", "cpu", (("CUDA_VISIBLE_DEVICES", ""),))
-                for number in range(usable_cores())
+                for number in range(count_usable_cores())
             ]
         elif device in ("auto", "cuda"):
             slots += [_cuda(name, number) for number in range(pods_per_device) for name in found]

@@ -150,7 +150,7 @@ def test_a_killed_worker_loses_only_its_own_pod(
 ) -> None:
     """`starved`: the kernel says that it has killed because memory ran out."""
     kills = itertools.count() if starved else itertools.repeat(7)
-    monkeypatch.setattr("fintrader.tournament.launchers.local.oom_kills", lambda: next(kills))
+    monkeypatch.setattr("fintrader.tournament.launchers.local.count_oom_kills", lambda: next(kills))
     run = RunFolder(tmp_path)
     with closing(waiting(run)) as local:
         lost = local.submit(spec(0))
