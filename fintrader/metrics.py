@@ -352,7 +352,7 @@ def align(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
     theirs = np.asarray(benchmark, dtype=np.float64)
     if ours.shape != theirs.shape:
         raise ValueError(
-            f"{ours.shape[0]} returns and {theirs.shape[0]} returns of the benchmark; give as many"
+            f"{ours.shape[0]} returns and {theirs.shape[0]} returns of the benchmark; give series of one length"
         )
     both = ~np.isnan(ours) & ~np.isnan(theirs)
     return ours[both], theirs[both]

@@ -96,7 +96,7 @@ def test_mistakes_and_crashes_are_records_too(
     assert done.status == 2
     record = json.loads(done.err)
     assert record["level"] == "error"
-    assert "nowhere.yaml: no such file" in record["message"]
+    assert "nowhere.yaml does not exist" in record["message"]
 
 
 @pytest.mark.parametrize(("signal", "status"), [("SIGTERM", 143), ("SIGINT", 130)])

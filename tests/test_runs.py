@@ -291,7 +291,7 @@ def test_nothing_is_changed_through_a_link_inside_a_run(
     if passes == "new folder" and name in INSIDE:
         place = mine / "inside" / ".." / "inside" / "file"
     with pytest.raises(
-        UnsafePathError, match=r"mine/.*inside is a symbolic link .*; remove it"
+        UnsafePathError, match=r"mine/.*inside is a symbolic link .*; remove the link"
     ) as refused:
         (WRITERS | INSIDE)[name](place)
     assert "\n" not in str(refused.value)

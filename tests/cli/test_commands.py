@@ -27,7 +27,7 @@ def complaint(*words: str) -> str:
     ("arguments", "expected"),
     [
         (["run"], "needs CONFIG"),
-        (["run", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["runn", QUICKSTART], "did you mean 'run'?"),
         (["data"], "needs one of: build, quality, dry-run, compare"),
         (

@@ -196,7 +196,7 @@ def test_missing_days_are_left_out_of_both_series() -> None:
     kept = [0, 3, 4]
     for ours in TWO_SERIES:
         assert ours(returns, benchmark) == ours(returns[kept], benchmark[kept])
-    with pytest.raises(ValueError, match="beside"):
+    with pytest.raises(ValueError, match="give series"):
         metrics.beta(returns, benchmark[:-1])
 
 
