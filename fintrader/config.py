@@ -83,16 +83,16 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a nested model that its outer model does not name. For validators: a problem is told with
+    """Build a nested model that its outer model does not name. For validators: a problem is reported with
     its whole path."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problem = f".{first_problem(model, error)}".removeprefix(f".{model.__name__}")
+        problem = f".{describe_problem(model, error)}".removeprefix(f".{model.__name__}")
         raise PydanticCustomError("below", "{problem}", {"problem": problem}) from None
 
 
-def first_problem(
+def describe_problem(
     model: type[BaseModel], error: ValidationError, prefer: Collection[str] = ()
 ) -> str:
     """Describe the first problem of a ValidationError in one line: dotted field, problem, remedy.

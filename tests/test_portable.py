@@ -16,7 +16,7 @@ from fintrader.errors import RunError
 from fintrader.files import (
     append_jsonl,
     atomic_file,
-    file_sha256,
+    hash_file,
     move,
     publish,
     read_bytes,
@@ -75,7 +75,7 @@ def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     move(tmp_path / "new" / "other", path)
     assert read_bytes(path) == b"other"
     assert [each.name for each in path.parent.iterdir()] == ["file"]
-    assert len(file_sha256(path)) == 64
+    assert len(hash_file(path)) == 64
     remove_tree(path.parent)
     assert not path.parent.exists()
 

@@ -105,7 +105,7 @@ def test_the_command_runs_a_shipped_configuration(python: str, tmp_path: Path) -
     run(python, tmp_path, "-m", "fintrader", "tournament", "quickstart", *options)
     assert (tmp_path / "runs" / "small" / "ensemble" / "policy.safetensors").is_file()
     assert "quickstart" in run(
-        python, tmp_path, "-c", "import fintrader.config as c; print(c.shipped_configs())"
+        python, tmp_path, "-c", "import fintrader.config as c; print(c.list_shipped_configs())"
     )
 
 

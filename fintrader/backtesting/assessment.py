@@ -141,7 +141,7 @@ def _sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
         skew=sample.skew,
         kurtosis=sample.kurtosis,
         probabilistic=sig.probabilistic_sharpe(sample),
-        minimum_track_record_sessions=finite(sig.minimum_track_record(sample) or math.nan),
+        minimum_track_record_sessions=finite_or_none(sig.minimum_track_record(sample) or math.nan),
     )
 
 

@@ -14,7 +14,7 @@ from fintrader import metrics as m
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
-from fintrader.seeding import numpy_generator
+from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
 
 Array = NDArray[np.float64]

@@ -42,7 +42,7 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
-from fintrader.files import dump_json, file_sha256, remove, write_bytes, write_json
+from fintrader.files import dump_json, hash_file, remove, write_bytes, write_json
 from fintrader.records import to_json
 from fintrader.results.backtest_files import (
     PRICE_COLUMNS,

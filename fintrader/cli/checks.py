@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from fintrader.bars.sources.presets import Preset
 from fintrader.cli.options import parse, parse_data_config, positional
 from fintrader.cli.run_arguments import folder_of
-from fintrader.config import PathText, Settings, is_url, shipped_configs
+from fintrader.config import PathText, Settings, is_url, list_shipped_configs
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def find_kind(place: str) -> Kind:
         return kind
     if path.exists():
         return "bars"
-    if place in shipped_configs():
+    if place in list_shipped_configs():
         return "configuration"
     raise ConfigError(
         f"{place}: no such file or folder; give a run, a report.html, a market, bars or a"

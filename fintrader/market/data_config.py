@@ -11,7 +11,7 @@ from fintrader import runs
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.bars.sources.vendor_settings import VendorSettings
-from fintrader.config import REFERENCE, Settings, models_in, read_yaml, validate
+from fintrader.config import REFERENCE, Settings, list_models, read_yaml, validate
 from fintrader.errors import ConfigError
 from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings

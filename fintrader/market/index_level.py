@@ -149,7 +149,7 @@ def read_level(path: str, settings: BenchmarkSettings, setting: str) -> pd.DataF
     cannot be used."""
     import pandas as pd
 
-    name = base_name(path)
+    name = strip_folders(path)
     data = io.BytesIO(read_whole(path, setting))
     try:
         if name.endswith((".parquet", ".pq")):

@@ -18,7 +18,7 @@ from fintrader.bars.sources.vendor_settings import (
     CcxtSettings,
     YahooSettings,
 )
-from fintrader.config import PathText, Settings, overlay, read_yaml, validate
+from fintrader.config import PathText, Settings, merge_values, read_yaml, validate
 from fintrader.errors import ConfigError
 from fintrader.market.features import FeatureSettings
 from fintrader.market.index_level import BenchmarkSettings

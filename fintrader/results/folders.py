@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from fintrader import system
 from fintrader.errors import FintraderError, RunError
 from fintrader.errors import UnsafePathError as UnsafePathError
-from fintrader.files import records_in, refuse_link
+from fintrader.files import parse_jsonl, refuse_link
 from fintrader.records import RecordError, from_json
 from fintrader.runs import RunFolder
 

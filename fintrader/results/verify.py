@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import FintraderError
-from fintrader.files import file_sha256, read_json
+from fintrader.files import hash_file, read_json
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
@@ -112,7 +112,7 @@ def _check_config(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     problems = []
     if not folder.config.is_file():
         problems.append("config.yaml is missing, and nothing else says what the run was made with")
-    elif file_sha256(folder.config) != manifest.get("config_hash"):
+    elif hash_file(folder.config) != manifest.get("config_hash"):
         problems.append(
             "config.yaml does not have the hash in manifest.json: one of the two was edited"
         )
@@ -240,7 +240,7 @@ def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> 
         problems.append(
             f"changed after it was written: {problem}; what it says is not what was found"
         )
-    elif file_sha256(home / SEAL) not in {line.get("seal") for line in lines}:
+    elif hash_file(home / SEAL) not in {line.get("seal") for line in lines}:
         problems.append(
             f"the ledger of looks does not have the hash of {SEAL}: result and seal were made anew,"
             " or the line of the ledger was deleted"

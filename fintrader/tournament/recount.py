@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
-from fintrader.files import file_sha256, read_bytes, read_json, refuse_unsafe_database
+from fintrader.files import hash_file, read_bytes, read_json, refuse_unsafe_database
 from fintrader.results.leaderboard_reader import dropped_pods, read_leaderboard, read_pods
 from fintrader.results.verify import Check, list_problems
 from fintrader.runs import POD_NAME, RunFolder
@@ -460,9 +460,7 @@ def find_changed_files(stored: StoredTournament) -> list[Path]:
     hashes = {path: path.stem for path in _list_snapshots(stored)}
     for pod in dropped_pods(stored.events) & stored.results.keys():
         hashes[stored.store.policy_path(pod)] = str(stored.results[pod].policy)
-    return [
-        path for path, digest in hashes.items() if path.is_file() and file_sha256(path) != digest
-    ]
+    return [path for path, digest in hashes.items() if path.is_file() and hash_file(path) != digest]
 
 
 def _list_snapshots(stored: StoredTournament) -> list[Path]:

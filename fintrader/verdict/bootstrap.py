@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import TRADING_DAYS, finite, too_short
-from fintrader.seeding import numpy_generator
+from fintrader.metrics import TRADING_DAYS, finite_or_none, is_too_short
+from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Excess, Interval, Intervals
 
 Array = NDArray[np.float64]
@@ -84,26 +84,28 @@ def intervals(
     """Stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
     `returns`: `[S]`, daily. Ends are None for fewer than eight sessions: there is nothing to
-    resample. No annual return of a window that is too short for one (`metrics.too_short`).
+    resample. No annual return of a window that is too short for one (`metrics.is_too_short`).
     """
     values = np.asarray(returns, dtype=np.float64)
     length = 1.0
     drawn: dict[str, Array] = {}
     if values.size >= 8:
         length = block_length(values)
-        rows = bootstrap_indices(values.size, length, repeats, numpy_generator(seed, "intervals"))
+        rows = bootstrap_indices(
+            values.size, length, repeats, create_numpy_generator(seed, "intervals")
+        )
         drawn = _statistics(values[rows], sessions_a_year)
     measured = _statistics(values[None, :], sessions_a_year) if values.size else {}
 
     def interval(name: str) -> Interval:
-        estimate = finite(float(measured[name][0])) if measured else None
+        estimate = finite_or_none(float(measured[name][0])) if measured else None
         kept = drawn[name][np.isfinite(drawn[name])] if drawn else np.zeros(0)
         if not kept.size:
             return Interval(estimate, None, None, level)
         low, high = np.percentile(kept, [50 * (1 - level), 50 * (1 + level)])
-        return Interval(estimate, finite(float(low)), finite(float(high)), level)
+        return Interval(estimate, finite_or_none(float(low)), finite_or_none(float(high)), level)
 
-    is_short = too_short("annual_return", values.size, sessions_a_year)
+    is_short = is_too_short("annual_return", values.size, sessions_a_year)
     return Intervals(
         sharpe=interval("sharpe"),
         annual_return=None if is_short else interval("annual_return"),

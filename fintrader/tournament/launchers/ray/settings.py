@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from fintrader.config import SECRET_NAME, without_secret
+from fintrader.config import SECRET_NAME, refuse_secret
 from fintrader.tournament.settings import LauncherSettings
 
 
