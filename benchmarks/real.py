@@ -140,7 +140,7 @@ def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[
         "within_10_bps": float((np.abs(growth) <= NEAR).mean()),
         "sharpe": known["sharpe"],
         "cumulative_return": known["cumulative_return"],
-        "invested_share": known.get("invested_share"),
+        "invested_share": known["invested_share"],
     }
 
 
@@ -160,7 +160,7 @@ def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
     return {
         **found,
         "without_information": free,
-        "equal_weight": stored.metrics["equal_weight"],
+        "equal_weight": stored.metrics["equal_weight"].by_key(),
         "verdict": verdict,
         "seconds": time.monotonic() - began,
     }

@@ -83,8 +83,8 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
 
 
 def validate_below(model: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a nested model that its outer model does not name. For validators: a problem is reported with
-    its whole path."""
+    """Build a nested model that its outer model does not name. For validators: a problem is
+    reported with its whole path."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -169,8 +169,8 @@ _PLAIN = {
 def _follow(
     model: type[BaseModel], path: tuple[int | str, ...]
 ) -> tuple[list[int | str], list[type[BaseModel]]]:
-    """Split off what pydantic adds to a problem's path; returns the parts that a user wrote, and the
-    models in which the path ends. The names of a union's members are left out."""
+    """Split off what pydantic adds to a problem's path; returns the parts that a user wrote, and
+    the models in which the path ends. The names of a union's members are left out."""
     written: list[int | str] = []
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
@@ -337,8 +337,8 @@ def flatten_values(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Compare nested plain values; returns dotted name -> (before, now) of those that differ, sorted,
-    None for a missing one."""
+    """Compare nested plain values; returns dotted name -> (before, now) of those that differ,
+    sorted, None for a missing one."""
     old = flatten_values(before)
     new = flatten_values(now)
     return {
@@ -398,8 +398,8 @@ def check_url(url: str) -> str:
 
 
 def check_file_url(path: str) -> str:
-    """Return a path or URL unchanged. Raises ConfigError for a `file://` URL with two slashes, whose
-    first folder would be read as a machine's name: `file://runs/x` would mean `/x`."""
+    """Return a path or URL unchanged. Raises ConfigError for a `file://` URL with two slashes,
+    whose first folder would be read as a machine's name: `file://runs/x` would mean `/x`."""
     parts = urlsplit(path)
     if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
         raise ConfigError(

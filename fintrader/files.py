@@ -157,8 +157,8 @@ def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterato
     on disk.
 
     Readers see the old file or the new one, never a part. The temporary file is removed when the
-    body raises. Without `sync` the file survives a kill but perhaps not a power cut: for files whose
-    hash is checked at every reading. With `once` an existing file raises FileExistsError.
+    body raises. Without `sync` the file survives a kill but perhaps not a power cut: for files
+    whose hash is checked at every reading. With `once` an existing file raises FileExistsError.
 
     Raises UnsafePathError as `refuse_irregular` does.
     """
@@ -243,7 +243,8 @@ def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
 
 
 def find_seal(data: bytes) -> str:
-    """Find the hash with which sealed data begins, unchecked (`unseal` checks it); empty without."""
+    """Find the hash with which sealed data begins, unchecked (`unseal` checks it); empty
+    without."""
     claimed = _SEAL.match(data)
     return "" if claimed is None else claimed[1].decode()
 
@@ -262,7 +263,8 @@ def unseal(data: bytes, damaged: Exception) -> dict[str, Any]:
 
 
 _SMALL = 1 << 20
-"""Files below this many bytes are hashed in one piece, twice as fast; runs have thousands of them."""
+"""Files below this many bytes are hashed in one piece, twice as fast; runs have thousands of
+them."""
 
 
 def hash_file(path: Path) -> str:

@@ -73,7 +73,8 @@ def daily_equity(equity: ArrayLike, session: ArrayLike) -> Array:
 
 
 def simple_returns(equity: ArrayLike, start: Any = None) -> Array:
-    """Simple returns along axis 0; with `start` (USD) also the first value's return on that capital.
+    """Simple returns along axis 0; with `start` (USD) also the first value's return on that
+    capital.
 
     The return on zero equity is 0.
     """
@@ -311,7 +312,8 @@ def longest_drawdown(returns: ArrayLike) -> float | None:
 
 
 def longest_recovery(returns: ArrayLike) -> float | None:
-    """Most periods from an episode's deepest point back to the peak, or to the end of the series."""
+    """Most periods from an episode's deepest point back to the peak, or to the end of the
+    series."""
     if not drop_missing(returns).size:
         return None
     depth = drawdowns(returns)
@@ -352,7 +354,8 @@ def align(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
     theirs = np.asarray(benchmark, dtype=np.float64)
     if ours.shape != theirs.shape:
         raise ValueError(
-            f"{ours.shape[0]} returns and {theirs.shape[0]} returns of the benchmark; give series of one length"
+            f"{ours.shape[0]} returns and {theirs.shape[0]} returns of the benchmark;"
+            " give series of one length"
         )
     both = ~np.isnan(ours) & ~np.isnan(theirs)
     return ours[both], theirs[both]

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 AT_MOST = {
     "tokens": 480_000,
     "code_lines_over_100_columns_percent": 0.1,
-    "dict_str_any": 540,
+    "dict_str_any": 530,
     "tuple_assignments": 40,
     "walruses": 98,
     "fmt_skip": 0,

@@ -211,8 +211,8 @@ def test_the_bare_python_has_none_of_it() -> None:
         "import os, sys, signal, fintrader.system as system\n"
         "assert 'tests' in sys.modules['sitecustomize'].__file__\n"
         "assert not hasattr(os, 'fork') and not hasattr(signal, 'SIGKILL')\n"
-        "assert sys.modules['fcntl'] is None and system.process_space() == ''\n"
-        "assert not os.path.exists('/proc/self/stat') and system.free_memory() is None\n"
+        "assert sys.modules['fcntl'] is None and system.name_process_space() == ''\n"
+        "assert not os.path.exists('/proc/self/stat') and system.measure_host_memory() is None\n"
         "try:\n    os.open('.', os.O_RDONLY)\n    raise AssertionError\n"
         "except PermissionError:\n    pass\n"
     )

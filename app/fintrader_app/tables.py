@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.catalogue import BY_KEY
+from fintrader.results.catalogue import BY_KEY, CATALOGUE
 from fintrader.results.formatting import (
     ACTIVE_COLUMNS,
     DASH,
@@ -26,6 +26,7 @@ from fintrader.results.formatting import (
     statistic,
 )
 from fintrader.results.settings import Setting, changed, differing, text_of
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader_app.shell import human, is_secret, plain, without_secrets
 
 HEADLINE = (
@@ -89,13 +90,13 @@ def cards(stored: StoredBacktest, name: str) -> None:
 
     The difference is green or red only where the verdict says that it is unlikely to be luck.
     """
-    metrics, index = (stored.metrics.get(one, {}) for one in (name, "benchmark"))
+    metrics, index = (stored.metrics.get(one, NO_METRICS) for one in (name, "benchmark"))
     coloured = stored.opening.is_skill and is_result(name)
     short = missing("annual_return", metrics)
     with st.container(horizontal=True, gap="small"):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
-            mine = number(metrics.get(key))
-            other = number(index.get(key))
+            mine = number(metrics[key])
+            other = number(index[key])
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
             if mine is not None and other is not None and name != "benchmark" and key != "sessions":
@@ -120,7 +121,7 @@ def cards(stored: StoredBacktest, name: str) -> None:
     dashes([metrics], f"Only {len(stored.ends)} sessions, whose ratios say little.")
 
 
-def dashes(metrics: Iterable[Mapping[str, Any]], before: str = "") -> None:
+def dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
     """Below figures of short windows: why some are dashes, with what to say `before` it; nothing
     for long ones."""
     if why := short_window(metrics):
@@ -128,7 +129,7 @@ def dashes(metrics: Iterable[Mapping[str, Any]], before: str = "") -> None:
 
 
 def paper_table(
-    metrics: Mapping[str, Mapping[str, Any]], key: str, portfolio: str | None = None
+    metrics: Mapping[str, StrategyMetrics], key: str, portfolio: str | None = None
 ) -> None:
     """One row a strategy: the paper's columns, and what it did otherwise than the benchmark
     portfolio."""
@@ -146,20 +147,13 @@ def paper_table(
         )
 
 
-def full_table(metrics: Mapping[str, Mapping[str, Any]], key: str) -> None:
+def full_table(metrics: Mapping[str, StrategyMetrics], key: str) -> None:
     """Every stored metric: one row a metric, one column a strategy, with formula and source."""
     rows = []
-    for name in dict.fromkeys(name for values in metrics.values() for name in values):
-        known = BY_KEY.get(name)
-        row = {"Metric": title_of(name)}
-        row |= {human(strategy): shown(name, values) for strategy, values in metrics.items()}
-        rows.append(
-            row
-            | {
-                "Formula": known.formula if known else "",
-                "Source": known.source if known else "",
-            }
-        )
+    for known in CATALOGUE:
+        row = {"Metric": known.title}
+        row |= {human(strategy): shown(known.key, values) for strategy, values in metrics.items()}
+        rows.append(row | {"Formula": known.formula, "Source": known.source})
     table(rows, key, right=map(human, metrics), pinned="Metric", height=520)
     dashes(metrics.values())
 

@@ -252,7 +252,7 @@ def _random(
         BacktestError
     ):  # nothing can be bought at the window's beginning: a statement less, not a backtest less
         return None
-    return drawn.compare(result.metrics["cumulative_return"], result.metrics["sharpe"])
+    return drawn.compare(result.metrics.cumulative_return, result.metrics.sharpe)
 
 
 def _optimistic(settings: EnvSettings) -> list[str]:

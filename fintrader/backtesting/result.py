@@ -17,6 +17,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, rounding_apart, weights
+from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import intervals
 
 Array = NDArray[np.float64]
@@ -118,9 +119,8 @@ class BacktestResult(AccountHistory):
         return weights(self.shares[bars], self.mark[bars], self.equity[bars])
 
     @cached_property
-    def metrics(self) -> dict[str, float | None]:
-        """Name -> number, None where it is undefined; `catalogue.CATALOGUE` says what each one
-        is."""
+    def metrics(self) -> StrategyMetrics:
+        """The numbers that follow; `catalogue.CATALOGUE` says what each one is."""
         return measure(self)
 
     @cached_property

@@ -99,7 +99,7 @@ def tabulate(
         "analysis": dict(analysis or {}),
         "explanation": dict(explanation or {}),
     }
-    return StoredBacktest({name: dict(result.metrics) for name, result in results.items()}, parts)
+    return StoredBacktest({name: result.metrics for name, result in results.items()}, parts)
 
 
 def _times(minutes: Any) -> pd.DatetimeIndex:
@@ -185,8 +185,8 @@ def write_backtest(
 
     `context` is plain JSON about the run, which a report shows; `trials` in it is the number of
     strategies tried and `looks` the number of this look at the window, left out where nothing
-    counted them. `evidence` makes the assessment sharper: what else `assessment.assess` takes. Raises
-    BacktestError when results cover different bars.
+    counted them. `evidence` makes the assessment sharper: what else `assessment.assess` takes.
+    Raises BacktestError when results cover different bars.
     """
     context = dict(context or {})
     tabulate(results)  # refuses what cannot be written before anything is computed or touched
@@ -217,7 +217,8 @@ def write_backtest(
     for name in RECORDS:
         part = getattr(stored, name)
         write_json(folder / f"{name}.json", to_json(part) if is_dataclass(part) else part)
-    last = dump_json(stored.metrics).encode()
+    metrics = {name: to_json(values) for name, values in stored.metrics.items()}
+    last = dump_json(metrics).encode()
     hashes = {name: hash_file(folder / name) for name in FILES} | {
         "metrics.json": hashlib.sha256(last).hexdigest()
     }

@@ -45,8 +45,8 @@ MovePrices = Callable[[Tensor, Tensor], Tensor]
 """Orders `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays
 0."""
 
-# An interval is marked in one operation while its products, [B, k, N] float64, stay below 1 MB, within
-# a core's cache; beyond that bars go in parts, which is up to twice as fast.
+# An interval is marked in one operation while its products, [B, k, N] float64, stay below 1 MB,
+# within a core's cache; beyond that bars go in parts, which is up to twice as fast.
 MARKS_AT_ONCE = 1 << 17
 
 

@@ -168,7 +168,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             tests.append(windows.test)
             policies.append(load_policy(_policy(folder.root)))
             folds.append(
-                {name: result.metrics["cumulative_return"] for name, result in results.items()}
+                {name: result.metrics.cumulative_return for name, result in results.items()}
             )
         rows = (
             sensitivity(policies, tests, env, progress=progress)
@@ -288,7 +288,7 @@ def _write(
     """
     null_model = None if free is None else _selection_scores(folders, metric)
     if free is not None:
-        context = {**context, "null_model": dict(free.metrics)}
+        context = {**context, "null_model": free.metrics.by_key()}
     chosen = {
         f"trial_{kind}": [
             found for folder in folders if (found := _trial_returns(folder, name)) is not None
@@ -479,7 +479,7 @@ def _planted(
         progress=progress,
     )
     reached = {
-        name: 1.0 + float(result.metrics["cumulative_return"] or 0.0)
+        name: 1.0 + float(result.metrics.cumulative_return or 0.0)
         for name, result in results.items()
     }
     best = math.log(reached["oracle"])

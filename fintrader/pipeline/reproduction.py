@@ -98,7 +98,8 @@ def check_report(
             run(own)
         if again:
             backtest_run(own.folder.root, judged)
-        found = read_backtest(window_folder(RunFolder(own.folder.root), window)).metrics
+        stored = read_backtest(window_folder(RunFolder(own.folder.root), window))
+        found = {name: values.by_key() for name, values in stored.metrics.items()}
     count, differences = compare_metrics(record["metrics"], found, tolerance)
     yield Check(
         "metrics",

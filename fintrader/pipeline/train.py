@@ -64,9 +64,10 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     }
     baselines = simulate_all_baselines(market.validation, settings, train=market.train)
     results = baselines.join(results)
-    metrics = {name: dict(one.metrics) for name, one in results.items()}
+    metrics = {name: one.metrics for name, one in results.items()}
+    numbers = {name: values.by_key() for name, values in metrics.items()}
     write_json(
-        home / "validation.json", {"metrics": metrics, "env_steps": trained.env_steps, "trials": 1}
+        home / "validation.json", {"metrics": numbers, "env_steps": trained.env_steps, "trials": 1}
     )
     algo = config.only_agent.algo
     title = f"{config.name}: {algo}, validation window, net of {settings.cost_bps:g} bps a trade"

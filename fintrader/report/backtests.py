@@ -166,7 +166,9 @@ class Backtests(Mapping[str, BacktestResult]):
     def metrics(self) -> pd.DataFrame:
         """One row a strategy, one column a number; `fintrader.results.catalogue` says what each one
         is."""
-        return pd.DataFrame.from_dict(self.tables.metrics, orient="index")
+        return pd.DataFrame.from_dict(
+            {name: values.by_key() for name, values in self.tables.metrics.items()}, orient="index"
+        )
 
     def plot(self) -> go.Figure:
         """All equity curves, USD."""

@@ -52,11 +52,11 @@ def summary(stored: StoredBacktest) -> str:
     baselines."""
     name = main_strategy(stored.strategies)
     own = stored.metrics[name]
-    text = f"{figures.title_of(name)} returned {percent(own.get('cumulative_return'), signed=True)}"
-    text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.get('sharpe'))})"
+    text = f"{figures.title_of(name)} returned {percent(own.cumulative_return, signed=True)}"
+    text += f" over {len(stored.ends)} sessions (Sharpe {ratio(own.sharpe)})"
     for rival, title in (("equal_weight", "equal weight"), ("benchmark", "the index")):
         if rival in stored.metrics and rival != name:
-            returned = percent(stored.metrics[rival].get("cumulative_return"), signed=True)
+            returned = percent(stored.metrics[rival].cumulative_return, signed=True)
             text += f", {title} {returned}"
     trials = stored.context.get("trials")
     return (
@@ -203,7 +203,7 @@ def _curves(page: Page, stored: StoredBacktest, main: str) -> None:
         ]
     ]
     own = stored.metrics[main]
-    depths = [statistic(key, own.get(key)) for key in ("max_drawdown", "minute_max_drawdown")]
+    depths = [statistic(key, own[key]) for key in ("max_drawdown", "minute_max_drawdown")]
     text = (
         f"{figures.title_of(main)}: {depths[0]} at its deepest between session closes, {depths[1]}"
         " at every bar."
@@ -332,7 +332,7 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
             table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense")
         )
     if "without" in groups:
-        returned = stored.metrics[main].get("cumulative_return")
+        returned = stored.metrics[main].cumulative_return
         parts.append(page.chart("without", figures.without_figure(groups["without"], returned)))
     if stored.context.get("folds"):
         parts.append(

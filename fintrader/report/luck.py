@@ -47,7 +47,7 @@ def luck_section(page: Page, stored: StoredBacktest, main: str) -> None:
         figure = figures.excess_figure(verdict.excess, scale, over)
         charts.append(page.chart("excess", figure))
     if verdict.random_portfolios is not None:
-        returned = stored.metrics[main].get("cumulative_return")
+        returned = stored.metrics[main].cumulative_return
         figure = figures.random_portfolios_figure(verdict.random_portfolios, returned)
         charts.append(page.chart("random", figure))
     page.section(

@@ -79,8 +79,8 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     """What was paid, what for, and what the result would have been without."""
     own = stored.metrics[main]
     trading = _part(stored.context, "trading")
-    paid = number(own.get("cost_usd"))
-    share = number(own.get("cost_share"))
+    paid = number(own.cost_usd)
+    share = number(own.cost_share)
     if paid is None or share is None:
         return "not known."
     charged = [
@@ -97,15 +97,15 @@ def cost_words(stored: StoredBacktest, main: str) -> str:
     )
     told += "" if free else f", {percent(share)} of the capital"
     told += f" ({', '.join(rates)})" if rates else ""
-    returned = number(own.get("cumulative_return"))
+    returned = number(own.cumulative_return)
     if returned is not None and not free:
         told += (
             f"; before costs {percent(returned + share, signed=True)}, after costs"
             f" {percent(returned, signed=True)}"
         )
-    even = statistic("break_even_cost_bps", own.get("break_even_cost_bps"))
+    even = statistic("break_even_cost_bps", own.break_even_cost_bps)
     if not missing("turnover", own):
-        told += f"; turnover {ratio(own.get('turnover'), 1)} × equity a year"
+        told += f"; turnover {ratio(own.turnover, 1)} × equity a year"
     return told + ("." if even == DASH else f", nothing left at {even} a traded dollar.")
 
 

@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 
 from fintrader.results.figures.style import ON_DARK
 from fintrader.results.formatting import missing, shown
+from fintrader.results.strategy_metrics import StrategyMetrics
 
 
 @dataclass
@@ -157,7 +158,7 @@ def number(text: str) -> str:
     return f'<span class="neg">{safe}</span>' if text.startswith("-") else safe
 
 
-def metric(key: str, values: Mapping[str, Any]) -> str:
+def metric(key: str, values: StrategyMetrics) -> str:
     """A strategy's metric as HTML; a dash says why when somebody points at it."""
     text = number(shown(key, values))
     why = missing(key, values)

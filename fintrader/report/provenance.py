@@ -32,7 +32,9 @@ _SHOWN_ELSEWHERE = (
 
 def provenance_section(page: Page, stored: StoredBacktest) -> None:
     """How to get the result again: in rows, in a fold-out, and for `fintrader verify`."""
-    record = record_of(stored.context, stored.metrics)
+    record = record_of(
+        stored.context, {name: values.by_key() for name, values in stored.metrics.items()}
+    )
     page.section(
         "How to get this again", _facts_of(stored.context), _folded(record), link="Provenance"
     )

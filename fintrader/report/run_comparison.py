@@ -27,6 +27,7 @@ from fintrader.results.formatting import (
     short_window,
 )
 from fintrader.results.looks import union_of_looks
+from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.verdict import LEVEL
 
 _LEFT_OUT = ("strategies", "quality", "market", "recipe")
@@ -156,8 +157,8 @@ def _runs_table(runs: Mapping[str, StoredBacktest]) -> str:
         cells += [*map(number, active), html.escape(band)]
         cells += [count(stored.context.get("trials")), look_words(stored.verdict)]
         cells += [DASH if alpha is None else chance(alpha.p_value)]
-        rivals = (stored.metrics.get(rival, {}) for rival in ("equal_weight", "benchmark"))
-        cells += [number(percent(rival.get("cumulative_return"))) for rival in rivals]
+        rivals = (stored.metrics.get(rival, NO_METRICS) for rival in ("equal_weight", "benchmark"))
+        cells += [number(percent(rival.cumulative_return)) for rival in rivals]
         rows.append(("", [label, *cells]))
     head = ["Run", *(heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS)), INTERVAL]
     return table([*head, "Trials", "Look", "p", "Equal weight", "Index"], rows)

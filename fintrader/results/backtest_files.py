@@ -35,7 +35,8 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import Opening, opening_of, table_html, table_text, year_of
+from fintrader.results.formatting import Opening, opening_of, table_html, table_text
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Verdict
 
 MAX_ROWS = 30_000_000
@@ -93,8 +94,8 @@ class StoredBacktest:
     backtest was written anew since it was opened), all RunErrors.
     """
 
-    metrics: dict[str, dict[str, Any]]
-    """Strategy -> metric -> number or None; `catalogue.CATALOGUE` says what each one is."""
+    metrics: dict[str, StrategyMetrics]
+    """By strategy."""
     parts: Mapping[str, Any]
     """The tables and JSON below, by name."""
     equity: pd.DataFrame
@@ -125,7 +126,7 @@ class StoredBacktest:
 
     def __init__(
         self,
-        metrics: dict[str, dict[str, Any]],
+        metrics: dict[str, StrategyMetrics],
         parts: Mapping[str, Any],
         folder: Path | None = None,
     ) -> None:
@@ -236,7 +237,7 @@ class StoredBacktest:
     @property
     def sessions_a_year(self) -> int:
         """By which its rates are those of a year."""
-        return year_of(next(iter(self.metrics.values()), {}))
+        return next(iter(self.metrics.values()), NO_METRICS).annual_sessions
 
     def __repr__(self) -> str:
         return table_text(self.metrics, self.portfolio)
@@ -286,17 +287,22 @@ def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
     place = folder if isinstance(folder, Folder) else Folder.locate(folder)
     try:
         written = place.signature("metrics.json")
-        metrics = place.json("metrics.json")
+        metrics = read_metrics(place)
     except NotThereError:
         raise NotThereError(
             f"{place.root / 'metrics.json'} does not exist; run `fintrader backtest` on the run"
         ) from None
-    if not metrics or not all(isinstance(row, dict) for row in metrics.values()):
-        raise DamagedFileError(
-            f"{place.root / 'metrics.json'} is not {{strategy: metrics}}; run `fintrader backtest`"
-            " again"
-        )
     return StoredBacktest(metrics, _Files(place, written), place.root)
+
+
+def read_metrics(folder: Folder) -> dict[str, StrategyMetrics]:
+    """The metrics of a backtest's folder by strategy. Raises NotThereError, DamagedFileError."""
+    metrics = folder.record(dict[str, StrategyMetrics], "metrics.json")
+    if not metrics:
+        raise DamagedFileError(
+            f"{folder.root / 'metrics.json'} has no strategy; run `fintrader backtest` again"
+        )
+    return metrics
 
 
 class _Files(Mapping[str, Any]):

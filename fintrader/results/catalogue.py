@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.results.history import AccountHistory, MetricInputs
+from fintrader.results.strategy_metrics import StrategyMetrics
 
 Array = NDArray[np.float64]
 EMPYRICAL = "empyrical"
@@ -45,12 +46,13 @@ class Metric:
     compute: Compute
 
 
-def measure(history: AccountHistory) -> dict[str, float | None]:
+def measure(history: AccountHistory) -> StrategyMetrics:
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
     NaN."""
     sample = MetricInputs(history)
     with np.errstate(over="ignore", invalid="ignore"):
-        return {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+        found = {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+    return StrategyMetrics(**found)
 
 
 def of_a_year(key: str) -> bool:

@@ -20,6 +20,7 @@ from rich.table import Table
 from fintrader import progress
 from fintrader.metrics import TRADING_DAYS, min_sessions
 from fintrader.results.catalogue import BY_KEY, of_a_year
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Verdict
 
 DASH = "–"
@@ -165,16 +166,11 @@ def statistic(key: str, value: Any, *, signed: bool = False) -> str:
     return ratio(value, signed=signed)
 
 
-def year_of(values: Mapping[str, Any]) -> int:
-    """Sessions a year by which a strategy's metrics are annualised."""
-    return int(number(values.get("sessions_a_year")) or TRADING_DAYS)
-
-
-def missing(key: str, values: Mapping[str, Any]) -> str:
+def missing(key: str, values: StrategyMetrics) -> str:
     """Why a strategy has a dash for this metric although it can be computed; empty where it has
     none."""
-    short = of_a_year(key) and is_short(values.get("sessions"), year_of(values))
-    return f"under {min_sessions(year_of(values))} sessions" if short else ""
+    short = of_a_year(key) and is_short(values.sessions, values.annual_sessions)
+    return f"under {min_sessions(values.annual_sessions)} sessions" if short else ""
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
@@ -199,13 +195,13 @@ def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str
     )
 
 
-def shown(key: str, values: Mapping[str, Any], *, signed: bool = False) -> str:
+def shown(key: str, values: StrategyMetrics, *, signed: bool = False) -> str:
     """A strategy's metric as text; a dash where it is not known, or is one of a year and the window
     is `missing` it."""
-    return DASH if missing(key, values) else statistic(key, values.get(key), signed=signed)
+    return DASH if missing(key, values) else statistic(key, values[key], signed=signed)
 
 
-def short_window(metrics: Iterable[Mapping[str, Any]]) -> str:
+def short_window(metrics: Iterable[StrategyMetrics]) -> str:
     """A line below a table of such metrics: why yearly figures are dashes. Empty for windows long
     enough."""
     why = next((why for values in metrics if (why := missing("annual_return", values))), "")
@@ -349,14 +345,14 @@ def in_order(names: Iterable[str]) -> list[str]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def paper_cells(values: Mapping[str, Any]) -> list[str]:
+def paper_cells(values: StrategyMetrics) -> list[str]:
     """A strategy's PAPER_COLUMNS as text."""
     return [shown(key, values) for key, _ in PAPER_COLUMNS]
 
 
-def active_cells(values: Mapping[str, Any]) -> list[str]:
+def active_cells(values: StrategyMetrics) -> list[str]:
     """A strategy's ACTIVE_COLUMNS and the interval, as text."""
-    band = interval(values.get("information_ratio_low"), values.get("information_ratio_high"))
+    band = interval(values.information_ratio_low, values.information_ratio_high)
     return [*(shown(key, values) for key, _ in ACTIVE_COLUMNS), band]
 
 
@@ -367,9 +363,7 @@ def active_headings(portfolio: Any) -> list[str]:
     return [f"Against {against}", *(heading for _, heading in ACTIVE_COLUMNS), INTERVAL]
 
 
-def metrics_table(
-    metrics: Mapping[str, Mapping[str, float | None]], *, title: str | None = None
-) -> Table:
+def metrics_table(metrics: Mapping[str, StrategyMetrics], *, title: str | None = None) -> Table:
     """One row a strategy, with the paper's columns."""
     table = _table(
         _PAPER_HEADINGS, {name: paper_cells(values) for name, values in metrics.items()}, title
@@ -379,7 +373,7 @@ def metrics_table(
     return table
 
 
-def active_table(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> Table:
+def active_table(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> Table:
     """One row a strategy, with what it did otherwise than `portfolio`."""
     return _table(
         active_headings(portfolio), {name: active_cells(values) for name, values in metrics.items()}
@@ -412,13 +406,13 @@ def plain_text(table: Table) -> str:
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
 
 
-def table_text(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
+def table_text(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> str:
     """`metrics_table` and `active_table` as plain text, ours before the baselines."""
     rows = {name: metrics[name] for name in in_order(metrics)}
     return f"{plain_text(metrics_table(rows))}\n{plain_text(active_table(rows, portfolio))}"
 
 
-def table_html(metrics: Mapping[str, Mapping[str, float | None]], portfolio: Any = None) -> str:
+def table_html(metrics: Mapping[str, StrategyMetrics], portfolio: Any = None) -> str:
     """The same tables for a notebook."""
     names = in_order(metrics)
     paper = _html_table(_PAPER_HEADINGS, {name: paper_cells(metrics[name]) for name in names})
@@ -440,7 +434,7 @@ def _html_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> s
 # --- where a result stands ------------------------------------------------------------------------
 
 
-def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any]) -> str:
+def standing(metrics: Mapping[str, StrategyMetrics], context: Mapping[str, Any]) -> str:
     """Whether the main strategy is below ridge and below its benchmark portfolio, and whether that
     could be chance.
 
@@ -449,15 +443,15 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
     name = main_strategy(in_order(metrics))
     portfolio = context.get("benchmark_portfolio")
     own = metrics[name]
-    returned = number(own.get("cumulative_return"))
+    returned = number(own.cumulative_return)
     if not is_result(name) or returned is None or not isinstance(portfolio, str):
         return ""
     rivals = {f"its benchmark portfolio, {portfolio.replace('_', ' ')}": metrics.get(portfolio)}
     if portfolio == "cash":  # which has no row of its own everywhere
-        rivals = {"its benchmark portfolio, cash": {"cumulative_return": 0.0}}
+        rivals = {"its benchmark portfolio, cash": StrategyMetrics(cumulative_return=0.0)}
     said = []
     for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
-        theirs = number((values or {}).get("cumulative_return"))
+        theirs = number((values or NO_METRICS).cumulative_return)
         if theirs is not None:
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             said.append(f"{side} {rival} ({percent(theirs, signed=True)})")
@@ -467,8 +461,8 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
         if said
         else ""
     )
-    low = number(own.get("information_ratio_low"))
-    high = number(own.get("information_ratio_high"))
+    low = number(own.information_ratio_low)
+    high = number(own.information_ratio_high)
     if low is not None and high is not None:
         worth = (
             "more than the portfolio"
@@ -477,12 +471,11 @@ def standing(metrics: Mapping[str, Mapping[str, Any]], context: Mapping[str, Any
             if high < 0
             else "within chance"
         )
-        active = number(own.get("active_return"))
-        sessions = number(own.get("sessions"))
-        scale, over = span(sessions, year_of(own))
+        active = number(own.active_return)
+        scale, over = span(own.sessions, own.annual_sessions)
         active = None if active is None else active * scale
         text += f" Active return {percent(active, signed=True)} {over}, "
-        text += f"information ratio {ratio(own.get('information_ratio'))}"
+        text += f"information ratio {ratio(own.information_ratio)}"
         text += f" ({INTERVAL} {interval(low, high)}): {worth}."
     left_out = context.get("left_out")
     if "ridge" not in metrics and isinstance(left_out, Mapping) and "ridge" in left_out:

@@ -22,6 +22,7 @@ from fintrader.results.backtest_files import (
     StoredBacktest,
     changed_metrics,
     read_backtest,
+    read_metrics,
     read_verdict,
 )
 from fintrader.results.folders import (
@@ -44,6 +45,7 @@ from fintrader.results.formatting import (
 from fintrader.results.leaderboard_reader import dropped_pods, lineage, read_leaderboard, read_pods
 from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, stages_of
 from fintrader.verdict.verdict import Verdict
@@ -291,8 +293,8 @@ class Summary:
     """The stages it is to have, in order; empty where it does not say."""
     failed_at: str | None = None
     """The stage that it failed in."""
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Strategy -> metric -> value, as `backtest/metrics.json` has it; empty before the backtest."""
+    metrics: dict[str, StrategyMetrics] = field(default_factory=dict)
+    """By strategy; empty before the backtest."""
     verdict: Verdict | None = None
     """What the held-out window says; None before the backtest."""
     notes: Notes = field(default_factory=Notes)
@@ -311,9 +313,9 @@ class Summary:
             (name for name, stage in self.stages.items() if stage.get("done") is False), None
         )
 
-    def headline(self) -> dict[str, Any]:
+    def headline(self) -> StrategyMetrics:
         """Metrics of the ensemble (or of the best pod where there is none)."""
-        return self.metrics.get("ensemble") or self.metrics.get("best", {})
+        return self.metrics.get("ensemble") or self.metrics.get("best", NO_METRICS)
 
 
 def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
@@ -402,13 +404,12 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     if values.get("format") != MANIFEST_FORMAT:
         return Summary(name, "broken", "manifest.json is of another format or version")
     problem = None
-    strategies: dict[str, dict[str, Any]] = {}
+    strategies: dict[str, StrategyMetrics] = {}
     verdict = None
     if backtested:
         try:
-            stored = folder.json("backtest", "metrics.json")
-            strategies = {name: row for name, row in stored.items() if isinstance(row, dict)}
             backtest = Folder(folder.path("backtest"))
+            strategies = read_metrics(backtest)
             verdict = read_verdict(backtest)
             problem = changed_metrics(backtest)
         except FintraderError as error:

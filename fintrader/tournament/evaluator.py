@@ -101,7 +101,7 @@ def evaluate(
     own, by_part = scored(returns)
     active = tuple((returns - benchmark).tolist())
     return Evaluation(
-        own, by_part, dict(result.metrics), tuple(returns.tolist()), active, scored(benchmark)[0]
+        own, by_part, result.metrics.by_key(), tuple(returns.tolist()), active, scored(benchmark)[0]
     )
 
 

@@ -115,7 +115,7 @@ def test_a_ruined_account_is_closed_and_stays_closed() -> None:
         result.equity[-1] - result.equity[0], rel=1e-9
     )
     assert result.metrics["cumulative_return"] < -0.9
-    assert all(value is None or math.isfinite(value) for value in result.metrics.values())
+    assert all(value is None or math.isfinite(value) for value in result.metrics.by_key().values())
 
 
 def test_what_cannot_be_traded_is_a_typed_error() -> None:
@@ -153,4 +153,6 @@ def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
     assert lost.metrics["beta"] is None
     assert lost.metrics["index_tracking_error"] is None
     for found in (holed, lost):
-        assert all(value is None or math.isfinite(value) for value in found.metrics.values())
+        assert all(
+            value is None or math.isfinite(value) for value in found.metrics.by_key().values()
+        )

@@ -287,6 +287,7 @@ def test_what_yaml_takes_for_something_else_is_told(tmp_path: Path) -> None:
     for name in ("TRUE", "NO", "700", "2016-01-04", "' '"):
         path.write_text(f"data:\n  universe:\n    symbols: [NA, {name}]\n")
         with pytest.raises(
-            ConfigError, match=r"own.yaml: universe.symbols.1: .*(quote the ticker|no ticker)"
+            ConfigError,
+            match=r"own.yaml: universe.symbols.1: .*(quote the ticker|a ticker is empty)",
         ):
             validate(DataSettings, read_yaml(path)["data"], "own.yaml")

@@ -51,7 +51,10 @@ def complaint(*words: str) -> str:
             "choose a folder that can be written to (--runs-dir)",
         ),
         (["run", QUICKSTART, "--runs-dir", "s3://bucket/runs"], "--runs-dir: s3:"),
-        (["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"], "must be a local one"),
+        (
+            ["data", "build", QUICKSTART, "--cache", "s3://bucket/tens"],
+            "is a URL; give a local folder",
+        ),
         (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
         (["backtest", "no_such_run"], "no_such_run: no run lies here"),
         (["bench", "nonsense"], "is no benchmark"),

@@ -49,7 +49,7 @@ run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE,
 run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:PORT, with a port of at most 65535
 run Q --launcher.kind moon | --launcher.kind: 'moon' is unknown; choose one of local, package.module:name, ray
 run Q --launcher.kind ray --launcher.gpus 1.5 | --launcher.gpus: a pod takes a part of one GPU or a whole number of them
-run Q --store notaurl | --store: 'notaurl' is no URL
+run Q --store notaurl | --store: 'notaurl' is not a URL
 run Q --runs-dir file | file/quickstart: Not a directory; choose a folder
 run Q --runs-dir file --cache file | Not a directory
 run Q extra words | 'extra': `fintrader run` takes settings from here on
@@ -77,7 +77,7 @@ verify | `fintrader verify` needs PATH
 verify folder | folder: a folder without a run, a market or files of bars
 verify nowhere | nowhere: no such file or folder; give a run, a report.html, a market, bars or a configuration
 verify nowhere.html | nowhere.html: No such file or directory; give the report.html
-verify nowhere.yaml | nowhere.yaml: no such file
+verify nowhere.yaml | nowhere.yaml does not exist
 verify file --repair | --repair: an option for runs, and file is bars
 verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars
 verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report

@@ -114,7 +114,7 @@ def main(root: str, url: str, pods: str, machine: str) -> None:
     attach(run.root, url)
     takeover = bool(machine)
     if machine:
-        lease.process_space = lambda: machine  # type: ignore[assignment]
+        lease.name_process_space = lambda: machine  # type: ignore[assignment]
     wanted = settings(pods=int(pods), workers=2, fresh=0.2)
     operations = STUBBORN.model_copy(update={"takeover": takeover})
     try:

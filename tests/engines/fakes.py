@@ -127,7 +127,7 @@ def make_backtest(
         rng = np.random.default_rng(seed)
         context["null_model"] = {
             name: value / 2
-            for name, value in results["best"].metrics.items()
+            for name, value in results["best"].metrics.by_key().items()
             if isinstance(value, float)
         }
         checks = {

@@ -183,7 +183,7 @@ def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
     config = str(write(tmp_path))
     mistakes = {
         "bucket does not exist": ["run", config, "--store", "s3://no-such-bucket/runs"],
-        "no URL": ["run", config, "--store", "somewhere"],
+        "is not a URL": ["run", config, "--store", "somewhere"],
         "credentials": ["run", config, "--store", "s3://key:hidden@bucket/runs"],
         "no run lies here": ["status", f"{URL}/nothing"],
         "where its head runs": ["scale", f"{URL}/tiny", "--pods", "2"],

@@ -19,6 +19,7 @@ from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
+from fintrader.results.strategy_metrics import StrategyMetrics
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -222,7 +223,9 @@ def test_the_record_is_read_back_as_it_was(
 ) -> None:
     (tmp_path / "report.html").write_text(page)
     record = read_record(tmp_path / "report.html")
-    assert record["metrics"] == stored.metrics
+    assert {name: StrategyMetrics.of(row) for name, row in record["metrics"].items()} == (
+        stored.metrics
+    )
     assert record["market"] == SYNTHETIC
 
 

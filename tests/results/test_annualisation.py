@@ -22,6 +22,7 @@ from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
 from fintrader.results.formatting import standing
+from fintrader.results.strategy_metrics import KEYS
 from fintrader.tournament.evaluator import evaluate, score
 from fintrader.verdict import alpha as ev
 from tests.engines.policies import noisy_policy
@@ -65,7 +66,7 @@ def test_every_figure_of_a_year_is_of_the_markets_own(both: tuple[Any, Any]) -> 
     usual, restless = (one["ensemble"].metrics for one in both)
     daily = both[0]["ensemble"].daily_returns
     assert (usual["sessions_a_year"], restless["sessions_a_year"]) == (252, 365)
-    changed = {name for name in usual if usual[name] != restless[name]} - {"sessions_a_year"}
+    changed = {name for name in KEYS if usual[name] != restless[name]} - {"sessions_a_year"}
     assert changed == LINEAR | ROOT | COMPOUNDED
     for names, factor in ((LINEAR, MORE), (ROOT, MORE**0.5)):
         for name in names:
@@ -169,7 +170,7 @@ def test_report_and_figures_say_which_year(both: tuple[Any, Any]) -> None:
             year
             * returns["ensemble"][periods.regimes(returns, "equal_weight")["calm third"]].mean()
         )
-        own = {**stored.metrics["ensemble"], "sessions": 40.0, "active_return": year / 1000}
+        own = replace(stored.metrics["ensemble"], sessions=40.0, active_return=year / 1000)
         said = standing(
             {"ensemble": own, "equal_weight": own}, {"benchmark_portfolio": "equal_weight"}
         )

@@ -209,7 +209,7 @@ def test_no_metric_is_silently_nan() -> None:
     for bars in (2, 21, 60):
         numbers = simulate(
             noisy_policy(4), make_market(60, 4).window(0, bars), EnvSettings()
-        ).metrics
+        ).metrics.by_key()
         assert list(numbers) == [metric.key for metric in CATALOGUE]
         assert all(value is None or math.isfinite(value) for value in numbers.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from fintrader.results.formatting import (
     table_html,
     table_text,
 )
+from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.verdict import Excess
 from tests.engines.policies import noisy_policy
@@ -60,7 +62,7 @@ def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
     short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
 ) -> None:
     for name, result in short.items():
-        known = {key for key, value in result.metrics.items() if value is not None}
+        known = {key for key, value in result.metrics.by_key().items() if value is not None}
         assert not COMPOUNDED & known, name
         assert result.metrics["sessions"] == FEWEST_SESSIONS - 1
         assert {"cumulative_return", "annual_volatility", "sharpe", "max_drawdown"} <= known
@@ -124,11 +126,11 @@ def test_a_p_value_is_never_nothing() -> None:
 
 
 def test_an_active_return_is_the_windows_there() -> None:
-    own = {"cumulative_return": 0.02, "active_return": 0.252, "information_ratio": 2.0}
-    own |= {"information_ratio_low": 0.5, "information_ratio_high": 3.5}
+    own = StrategyMetrics(cumulative_return=0.02, active_return=0.252, information_ratio=2.0)
+    own = replace(own, information_ratio_low=0.5, information_ratio_high=3.5)
     said = {
         sessions: standing(
-            {"ensemble": {**own, "sessions": sessions}}, {"benchmark_portfolio": "cash"}
+            {"ensemble": replace(own, sessions=sessions)}, {"benchmark_portfolio": "cash"}
         )
         for sessions in (FEWEST_SESSIONS - 13, FEWEST_SESSIONS)
     }

@@ -106,7 +106,7 @@ def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
 )
 def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"a machine, here one called runs; write file:///folder .*\(runs/x\)"
+        ConfigError, match=r"names a machine, here runs; write file:///folder .*\(runs/x\)"
     ):
         read("file://runs/x")
     read(f"file://{tmp_path}/x")

@@ -247,7 +247,7 @@ def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(
         problems(run)
         repair(run, WANTED, MAKER)
     except UnsafePathError as error:
-        assert f"{name} is a pipe" in str(error) or "lease is no folder" in str(error)  # noqa: PT017
+        assert f"{name} is a pipe" in str(error) or "lease is not a folder" in str(error)  # noqa: PT017
         place.unlink()
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)

@@ -14,6 +14,7 @@ from fintrader.results.explanation import METHOD, read_explanation
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
+from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, markets, tables
 from fintrader_app.local_time import pick_clock
 from fintrader_app.profit import profit
@@ -77,7 +78,7 @@ def render(runs: RunsFolder) -> None:
             case "decisions":
                 decisions(stored)
             case "metrics":
-                metrics = {name: stored.metrics.get(name, {}) for name in shown}
+                metrics = {name: stored.metrics.get(name, NO_METRICS) for name in shown}
                 tables.full_table(metrics, "backtest_metrics")
 
 
@@ -180,7 +181,7 @@ def curves(stored: StoredBacktest, shown: list[str], version: Hashable) -> None:
     charts.show(drawdown, "backtest_drawdown", height=300, version=(version, by_bar))
     key = "minute_max_drawdown" if by_bar else "max_drawdown"
     deepest = ", ".join(
-        f"{human(name)} {percent(stored.metrics.get(name, {}).get(key))}" for name in shown
+        f"{human(name)} {percent(stored.metrics.get(name, NO_METRICS)[key])}" for name in shown
     )
     st.caption(
         f"Deepest: {deepest}. As stored in metrics.json"

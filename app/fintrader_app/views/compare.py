@@ -15,6 +15,7 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, chance, count, number, shown, statistic
 from fintrader.results.looks import union_of_looks
+from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader.verdict import LEVEL
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import summaries
@@ -127,14 +128,15 @@ def differences(chosen: dict[str, StoredBacktest]) -> None:
     lines = list(chosen)
     base = st.selectbox("Differences from", lines, key=f"compare_base_{len(lines)}")
     values = {
-        line: backtest.metrics.get(strategy_of(line), {}) for line, backtest in chosen.items()
+        line: backtest.metrics.get(strategy_of(line), NO_METRICS)
+        for line, backtest in chosen.items()
     }
     rows = []
     for key in KEYS:
         row = {"Metric": tables.title_of(key)}
-        zero = number(values[base].get(key))
+        zero = number(values[base][key])
         for line in lines:
-            own = number(values[line].get(key))
+            own = number(values[line][key])
             text = shown(key, values[line])
             if line != base and text != DASH and own is not None and zero is not None:
                 text += f"  ({statistic(key, own - zero, signed=True)})"

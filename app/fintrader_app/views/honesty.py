@@ -27,6 +27,7 @@ from fintrader.results.formatting import (
     statistic,
 )
 from fintrader.results.run import Summary
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Evidence, Intervals, Selection, Verdict
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import part
@@ -244,7 +245,7 @@ def random_portfolios(verdict: Verdict, stored: StoredBacktest, version: Hashabl
     if drawn is None:
         st.info("Not computed for this backtest.", icon=":material/hourglass_empty:")
         return
-    returned = number(part(stored.metrics, verdict.strategy).get("cumulative_return"))
+    returned = stored.metrics.get(verdict.strategy, NO_METRICS).cumulative_return
     charts.show(
         lambda: figures.random_portfolios_figure(drawn, returned), "honesty_random", version=version
     )
@@ -266,7 +267,7 @@ def null_model(verdict: Verdict, stored: StoredBacktest) -> None:
         )
         return
     name = verdict.strategy
-    shown = {name: stored.metrics.get(name, {}), "null_model": metrics}
+    shown = {name: stored.metrics.get(name, NO_METRICS), "null_model": StrategyMetrics.of(metrics)}
     tables.paper_table(shown, "honesty_null_model", stored.portfolio)
 
 
@@ -349,7 +350,7 @@ def costs(stored: StoredBacktest, version: Hashable) -> None:
 
     charts.show(figure, "honesty_costs", height=300 + room, version=version)
     even = ", ".join(
-        f"{human(name)} {ratio(stored.metrics.get(name, {}).get('break_even_cost_bps'), 1)} bps"
+        f"{human(name)} {ratio(stored.metrics.get(name, NO_METRICS).break_even_cost_bps, 1)} bps"
         for name in names
     )
     st.caption(

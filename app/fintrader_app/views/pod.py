@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import DASH, count, duration, score, shown
+from fintrader.results.strategy_metrics import StrategyMetrics
 from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
     choose,
@@ -228,7 +230,9 @@ def change(now: Any, before: Any) -> str:
 def validation(rows: pd.DataFrame) -> None:
     """The stored metrics of the validation window, one column a pod."""
     columns = {
-        str(pod): values for pod, values in zip(rows["pod"], rows["metrics"], strict=True) if values
+        str(pod): StrategyMetrics.of(values)
+        for pod, values in zip(rows["pod"], rows["metrics"], strict=True)
+        if values
     }
     if not columns:
         st.info("No validation metrics are stored for this pod.", icon=":material/hourglass_empty:")
@@ -238,9 +242,9 @@ def validation(rows: pd.DataFrame) -> None:
         " result"
     )
     listed = []
-    for key in dict.fromkeys(key for values in columns.values() for key in values):
-        each = {pod: shown(key, values) for pod, values in columns.items()}
-        listed.append({"Metric": tables.title_of(key), **each})
+    for metric in CATALOGUE:
+        each = {pod: shown(metric.key, values) for pod, values in columns.items()}
+        listed.append({"Metric": metric.title, **each})
     table(listed, "pod_metrics", right=columns, height=360)
     tables.dashes(columns.values())
 

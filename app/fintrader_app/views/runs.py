@@ -12,6 +12,7 @@ from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, duration, moment, number, verdict_words
 from fintrader.results.run import Summary
+from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, keeping, tables
 from fintrader_app.artifacts import summaries
 from fintrader_app.shell import (
@@ -76,10 +77,10 @@ def table(found: list[Summary]) -> pd.DataFrame:
                 "name": run.name,
                 "status": MARK[run.status],
                 "verdict": verdict_words(run.verdict and run.verdict.text),
-                "return": number(headline.get("cumulative_return")),
-                "index": number(run.metrics.get("benchmark", {}).get("cumulative_return")),
-                "sharpe": number(headline.get("sharpe")),
-                "drawdown": number(headline.get("max_drawdown")),
+                "return": number(headline.cumulative_return),
+                "index": number(run.metrics.get("benchmark", NO_METRICS).cumulative_return),
+                "sharpe": number(headline.sharpe),
+                "drawdown": number(headline.max_drawdown),
                 "created": None if created is None else created.replace(tzinfo=None),
                 "took": duration(run.seconds),
                 "trials": run.trials,
@@ -147,8 +148,8 @@ def glance(found: list[Summary]) -> str:
     rows = []
     for run in found[:ROWS]:
         headline = run.headline()
-        index = run.metrics.get("benchmark", {})
-        returns = [number(one.get("cumulative_return")) for one in (headline, index)]
+        index = run.metrics.get("benchmark", NO_METRICS)
+        returns = [number(one.cumulative_return) for one in (headline, index)]
         cells = [run.name, MARK[run.status], verdict_words(run.verdict and run.verdict.text)]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
         rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
@@ -271,7 +272,7 @@ def preview(runs: RunsFolder, run: Summary) -> None:
             st.caption("Drawdown, from session closes")
             drawdown = partial(figures.drawdown_figure, equity, session=stored.session)
             charts.show(drawdown, "preview_drawdown", height=300, version=version)
-        metrics = {name: stored.metrics.get(name, {}) for name in stored.strategies}
+        metrics = {name: stored.metrics.get(name, NO_METRICS) for name in stored.strategies}
         tables.paper_table(metrics, "preview_table", stored.portfolio)
     with guarded():
         leaders(folder)

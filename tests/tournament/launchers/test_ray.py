@@ -442,6 +442,6 @@ def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None
             settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path)
         )
     with pytest.raises(
-        ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower ray\.gpus"
+        ConfigError, match=r"2 GPUs.*set tournament\.replicas to 2 or more, or lower launcher\.gpus"
     ):
         on_ray(RaySettings(gpus=2))(settings(), PodContext(RunFolder(tmp_path), tmp_path))
