@@ -123,6 +123,8 @@ def describe_problem(
     )
     if first["type"] == "literal_error":
         message = f"choose one of {first['ctx']['expected']}"
+    if first["type"] == "too_short":
+        message = f"needs at least {first['ctx']['min_length']}"
     if first["type"] == "too_long" and "actual_length" in first["ctx"]:
         message = (
             f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"

@@ -153,12 +153,20 @@ def check_market(path: Path, *, has_record: bool = False) -> Check:
         except (DataError, StorageError) as error:
             problems.append(str(error))
     return Check(
-        f"market {path.parent.name}",
+        f"market {path.absolute().parent.name}",
         "the arrays with the hash in the file, and the record of the build with its seal",
         tuple(problems),
         "every byte is as it was written",
-        f"delete {path.parent}; `fintrader data build CONFIG` makes the market again",
+        f"delete {_name_market(path)}; `fintrader data build CONFIG` makes the market again",
     )
+
+
+def _name_market(path: Path) -> Path:
+    """Return what a market consists of: its folder where that holds nothing else, or the file."""
+    folder = path.absolute().parent
+    own = {path.name, RECORD, ".lock"}
+    is_alone = path.name == "market.safetensors" and {p.name for p in folder.iterdir()} <= own
+    return folder if is_alone else path
 
 
 def _check_record(market: Path) -> None:

@@ -22,6 +22,7 @@ FILES = {
     "broken.yaml": "a: [",
     "type.yaml": "env: {num_envs: many}",
     "union.yaml": "env: {participation: often}",
+    "agentless.yaml": "agent: []",
     "window.yaml": "data: {windows: {train: [2020-01-01]}}",
     "date.yaml": "data: {windows: {train: [2020-02-30, 2020-03-01]}}",
     "absent.yaml": "data: {source: {kind: files, path: absent.csv}}",
@@ -59,6 +60,7 @@ run bin.yaml | bin.yaml: no text, so no YAML
 run broken.yaml | broken.yaml: not valid YAML at line 1
 run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'
 run union.yaml | union.yaml: env.participation: expected a number, got 'often'
+run agentless.yaml | agentless.yaml: agent: needs at least 1, got []
 run window.yaml | window.yaml: data.windows.train: too few values
 run date.yaml | date.yaml, line 1: 2020-02-30 is no date
 data build absent.yaml | absent.csv: no bar file there
