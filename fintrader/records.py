@@ -1,8 +1,8 @@
-"""The one codec of what is stored as JSON: frozen dataclasses out of JSON values and back.
+"""Convert frozen dataclasses to JSON values and back.
 
 A record's fields hold booleans, numbers, text, None, other records, tuples, mappings by text, and
-literals. Nothing is converted but a whole number where a float belongs: a file that lacks a field,
-or has one more, is refused.
+literals. The only conversion is from a whole number to a float. A missing or an unknown field is an error.
+This module needs the standard library alone, so that reading a run stays fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Reader: TypeAlias = Callable[[Any], Any]
 
 
 class RecordError(RunError):
-    """A stored value is not what its record says."""
+    """A stored value does not have the type that its record declares."""
 
     def __init__(self, problem: str, place: str = "") -> None:
         super().__init__(f"{place} {problem}" if place else problem)
@@ -45,12 +45,12 @@ class RecordError(RunError):
         self.place = place
 
     def within(self, name: str) -> RecordError:
-        """The same problem, seen from the record that holds it under `name`."""
+        """Return the same problem with its place seen from the enclosing record."""
         return RecordError(self.problem, f"{name}.{self.place}" if self.place else name)
 
 
 def to_json(record: object) -> dict[str, JsonValue]:
-    """The fields of a record by name, ready for `files.write_json`."""
+    """Return the fields of a record by name, ready for `files.write_json`."""
     return dataclasses.asdict(record)  # type: ignore[call-overload, no-any-return]
 
 
@@ -61,7 +61,7 @@ def from_json(kind: type[T], value: object) -> T:
 
 @cache
 def _reader_of(kind: Any) -> Reader:
-    """A function from JSON to values of this type, made once for each."""
+    """Build the function that reads values of this type; cached by type."""
     origin = get_origin(kind)
     arguments = get_args(kind)
     if dataclasses.is_dataclass(kind):
@@ -116,7 +116,7 @@ def _optional_reader(kind: Any) -> Reader:
 
 
 def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
-    """Of any length for `tuple[X, ...]`, else one reader for each place."""
+    """Build a reader of lists: of any length for `tuple[X, ...]`, otherwise of fixed length."""
     readers = [_reader_of(kind) for kind in kinds if kind is not Ellipsis]
     is_open = kinds[-1] is Ellipsis
 
@@ -141,7 +141,7 @@ def _mapping_reader(kind: Any) -> Reader:
 
 
 def _each(items: Any) -> dict[Any, Any]:
-    """Read (place, (reader, value)) pairs; an error says at which place."""
+    """Read (place, (reader, value)) pairs; an error names its place."""
     read = {}
     place: Any = ""
     try:
