@@ -58,9 +58,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "verdict": stored.conclusion,
         "share_of_oracle": planted["share_of_oracle"],
         "sharpe_by_capital_usd": {
-            row["setting"]: row["sharpe"]
-            for row in stored.sensitivity
-            if row["kind"] == "capital_usd"
+            row.setting: row.sharpe for row in stored.sensitivity if row.kind == "capital_usd"
         },
     }
 

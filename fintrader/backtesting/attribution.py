@@ -21,13 +21,13 @@ Their sum is the difference to the cent: nothing is left over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.backtesting.result import BacktestResult
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.analysis import Attribution, SymbolAttribution
 
 Array = NDArray[np.float64]
 _BLOCK = 4096
@@ -52,8 +52,8 @@ def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
 
 def attribute(
     result: BacktestResult, portfolio: BacktestResult | None, returns: Array
-) -> dict[str, Any]:
-    """The split above, as plain JSON in USD, in total and by symbol.
+) -> Attribution:
+    """Split the profit as above, in total and by symbol.
 
     `portfolio`: None for cash; one without positions (an index) cannot be split, and cash stands in
     for it. `returns`: `[T, N]`, as `symbol_returns` gives them.
@@ -73,27 +73,27 @@ def attribute(
     costs = their_costs - float(result.costs_usd.sum())
     active = pnl - theirs
     order = np.argsort(-np.abs(selection + timing), kind="stable")
-    rows = [
-        {
-            "symbol": result.symbols[k],
-            "mean_weight": float(own_mean[k]),
-            "portfolio_weight": float(their_mean[k]),
-            "selection_usd": float(selection[k]),
-            "timing_usd": float(timing[k]),
-        }
+    by_symbol = tuple(
+        SymbolAttribution(
+            symbol=result.symbols[k],
+            mean_weight=float(own_mean[k]),
+            portfolio_weight=float(their_mean[k]),
+            selection_usd=float(selection[k]),
+            timing_usd=float(timing[k]),
+        )
         for k in order
-    ]
-    return {
-        "portfolio": "cash" if rival is None else rival.name,
-        "pnl_usd": pnl,
-        "portfolio_pnl_usd": theirs,
-        "active_usd": active,
-        "selection_usd": float(selection.sum()),
-        "timing_usd": float(timing.sum()),
-        "fills_usd": active - float(selection.sum() + timing.sum()) - costs,
-        "costs_usd": costs,
-        "symbols": rows,
-    }
+    )
+    return Attribution(
+        portfolio="cash" if rival is None else rival.name,
+        pnl_usd=pnl,
+        portfolio_pnl_usd=theirs,
+        active_usd=active,
+        selection_usd=float(selection.sum()),
+        timing_usd=float(timing.sum()),
+        fills_usd=active - float(selection.sum() + timing.sum()) - costs,
+        costs_usd=costs,
+        symbols=by_symbol,
+    )
 
 
 def _means(result: BacktestResult, returns: Array, capital: Array) -> tuple[Array, Array]:

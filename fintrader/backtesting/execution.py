@@ -1,17 +1,17 @@
-"""How orders were carried out: which share of the bars' volume they took, and at what distance from
-the price that the decision saw.
+"""Execution of orders: their share of the bars' volume, and the distance of their fills from the
+price that the decision saw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader.backtesting.result import BacktestResult
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.analysis import ExecutionCosts, FillGroup
 
 Array = NDArray[np.float64]
 CLASSES = {
@@ -25,8 +25,10 @@ CLASSES = {
 NO_VOLUME = "no volume in the bar"
 
 
-def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[str, Any]:
-    """Fills of orders by participation, as plain JSON. Empty for a strategy without orders.
+def measure_execution(
+    result: BacktestResult, markets: Sequence[MarketTensors]
+) -> ExecutionCosts | None:
+    """Group the fills of orders by participation; None for a strategy without orders.
 
     `slippage_bps` is the fill's price beyond the close at which it was decided, against the trader
     > 0, weighted by notional; `cost_bps` are fees, spread and impact. Fills without volume in their
@@ -36,7 +38,7 @@ def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[
     """
     trades = result.trades[result.trades["kind"] == "order"]
     if trades.empty:
-        return {}
+        return None
     column = {symbol: k for k, symbol in enumerate(result.symbols)}
     asset = np.array([column[str(symbol)] for symbol in trades["symbol"]])
     decided, filled = (trades[name].to_numpy() for name in ("decision_bar", "fill_bar"))
@@ -59,34 +61,37 @@ def execution(result: BacktestResult, markets: Sequence[MarketTensors]) -> dict[
     )
     kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN comes after all of them
     names = [*CLASSES.values(), NO_VOLUME]
-    rows = [_row(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)]
-    return {
-        "classes": [row for row in rows if row["fills"]],
-        "all": _row("all", np.ones(len(shares), dtype=bool), share, notional, slipped, cost),
-        "slippage_usd": float((slipped * notional).sum()),
-        "cost_usd": float(cost.sum()),
-    }
+    groups = [
+        _summarise(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)
+    ]
+    every = np.ones(len(shares), dtype=bool)
+    return ExecutionCosts(
+        groups=tuple(group for group in groups if group.fills),
+        total=_summarise("all", every, share, notional, slipped, cost),
+        slippage_usd=float((slipped * notional).sum()),
+        cost_usd=float(cost.sum()),
+    )
 
 
-def _row(
+def _summarise(
     name: str, which: NDArray[np.bool_], share: Array, notional: Array, slipped: Array, cost: Array
-) -> dict[str, Any]:
-    """One class: how many fills, how much of the volume on average and at most, at what cost."""
+) -> FillGroup:
+    """Put the fills of one group together."""
     weight = float(notional[which].sum())
     some = share[which & ~np.isnan(share)]
 
     def mean_bps(usd: Array) -> float | None:
         return 1e4 * float(usd[which].sum()) / weight if weight > 0 else None
 
-    return {
-        "participation": name,
-        "fills": int(which.sum()),
-        "notional_usd": weight,
-        "mean_participation": float(some.mean()) if some.size else None,
-        "most_participation": float(some.max()) if some.size else None,
-        "slippage_bps": mean_bps(slipped * notional),
-        "cost_bps": mean_bps(cost),
-    }
+    return FillGroup(
+        participation=name,
+        fills=int(which.sum()),
+        notional_usd=weight,
+        mean_participation=float(some.mean()) if some.size else None,
+        most_participation=float(some.max()) if some.size else None,
+        slippage_bps=mean_bps(slipped * notional),
+        cost_bps=mean_bps(cost),
+    )
 
 
 def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:

@@ -10,7 +10,6 @@ no cause: inputs that say the same share what they move, or hide one another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.explanation import ExplainedDecision, Explanation
 
 MOST_DECISIONS = 48
 """Decisions that are looked at, evenly spread over a backtest."""
@@ -51,7 +51,7 @@ class Explainer:
         self._due = {
             int(self.bars[k]) for k in np.linspace(0, len(self.bars) - 1, count).round().astype(int)
         }
-        self.looks: list[dict[str, Any]] = []
+        self.explained: list[ExplainedDecision] = []
 
     def look(self, account: BacktestAccount) -> None:
         """Note what moves the decision that the account stands at, if it is one of those to be
@@ -81,14 +81,14 @@ class Explainer:
             account.market.minutes[account.bar].numpy().astype("M8[ns]"), unit="s"
         )
         first = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:SYMBOLS]
-        self.looks.append(
-            {
-                "time": f"{time}Z",
-                "moved": _rounded(moved),
-                "symbols": [account.market.symbols[k] for k in first],
-                "weights": _rounded(weights[0, first]),
-                "raised": [_rounded(raised[:, k]) for k in first],
-            }
+        self.explained.append(
+            ExplainedDecision(
+                time=f"{time}Z",
+                moved=_rounded(moved),
+                symbols=tuple(account.market.symbols[k] for k in first),
+                weights=_rounded(weights[0, first]),
+                raised=tuple(_rounded(raised[:, k]) for k in first),
+            )
         )
 
     def _asked(self, seen: Tensor, without: Sequence[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
@@ -132,23 +132,17 @@ class Explainer:
         return [*found, (own, opened)]
 
 
-def explanation(strategy: str, explainers: Sequence[Explainer]) -> dict[str, Any]:
-    """Plain JSON of what was looked at, window after window; empty where nothing was.
-
-    `inputs` `[I]`; `decisions`, of which `looks` are some: `time` (UTC), `moved` `[I]` (share of
-    the account that would have stood elsewhere without the input), and of the `symbols` that were
-    moved most the `weights` aimed at and by how much each input `raised` them, `[I]` each.
-    """
-    looks = [look for one in explainers for look in one.looks]
-    if not looks or len({one.names for one in explainers}) != 1:
-        return {}
-    decisions = sum(len(one.bars) for one in explainers)
-    return {
-        "strategy": strategy,
-        "inputs": list(explainers[0].names),
-        "decisions": decisions,
-        "looks": looks,
-    }
+def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | None:
+    """Put together what was examined, window after window; None where nothing was."""
+    decisions = tuple(decision for explainer in explainers for decision in explainer.explained)
+    if not decisions or len({explainer.names for explainer in explainers}) != 1:
+        return None
+    return Explanation(
+        strategy=strategy,
+        num_decisions=sum(len(explainer.bars) for explainer in explainers),
+        inputs=explainers[0].names,
+        decisions=decisions,
+    )
 
 
 def _means(market: MarketTensors) -> Tensor:
@@ -160,5 +154,5 @@ def _means(market: MarketTensors) -> Tensor:
     return torch.cat(parts).nan_to_num().to(torch.float32).cpu()
 
 
-def _rounded(values: NDArray[np.float64]) -> list[float]:
-    return [round(float(value), 6) for value in values]
+def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in values)

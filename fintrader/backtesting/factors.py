@@ -10,13 +10,13 @@ Of the first LOOKBACK sessions there is nothing to rank by, and they are left ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.analysis import FactorBeta, FactorFit
 
 Array = NDArray[np.float64]
 LOOKBACK = 20
@@ -83,14 +83,13 @@ def _by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]
     return returns, np.add.reduceat(traded, starts, axis=0), market.member.cpu().numpy()[starts]
 
 
-def factor_betas(
+def fit_factors(
     daily: Array, factors: Array, sessions_a_year: int = m.TRADING_DAYS
-) -> dict[str, Any]:
-    """Least squares of daily returns `[S]` on the factors `[S, K]` that are known, with Newey-West
-    errors; plain JSON.
+) -> FactorFit | None:
+    """Regress daily returns `[S]` on the known factors `[S, K]` by least squares, with Newey-West
+    errors.
 
-    `alpha` is a year's (mean times its sessions). Empty below FEWEST_SESSIONS of which all factors
-    are known.
+    None below FEWEST_SESSIONS of which all factors are known.
     """
     usable = [
         k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS
@@ -106,7 +105,7 @@ def factor_betas(
     size = len(y)
     width = len(usable) + 1
     if size < FEWEST_SESSIONS or width == 1 or y.max() == y.min():
-        return {}
+        return None
     design = np.column_stack([np.ones(size), x])
     bread = np.linalg.pinv(design.T @ design)
     beta = bread @ design.T @ y
@@ -114,21 +113,16 @@ def factor_betas(
     errors = np.sqrt(np.diag(bread @ _long_run(design * residual[:, None]) @ bread))
     names = list(FACTORS)
     ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
-    return {
-        "sessions": size,
-        "alpha": float(beta[0]) * sessions_a_year,
-        "alpha_t": float(ratios[0]),
-        "r_squared": 1 - float(residual @ residual / np.square(y - y.mean()).sum()),
-        "betas": [
-            {
-                "factor": names[k],
-                "beta": float(beta[j]),
-                "t": float(ratios[j]),
-                "about": FACTORS[names[k]],
-            }
+    return FactorFit(
+        sessions=size,
+        alpha=float(beta[0]) * sessions_a_year,
+        alpha_t=float(ratios[0]),
+        r_squared=1 - float(residual @ residual / np.square(y - y.mean()).sum()),
+        betas=tuple(
+            FactorBeta(names[k], float(beta[j]), float(ratios[j]), FACTORS[names[k]])
             for j, k in enumerate(usable, start=1)
-        ],
-    }
+        ),
+    )
 
 
 def _long_run(moments: Array) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
+from fintrader.results.analysis import Variation, VariedChoice
 
 Array = NDArray[np.float64]
 COSTS_BPS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -33,12 +34,6 @@ CAPITALS = (1, 10, 100)
 """Multiples of the capital: what a strategy earns with more money says how much of it the market
 takes."""
 START_SHIFTS = (1, 2, 3, 4, 5)
-
-Variation: TypeAlias = dict[str, Any]
-"""The outcome of one changed choice as plain JSON: `kind` (`cost_bps`, `fill`, `delay_bars`,
-`capital_usd`, `start_sessions` or `without`), `setting` (the changed value, as text), `STATISTICS`
-and `chosen` (whether the backtest itself chose so)."""
-STATISTICS = ("cumulative_return", "sharpe", "max_drawdown")
 
 
 def sensitivity(
@@ -78,12 +73,13 @@ def sensitivity(
         multiple for multiple in capitals if multiple * settings.initial_cash_usd <= MOST_CASH_USD
     ]
     rows: list[Variation] = []
+    year = windows[0].sessions_a_year
 
     def trade(
-        kind: str,
+        kind: VariedChoice,
         setting: str,
         changed: EnvSettings,
-        chosen: bool,
+        is_chosen: bool,
         run: Callable[..., BacktestResult] = simulate,
     ) -> None:
         parts = [
@@ -94,7 +90,7 @@ def sensitivity(
         # One fold may leave nothing to go on with: no figures then, and the other rows stand.
         with contextlib.suppress(BacktestError):
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
-        rows.append(_row(kind, setting, daily, chosen))
+        rows.append(_vary(kind, setting, daily, year, is_chosen))
 
     total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
     with (progress or SILENT).task("sensitivity", total=total, unit="runs") as task:
@@ -112,13 +108,8 @@ def sensitivity(
             trade("capital_usd", f"{usd:.0f}", settings.model_copy(update=more), multiple == 1)
         for shift in shifts:
             window = windows[0].window(int(starts[shift]), windows[0].num_bars)
-            rows.append(
-                _row(
-                    "start_sessions",
-                    str(shift),
-                    simulate(policies[0], window, settings).daily_returns,
-                )
-            )
+            daily = simulate(policies[0], window, settings).daily_returns
+            rows.append(_vary("start_sessions", str(shift), daily, year))
             task.advance(note=f"start {shift} sessions later")
         if stocks:
             rows += without_each(policies[0], windows[0], settings)
@@ -182,11 +173,26 @@ def without_each(
                 obs, _ = env.reset(options={"reset_mask": terminated, "start": int(bars[-1])})
     daily = [m.daily_returns(curve, market.session.cpu().numpy()) for curve in equity.T]
     return [
-        _row("without", symbol, returns)
+        _vary("without", symbol, returns, market.sessions_a_year)
         for symbol, returns in zip(market.symbols, daily, strict=True)
     ]
 
 
-def _row(kind: str, setting: str, daily: Array | None, chosen: bool = False) -> Variation:
-    numbers = {name: None if daily is None else getattr(m, name)(daily) for name in STATISTICS}
-    return {"kind": kind, "setting": setting, "chosen": chosen, **numbers}
+def _vary(
+    kind: VariedChoice,
+    setting: str,
+    daily: Array | None,
+    sessions_a_year: int,
+    is_chosen: bool = False,
+) -> Variation:
+    """Describe a simulation by its daily returns; None where its account could not go on."""
+    if daily is None:
+        return Variation(kind, setting, is_chosen, None, None, None)
+    return Variation(
+        kind,
+        setting,
+        is_chosen,
+        cumulative_return=m.cumulative_return(daily),
+        sharpe=m.sharpe(daily, sessions_a_year),
+        max_drawdown=m.max_drawdown(daily),
+    )

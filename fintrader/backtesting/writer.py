@@ -11,10 +11,11 @@
     trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
     context.json       what the caller said about the run (trials, seed, hashes, command)
     verdict.json       how far the result can be told from luck (`assessment.assess`)
-    analysis.json      what an allocator asks and only the market can answer (`analysis.analyse`)
-    explanation.json   what moved some of its decisions (`explain.explanation`); {} where nobody
-                       looked
-    sensitivity.json   the result with one choice changed at a time (`sensitivity.sensitivity`);
+    analysis.json      attribution, execution, factors (`results.analysis.Analysis`); null where the
+                       market is not at hand
+    explanation.json   influence of the inputs on some decisions (`results.explanation`); null where
+                       none was examined
+    sensitivity.json   the result with one choice changed at a time (`results.analysis.Variation`);
                        [] where not run
     seal.json          SHA-256 of the files above, so that a change is seen when it is opened;
                        who draws a report or notes a look seals again
@@ -44,6 +45,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.errors import BacktestError
 from fintrader.files import dump_json, hash_file, remove, write_bytes, write_json
 from fintrader.records import to_json
+from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.backtest_files import (
     PRICE_COLUMNS,
     SEAL,
@@ -51,6 +53,7 @@ from fintrader.results.backtest_files import (
     empty_trades,
     make_seal,
 )
+from fintrader.results.explanation import Explanation
 from fintrader.results.history import gross_exposure
 from fintrader.verdict.verdict import Verdict
 
@@ -64,9 +67,9 @@ def tabulate(
     results: Mapping[str, BacktestResult],
     context: Mapping[str, Any] | None = None,
     verdict: Verdict | None = None,
-    sensitivity: Sequence[Mapping[str, Any]] = (),
-    analysis: Mapping[str, Any] | None = None,
-    explanation: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Variation] = (),
+    analysis: Analysis | None = None,
+    explanation: Explanation | None = None,
 ) -> StoredBacktest:
     """Results as the tables that are stored. Raises BacktestError when there is none, or their bars
     differ."""
@@ -94,10 +97,10 @@ def tabulate(
             **dict(context or {}),
         },
         "verdict": verdict,
-        "sensitivity": [dict(row) for row in sensitivity],
+        "sensitivity": tuple(sensitivity),
         "changed": "",
-        "analysis": dict(analysis or {}),
-        "explanation": dict(explanation or {}),
+        "analysis": analysis,
+        "explanation": explanation,
     }
     return StoredBacktest({name: result.metrics for name, result in results.items()}, parts)
 
@@ -172,13 +175,20 @@ def _trade_rows(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
 
 
+def _plain(part: Any) -> Any:
+    """Return the JSON value of a record, or of a tuple of them."""
+    if isinstance(part, tuple):
+        return [to_json(record) for record in part]
+    return to_json(part) if is_dataclass(part) else part
+
+
 def write_backtest(
     folder: Path,
     results: Mapping[str, BacktestResult],
     *,
     context: Mapping[str, Any] | None = None,
-    sensitivity: Sequence[Mapping[str, Any]] = (),
-    explanation: Mapping[str, Any] | None = None,
+    sensitivity: Sequence[Variation] = (),
+    explanation: Explanation | None = None,
     **evidence: Any,
 ) -> StoredBacktest:
     """Write the data files of a backtest below `folder`; returns what was written.
@@ -215,8 +225,7 @@ def write_backtest(
             table.to_parquet(engine="pyarrow", compression="zstd", index=False),
         )
     for name in RECORDS:
-        part = getattr(stored, name)
-        write_json(folder / f"{name}.json", to_json(part) if is_dataclass(part) else part)
+        write_json(folder / f"{name}.json", _plain(getattr(stored, name)))
     metrics = {name: to_json(values) for name, values in stored.metrics.items()}
     last = dump_json(metrics).encode()
     hashes = {name: hash_file(folder / name) for name in FILES} | {

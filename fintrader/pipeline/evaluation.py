@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fintrader.agents.policy import PolicyModule, load_policy
 from fintrader.backtesting import BacktestResult, simulate, simulate_all_baselines, write_backtest
 from fintrader.backtesting.all_baselines import Baselines
-from fintrader.backtesting.explain import Explainer, explanation
+from fintrader.backtesting.explain import Explainer, explain
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.null_models import information_free
@@ -46,6 +46,7 @@ from fintrader.pipeline.session import run_store
 from fintrader.progress import Progress, reporter
 from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
+from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import SEAL, StoredBacktest, hashes_of, make_seal, read_seal
 from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
@@ -277,7 +278,7 @@ def _write(
     free: BacktestResult | None,
     metric: str,
     markets: Sequence[MarketTensors],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Variation],
     moved: Sequence[Explainer],
 ) -> None:
     """The files of a backtest, its report and its tear sheet, sealed; the look at its window is
@@ -309,7 +310,7 @@ def _write(
         null_model=null_model,
         caveats=caveats(config, context),
         sensitivity=rows,
-        explanation=explanation("ensemble", moved),
+        explanation=explain("ensemble", moved),
         seed=config.seed,
     )
     with manifest.stage("report"):

@@ -15,14 +15,15 @@ from fintrader.results import figures, periods
 from fintrader.results.allocation import (
     OTHER,
     active_shares,
-    capacity,
+    at_other_capital,
     pnl_by_month,
     pnl_table,
     symbol_pnl,
     trips,
 )
+from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import DASH, count, percent, ratio, span, statistic, usd
+from fintrader.results.formatting import DASH, count, percent, ratio, span, usd
 
 MOST_SYMBOLS = 12
 """Rows of a table by symbol; of more, the others stand together in one."""
@@ -88,56 +89,65 @@ def _profit(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _attribution(page: Page, stored: StoredBacktest, main: str) -> None:
-    found = stored.analysis.get("attribution")
     title = "Selection or timing?"
-    if not found:
+    if stored.analysis is None:
         page.section(title, note(_NO_MARKET), link="Attribution")
         return
-    rival = figures.title_of(found["portfolio"]).lower()
+    found = stored.analysis.attribution
+    rival = figures.title_of(found.portfolio).lower()
     start = float(stored.curve()[main].iloc[0])
+    active = "Active profit"
     parts = [
-        (f"Profit of {figures.title_of(main).lower()}", "pnl_usd", "as in the table above"),
+        (f"Profit of {figures.title_of(main).lower()}", found.pnl_usd, "as in the table above"),
         (
             f"Less: {rival} on the same capital",
-            "portfolio_pnl_usd",
+            found.portfolio_pnl_usd,
             "its return of each bar on our equity before it",
         ),
-        ("Active profit", "active_usd", "the difference, which the rows below sum to"),
-        ("Selection", "selection_usd", "holding the mean weights throughout, less the portfolio's"),
-        ("Timing", "timing_usd", "having other weights than the mean ones when prices moved"),
+        (active, found.active_usd, "the difference, which the rows below sum to"),
+        (
+            "Selection",
+            found.selection_usd,
+            "holding the mean weights throughout, less the portfolio's",
+        ),
+        ("Timing", found.timing_usd, "having other weights than the mean ones when prices moved"),
         (
             "Fill prices",
-            "fills_usd",
+            found.fills_usd,
             "what trades made between the price they filled at and their bar's close",
         ),
-        ("Costs", "costs_usd", "fees, spread, impact and interest, less the portfolio's"),
+        ("Costs", found.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
     ]
     rows = [
         (
-            "main" if key == "active_usd" else "",
-            [html.escape(name), _usd(found[key]), _share(found[key], start), said],
+            "main" if name == active else "",
+            [html.escape(name), _usd(amount), _share(amount, start), meaning],
         )
-        for name, key, said in parts
+        for name, amount, meaning in parts
     ]
-    symbols = found["symbols"][:MOST_SYMBOLS]
-    others = found["symbols"][MOST_SYMBOLS:]
+    symbols = found.symbols[:MOST_SYMBOLS]
+    others = found.symbols[MOST_SYMBOLS:]
     lines = [
         (
             "",
             [
-                html.escape(row["symbol"]),
-                percent(row["mean_weight"]),
-                percent(row["portfolio_weight"]),
-                _usd(row["selection_usd"]),
-                _usd(row["timing_usd"]),
+                html.escape(row.symbol),
+                percent(row.mean_weight),
+                percent(row.portfolio_weight),
+                _usd(row.selection_usd),
+                _usd(row.timing_usd),
             ],
         )
         for row in symbols
     ]
     if others:
-        sums = [sum(row[key] for row in others) for key in ("mean_weight", "portfolio_weight")]
-        made = [_usd(sum(row[key] for row in others)) for key in ("selection_usd", "timing_usd")]
-        lines.append(("", [f"{len(others)} others", *map(percent, sums), *made]))
+        sums = [
+            percent(sum(row.mean_weight for row in others)),
+            percent(sum(row.portfolio_weight for row in others)),
+            _usd(sum(row.selection_usd for row in others)),
+            _usd(sum(row.timing_usd for row in others)),
+        ]
+        lines.append(("", [f"{len(others)} others", *sums]))
     head = ["Symbol", "Mean weight", f"In {rival}", "Selection", "Timing"]
     page.section(
         title,
@@ -303,24 +313,23 @@ def _holdings(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _execution(page: Page, stored: StoredBacktest) -> None:
-    found = stored.analysis.get("execution")
+    found = None if stored.analysis is None else stored.analysis.execution
     parts = []
-    if found:
+    if found is not None:
         rows = []
-        for row in [*found["classes"], {**found["all"], "participation": "All"}]:
-            bps = [
-                f"{ratio(row[key])} bps" if row[key] is not None else DASH
-                for key in ("slippage_bps", "cost_bps")
-            ]
-            shares = [percent(row[key]) for key in ("mean_participation", "most_participation")]
+        for row in (*found.groups, found.total):
             cells = [
-                row["participation"].capitalize(),
-                count(row["fills"]),
-                usd(row["notional_usd"]),
-                *shares,
-                *bps,
+                row.participation.capitalize(),
+                count(row.fills),
+                usd(row.notional_usd),
+                percent(row.mean_participation),
+                percent(row.most_participation),
+                *(
+                    DASH if bps is None else f"{ratio(bps)} bps"
+                    for bps in (row.slippage_bps, row.cost_bps)
+                ),
             ]
-            rows.append(("main" if row["participation"] == "All" else "", cells))
+            rows.append(("main" if row is found.total else "", cells))
         head = [
             "Share of the bar's volume",
             "Fills",
@@ -332,11 +341,11 @@ def _execution(page: Page, stored: StoredBacktest) -> None:
         ]
         text = (
             "Slippage: the fill's price beyond the close at which it was decided, a loss > 0,"
-            f" weighted by notional. Costs come on top. All in all {usd(found['slippage_usd'])} of"
-            f" slippage, {usd(found['cost_usd'])} costs."
+            f" weighted by notional. Costs come on top. All in all {usd(found.slippage_usd)} of"
+            f" slippage, {usd(found.cost_usd)} costs."
         )
         parts += [table(head, rows, css="dense"), note(text)]
-    elif not stored.analysis:
+    elif stored.analysis is None:
         parts.append(note(_NO_MARKET))
     page.section(
         "Participation, slippage and capacity", *parts, *_capacity(page, stored), link="Execution"
@@ -344,7 +353,7 @@ def _execution(page: Page, stored: StoredBacktest) -> None:
 
 
 def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
-    rows = capacity(stored.sensitivity)
+    rows = at_other_capital(stored.sensitivity)
     if not rows:
         return [
             note(
@@ -352,14 +361,9 @@ def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
                 " more capital."
             )
         ]
-    cells = []
-    for row in rows:
-        kind = "main" if row["chosen"] else ""
-        numbers = [
-            number(statistic(key, row[key]))
-            for key in ("cumulative_return", "sharpe", "max_drawdown")
-        ]
-        cells.append((kind, [usd(float(row["setting"])), *numbers]))
+    cells = [
+        ("main" if row.is_chosen else "", [usd(row.number), *variation_cells(row)]) for row in rows
+    ]
     head = ["Starting capital", "Cumulative return", "Sharpe", "Max drawdown"]
     trading = stored.context.get("trading")
     share = trading.get("participation") if isinstance(trading, Mapping) else None
@@ -379,9 +383,9 @@ def _capacity(page: Page, stored: StoredBacktest) -> list[str]:
 
 
 def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
-    found = stored.analysis.get("factors")
-    if found is None:
+    if stored.analysis is None:
         return
+    found = stored.analysis.factors
     if main not in found:
         page.section(
             "Factor betas",
@@ -393,17 +397,15 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
     for name in dict.fromkeys(one for one in (main, stored.portfolio or main) if one in found):
         fit = found[name]
         rows = [
-            ("", [row["factor"].capitalize(), _ratio(row["beta"]), _ratio(row["t"]), row["about"]])
-            for row in fit["betas"]
+            ("", [row.factor.capitalize(), _ratio(row.beta), _ratio(row.t), row.about])
+            for row in fit.betas
         ]
-        scale, over = span(fit["sessions"], stored.sessions_a_year)
-        alpha = number(percent(scale * fit["alpha"], signed=True))
+        scale, over = span(fit.sessions, stored.sessions_a_year)
+        alpha = number(percent(scale * fit.alpha, signed=True))
         rows.append(
-            ("main", [f"Alpha {over}", alpha, _ratio(fit["alpha_t"]), "what the factors leave"])
+            ("main", [f"Alpha {over}", alpha, _ratio(fit.alpha_t), "what the factors leave"])
         )
-        about = (
-            f"{figures.title_of(name)}: {fit['sessions']} sessions, R² {ratio(fit['r_squared'])}"
-        )
+        about = f"{figures.title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
         parts.append(f"<h3>{html.escape(about)}</h3>")
         parts.append(
             table(["Factor", "Beta", "t", "Built of this universe alone"], rows, css="dense words")
@@ -414,6 +416,15 @@ def _factors(page: Page, stored: StoredBacktest, main: str) -> None:
         " those of Fama and French."
     )
     page.section("Factor betas", *parts, note(text), link="Factors")
+
+
+def variation_cells(row: Variation) -> list[str]:
+    """Cells of a simulation with one choice changed: return, Sharpe ratio, drawdown."""
+    return [
+        number(percent(row.cumulative_return)),
+        number(ratio(row.sharpe)),
+        number(percent(row.max_drawdown)),
+    ]
 
 
 def _returns_table(what: str, frame: pd.DataFrame, names: Sequence[str]) -> str:

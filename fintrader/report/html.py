@@ -11,15 +11,16 @@ from typing import Any
 import pandas as pd
 
 from fintrader.files import write_text
-from fintrader.report.allocator import allocator_sections
+from fintrader.report.allocator import allocator_sections, variation_cells
 from fintrader.report.luck import luck_section
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.page import Page, metric, note, number, table
 from fintrader.report.provenance import data_section, provenance_section
 from fintrader.results import figures
+from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY, CATALOGUE
-from fintrader.results.explanation import METHOD, read_explanation
+from fintrader.results.explanation import METHOD
 from fintrader.results.formatting import (
     PAPER_COLUMNS,
     active_cells,
@@ -289,7 +290,7 @@ def _trading(page: Page, stored: StoredBacktest, main: str) -> None:
 
 
 def _decisions(page: Page, stored: StoredBacktest) -> None:
-    found = read_explanation(stored.explanation)
+    found = stored.explanation
     if found is None:
         told = (
             "Nobody looked at them: this backtest is of an earlier version, or its policy sees"
@@ -310,9 +311,9 @@ def _decisions(page: Page, stored: StoredBacktest) -> None:
 
 
 def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Variation]] = {}
     for row in stored.sensitivity:
-        groups.setdefault(str(row["kind"]), []).append(row)
+        groups.setdefault(row.kind, []).append(row)
     if not groups:
         return
     parts = []
@@ -321,12 +322,8 @@ def _sensitivity(page: Page, stored: StoredBacktest, main: str) -> None:
     rows = []
     for kind, title in _KIND_TITLES.items():
         for row in groups.get(kind, []):
-            label = f"{html.escape(title)}: {html.escape(str(row['setting']).replace('_', ' '))}"
-            cells = [
-                number(statistic(key, row[key]))
-                for key in ("cumulative_return", "sharpe", "max_drawdown")
-            ]
-            rows.append(("main" if row["chosen"] else "", [label, *cells]))
+            label = f"{title}: {html.escape(row.setting.replace('_', ' '))}"
+            rows.append(("main" if row.is_chosen else "", [label, *variation_cells(row)]))
     if rows:
         parts.append(
             table(["Choice", "Cumulative return", "Sharpe", "Max drawdown"], rows, css="dense")

@@ -3,11 +3,13 @@ portfolio's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.history import round_trips
 
@@ -121,8 +123,7 @@ def active_shares(stored: StoredBacktest, strategy: str, portfolio: str | None) 
     )
 
 
-def capacity(sensitivity: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the sensitivity analysis at other capitals, each a whole simulation, the smallest
-    first."""
-    rows = [row for row in sensitivity if row.get("kind") == "capital_usd"]
-    return sorted(rows, key=lambda row: float(row["setting"]))
+def at_other_capital(variations: Iterable[Variation]) -> list[Variation]:
+    """Select the simulations with other capital, the smallest first."""
+    rows = [row for row in variations if row.kind == "capital_usd"]
+    return sorted(rows, key=lambda row: row.number)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import RunError
 from fintrader.files import hash_file, seal, unseal
+from fintrader.results.analysis import Analysis, Variation
+from fintrader.results.explanation import Explanation
 from fintrader.results.folders import (
     MAX_JSON_BYTES,
     ChangedFileError,
@@ -39,6 +41,7 @@ from fintrader.results.formatting import Opening, opening_of, table_html, table_
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.verdict.verdict import Verdict
 
+T = TypeVar("T")
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
 VERDICT = "verdict.json"
@@ -110,17 +113,15 @@ class StoredBacktest:
     """What is known of the run: window, trials, seed, hashes, command."""
     verdict: Verdict | None
     """How far the result can be told from luck; None where it was not assessed."""
-    sensitivity: list[dict[str, Any]]
-    """The result with one choice changed at a time (`sensitivity.sensitivity`); empty where not
-    run."""
+    sensitivity: tuple[Variation, ...]
+    """The result with one choice changed at a time; empty where not run."""
     changed: str
     """That a file is not as it was written, or that nothing vouches for it, in a sentence; empty
     where all is well."""
-    analysis: dict[str, Any]
-    """Attribution, execution and factors (`analysis.analyse`); empty where the market was not at
-    hand."""
-    explanation: dict[str, Any]
-    """What moved some decisions (`explain.explanation`); empty where nobody looked."""
+    analysis: Analysis | None
+    """Attribution, execution and factors; None where the market was not at hand."""
+    explanation: Explanation | None
+    """Influence of the inputs on some decisions; None where none was examined."""
     timezone: str = "UTC"
     """In which all times below are written."""
 
@@ -429,18 +430,14 @@ def _record(folder: Folder, name: str) -> dict[str, Any]:
 def read_verdict(folder: Folder) -> Verdict | None:
     """The verdict of a backtest's folder; None where it was not assessed. Raises
     DamagedFileError."""
-    if not folder.exists(VERDICT) or folder.any_json(VERDICT) is None:
+    return _read_record(folder, Verdict, VERDICT)
+
+
+def _read_record(folder: Folder, kind: type[T], name: str) -> T | None:
+    """Read a record; None where the file is missing or holds null. Raises DamagedFileError."""
+    if not folder.exists(name) or folder.any_json(name) is None:
         return None
-    return folder.record(Verdict, VERDICT)
-
-
-def _sensitivity(folder: Folder) -> list[dict[str, Any]]:
-    rows = folder.any_json("sensitivity.json") if folder.exists("sensitivity.json") else []
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DamagedFileError(
-            f"{folder.root / 'sensitivity.json'} is no list of rows; run `fintrader backtest` again"
-        )
-    return rows
+    return folder.record(kind, name)
 
 
 def _equity(folder: Folder) -> pd.DataFrame:
@@ -511,8 +508,10 @@ _READERS: dict[str, Callable[[Folder], Any]] = {
     "trades": lambda folder: _table(folder, "trades"),
     "context": lambda folder: _record(folder, "context.json"),
     "verdict": read_verdict,
-    "sensitivity": _sensitivity,
+    "sensitivity": lambda folder: (
+        _read_record(folder, tuple[Variation, ...], "sensitivity.json") or ()
+    ),
     "changed": _changed,
-    "analysis": lambda folder: _record(folder, "analysis.json"),
-    "explanation": lambda folder: _record(folder, "explanation.json"),
+    "analysis": lambda folder: _read_record(folder, Analysis, "analysis.json"),
+    "explanation": lambda folder: _read_record(folder, Explanation, "explanation.json"),
 }

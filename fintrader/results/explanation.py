@@ -1,17 +1,17 @@
-"""What moved a strategy's decisions, as a backtest stored it (`backtesting/explain.py`): importance
-and single ones."""
+"""Influence of each input on a strategy's decisions, as a backtest stores it.
+
+`backtesting/explain.py` measures it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fintrader.results.folders import DamagedFileError
 from fintrader.results.formatting import count, percent
 
 METHOD = (
@@ -23,80 +23,68 @@ METHOD = (
 
 
 @dataclass(frozen=True)
+class ExplainedDecision:
+    """Influence of I inputs on one decision. Raises ValueError where the lengths differ."""
+
+    time: str
+    """Start of the bar at whose close it was taken, ISO 8601, UTC."""
+    moved: tuple[float, ...]
+    """`[I]`: share of the account that would have stood elsewhere without the input."""
+    symbols: tuple[str, ...]
+    """Those that the inputs moved most."""
+    weights: tuple[float, ...]
+    """By symbol: the weight aimed at."""
+    raised: tuple[tuple[float, ...], ...]
+    """By symbol, `[I]` each: by how much the input raised the weight."""
+
+    def __post_init__(self) -> None:
+        inputs = {len(row) for row in self.raised} | {len(self.moved)}
+        if not len(self.symbols) == len(self.weights) == len(self.raised) or len(inputs) > 1:
+            raise ValueError("has rows of different lengths")
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """K decisions that were looked at, of I inputs."""
+    """Influence of I inputs on K decisions. Raises ValueError where there is none, or one that is
+    not finite."""
 
     strategy: str
-    decisions: int
-    """How many there were, of which K were looked at."""
+    num_decisions: int
+    """All decisions of the backtest, of which K were examined."""
     inputs: tuple[str, ...]
-    times: pd.DatetimeIndex
-    """`[K]`: start of the bar at whose close each was taken, UTC."""
-    moved: NDArray[np.float64]
-    """`[K, I]`: share of the account that would have stood elsewhere without the input."""
-    raised: tuple[pd.DataFrame, ...]
-    """`[K]` tables, a row a symbol, a column an input: by how much it raised the symbol's
-    weight."""
-    weights: tuple[pd.Series, ...]
-    """`[K]`: the weights aimed at, of the symbols of `raised`."""
+    decisions: tuple[ExplainedDecision, ...]
+
+    def __post_init__(self) -> None:
+        sizes = {len(decision.moved) for decision in self.decisions}
+        if sizes != {len(self.inputs)} or not np.isfinite(self.moved).all():
+            raise ValueError(f"does not have a finite number for each of {len(self.inputs)} inputs")
+        if self.times.hasnans:
+            raise ValueError("has a decision without a time")
+
+    @cached_property
+    def moved(self) -> NDArray[np.float64]:
+        """`[K, I]`: share of the account that would have stood elsewhere without the input."""
+        return np.array([decision.moved for decision in self.decisions], dtype=np.float64)
+
+    @cached_property
+    def times(self) -> pd.DatetimeIndex:
+        """`[K]`: start of the bar at whose close each decision was taken, UTC."""
+        times = [decision.time for decision in self.decisions]
+        return pd.DatetimeIndex(pd.to_datetime(times, utc=True), name="time")
 
     def importance(self) -> pd.Series:
-        """Mean of what each input moved, the most first."""
-        mean = pd.Series(
-            self.moved.mean(axis=0), index=pd.Index(self.inputs, name="input"), name="moved"
-        )
+        """Mean of `moved` by input, the largest first."""
+        inputs = pd.Index(self.inputs, name="input")
+        mean = pd.Series(self.moved.mean(axis=0), index=inputs, name="moved")
         return mean.sort_values(ascending=False, kind="stable")
 
     def sentence(self) -> str:
-        """What moved the decisions most, and how much was looked at."""
+        """Name the inputs that moved the decisions most, and how many decisions were examined."""
         ranked = self.importance()
-        looked = f"{count(len(self.times))} of {count(self.decisions)} decisions looked at"
+        looked = f"{count(len(self.times))} of {count(self.num_decisions)} decisions looked at"
         if not ranked.iloc[0] > 0:
             return (
                 f"No input moved a decision ({looked}): the policy does the same whatever it sees."
             )
-        told = [f"{name} {percent(share)}" for name, share in ranked[ranked > 0].head(3).items()]
-        return f"What moved most of the account, at the mean: {', '.join(told)} ({looked})."
-
-
-def read_explanation(stored: Mapping[str, Any]) -> Explanation | None:
-    """A backtest's `explanation`; None where nobody looked. Raises DamagedFileError for what is
-    none."""
-    if not stored:
-        return None
-    try:
-        inputs = tuple(map(str, stored["inputs"]))
-        looks = list(stored["looks"])
-        moved = np.array([look["moved"] for look in looks], dtype=np.float64)
-        symbols = [list(map(str, look["symbols"])) for look in looks]
-        raised = [
-            pd.DataFrame(look["raised"], index=names, columns=inputs, dtype=np.float64)
-            for look, names in zip(looks, symbols, strict=True)
-        ]
-        weights = [
-            pd.Series(look["weights"], index=names, dtype=np.float64)
-            for look, names in zip(looks, symbols, strict=True)
-        ]
-        times = pd.DatetimeIndex(
-            pd.to_datetime([look["time"] for look in looks], utc=True), name="time"
-        )
-        found = Explanation(
-            str(stored["strategy"]),
-            int(stored["decisions"]),
-            inputs,
-            times,
-            moved,
-            tuple(raised),
-            tuple(weights),
-        )
-        if (
-            moved.shape != (len(looks), len(inputs))
-            or not len(looks)
-            or not np.isfinite(moved).all()
-        ):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise DamagedFileError(
-            "explanation.json is damaged; `fintrader backtest` on the run makes it again"
-        ) from None
-    return found
+        most = [f"{name} {percent(share)}" for name, share in ranked[ranked > 0].head(3).items()]
+        return f"Mean share of the account moved: {', '.join(most)} ({looked})."

@@ -10,8 +10,8 @@ import torch
 from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.attribution import attribute, symbol_returns
-from fintrader.backtesting.execution import NO_VOLUME, execution
-from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_betas, factor_returns
+from fintrader.backtesting.execution import NO_VOLUME, measure_execution
+from fintrader.backtesting.factors import FACTORS, LOOKBACK, factor_returns, fit_factors
 from fintrader.backtesting.result import measured_against, of_market
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
@@ -72,14 +72,14 @@ def test_attribution_by_hand() -> None:
     found = attribute(ours, theirs, symbol_returns([market]))
     # Mean weights (½, ½) and (1, 0): 1000·(−½)·10 % and 1100·(−½)·(−10 %); timing has the rest of
     # 100 − (−10).
-    assert found["pnl_usd"] == pytest.approx(100)
-    assert found["portfolio_pnl_usd"] == pytest.approx(1000 * 0.1 - 1100 * 0.1)
-    assert found["active_usd"] == pytest.approx(110)
-    assert found["selection_usd"] == pytest.approx(-50 + 55, abs=1e-3)
-    assert found["timing_usd"] == pytest.approx(105, abs=1e-3)
-    assert (found["fills_usd"], found["costs_usd"]) == pytest.approx((0.0, 0.0), abs=1e-3)
-    assert [row["symbol"] for row in found["symbols"]] == ["S0", "S1"]
-    assert found["symbols"][0]["portfolio_weight"] == pytest.approx(1.0, abs=1e-5)
+    assert found.pnl_usd == pytest.approx(100)
+    assert found.portfolio_pnl_usd == pytest.approx(1000 * 0.1 - 1100 * 0.1)
+    assert found.active_usd == pytest.approx(110)
+    assert found.selection_usd == pytest.approx(-50 + 55, abs=1e-3)
+    assert found.timing_usd == pytest.approx(105, abs=1e-3)
+    assert (found.fills_usd, found.costs_usd) == pytest.approx((0.0, 0.0), abs=1e-3)
+    assert [row.symbol for row in found.symbols] == ["S0", "S1"]
+    assert found.symbols[0].portfolio_weight == pytest.approx(1.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -89,11 +89,11 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
     ours = simulate(noisy_policy(4), market, settings, name="ensemble")
     theirs = simulate_baselines(market, settings)["equal_weight"]
     found = attribute(ours, theirs, symbol_returns([market]))
-    parts = sum(found[f"{name}_usd"] for name in ("selection", "timing", "fills", "costs"))
-    assert parts == pytest.approx(found["active_usd"], abs=0.005)  # to the cent
-    assert sum(
-        row["selection_usd"] + row["timing_usd"] for row in found["symbols"]
-    ) == pytest.approx(found["selection_usd"] + found["timing_usd"], abs=0.005)
+    parts = found.selection_usd + found.timing_usd + found.fills_usd + found.costs_usd
+    assert parts == pytest.approx(found.active_usd, abs=0.005)  # to the cent
+    assert sum(row.selection_usd + row.timing_usd for row in found.symbols) == pytest.approx(
+        found.selection_usd + found.timing_usd, abs=0.005
+    )
     returns = symbol_returns([market])
     selection = timing = fills = costs = 0.0
     mean = {
@@ -113,12 +113,12 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
                 if fill.kind != "split":
                     made = fill.shares * (who.mark[t, int(fill.symbol[1:])] - fill.price_usd)
                     fills += sign * capital * made / before
-    assert found["selection_usd"] == pytest.approx(selection, abs=0.01)
-    assert found["timing_usd"] == pytest.approx(timing, abs=0.01)
-    assert found["costs_usd"] == pytest.approx(costs, abs=0.01)
+    assert found.selection_usd == pytest.approx(selection, abs=0.01)
+    assert found.timing_usd == pytest.approx(timing, abs=0.01)
+    assert found.costs_usd == pytest.approx(costs, abs=0.01)
     # Where dividends are re-invested at the close before, as `r` has them, is worth a few dollars
     # of a million.
-    assert found["fills_usd"] == pytest.approx(fills, abs=300.0 if events else 5.0)
+    assert found.fills_usd == pytest.approx(fills, abs=300.0 if events else 5.0)
 
 
 def test_a_walk_forward_is_attributed_as_a_whole() -> None:
@@ -131,14 +131,14 @@ def test_a_walk_forward_is_attributed_as_a_whole() -> None:
     )
     results = measured_against({"ensemble": own, "equal_weight": rival}, rival)
     found = analyse(results, windows)
-    split = found["attribution"]
-    parts = sum(split[f"{name}_usd"] for name in ("selection", "timing", "fills", "costs"))
-    assert split["portfolio"] == "equal_weight"
+    split = found.attribution
+    parts = split.selection_usd + split.timing_usd + split.fills_usd + split.costs_usd
+    assert split.portfolio == "equal_weight"
     assert parts == pytest.approx(
-        own.equity[-1] - own.equity[0] - split["portfolio_pnl_usd"], abs=0.005
+        own.equity[-1] - own.equity[0] - split.portfolio_pnl_usd, abs=0.005
     )
-    assert found["execution"]["all"]["fills"] == (own.trades["kind"] == "order").sum()
-    assert analyse(results, market.window(0, 200)) == {}  # another window's market
+    assert found.execution.total.fills == (own.trades["kind"] == "order").sum()
+    assert analyse(results, market.window(0, 200)) is None  # another window's market
 
 
 def test_execution_by_hand() -> None:
@@ -158,26 +158,26 @@ def test_execution_by_hand() -> None:
     frame["notional_usd"] = (frame["shares"] * frame["price_usd"]).abs()
     frame["decision_time"] = frame["fill_time"] = pd.Timestamp("2020-01-02", tz="UTC")
     result = held(market, "ensemble", np.zeros((3, 2)), np.full(3, 1000.0))
-    found = execution(
+    found = measure_execution(
         replace(result, trades=frame[list(TRADE_COLUMNS)].astype(TRADE_COLUMNS)), [market]
     )
-    small, large = found["classes"]
-    assert (small["participation"], large["participation"]) == ("up to 0.1 %", "above 10 %")
-    assert (small["fills"], small["slippage_bps"]) == (1, pytest.approx(200))
-    assert (large["mean_participation"], large["slippage_bps"]) == (
+    small, large = found.groups
+    assert (small.participation, large.participation) == ("up to 0.1 %", "above 10 %")
+    assert (small.fills, small.slippage_bps) == (1, pytest.approx(200))
+    assert (large.mean_participation, large.slippage_bps) == (
         pytest.approx(0.5),
         pytest.approx(100),
     )
-    assert large["cost_bps"] == pytest.approx(1e4 * 10 / 50500)
-    assert found["slippage_usd"] == pytest.approx(505 + 0.98)
-    assert found["all"]["fills"] == 2
+    assert large.cost_bps == pytest.approx(1e4 * 10 / 50500)
+    assert found.slippage_usd == pytest.approx(505 + 0.98)
+    assert found.total.fills == 2
 
 
 @pytest.mark.parametrize("events", [False, True])
 def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
     market = make_market(200, 4, session_bars=20, volume=3e4, events=events)
     result = simulate(noisy_policy(4), market, EnvSettings(cost_bps=5), name="ensemble")
-    found = execution(result, [market])
+    found = measure_execution(result, [market])
     adjusted = market.adjusted_close.numpy()
     slipped = 0.0
     largest = 0.0
@@ -193,16 +193,12 @@ def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
         volume = float(market.volume[fill.fill_bar, k])
         without += volume == 0
         largest = max(largest, abs(fill.shares) / volume) if volume else largest
-    assert found["slippage_usd"] == pytest.approx(slipped, rel=1e-4, abs=0.01)
-    assert found["all"]["most_participation"] == pytest.approx(largest)
+    assert found.slippage_usd == pytest.approx(slipped, rel=1e-4, abs=0.01)
+    assert found.total.most_participation == pytest.approx(largest)
     assert largest <= 0.1 + 1e-6
-    assert sum(row["fills"] for row in found["classes"]) == found["all"]["fills"]
-    assert without == sum(
-        row["fills"] for row in found["classes"] if row["participation"] == NO_VOLUME
-    )
-    assert sum(row["notional_usd"] for row in found["classes"]) == pytest.approx(
-        found["all"]["notional_usd"]
-    )
+    assert sum(row.fills for row in found.groups) == found.total.fills
+    assert without == sum(row.fills for row in found.groups if row.participation == NO_VOLUME)
+    assert sum(row.notional_usd for row in found.groups) == pytest.approx(found.total.notional_usd)
 
 
 def test_factors_are_what_sorting_says() -> None:
@@ -248,14 +244,14 @@ def test_betas_are_those_of_a_library() -> None:
         - 0.3 * np.nan_to_num(factors[:, 1])
         + rng.normal(0, 0.002, 120)
     )
-    found = factor_betas(daily, factors)
+    found = fit_factors(daily, factors)
     model = sm.OLS(daily[LOOKBACK:], sm.add_constant(factors[LOOKBACK:]))
     fitted = model.fit(cov_type="HAC", cov_kwds={"maxlags": 4, "use_correction": False})
-    assert [row["beta"] for row in found["betas"]] == pytest.approx(fitted.params[1:])
-    assert [row["t"] for row in found["betas"]] == pytest.approx(fitted.tvalues[1:])
-    assert found["alpha"] == pytest.approx(252 * fitted.params[0])
-    assert found["alpha_t"] == pytest.approx(fitted.tvalues[0])
-    assert found["r_squared"] == pytest.approx(fitted.rsquared)
-    assert [row["factor"] for row in found["betas"]] == ["market", "momentum", "reversal"]
-    assert factor_betas(daily[:29], factors[:29, :1]) == {}
-    assert factor_betas(np.zeros(120), factors) == {}
+    assert [row.beta for row in found.betas] == pytest.approx(fitted.params[1:])
+    assert [row.t for row in found.betas] == pytest.approx(fitted.tvalues[1:])
+    assert found.alpha == pytest.approx(252 * fitted.params[0])
+    assert found.alpha_t == pytest.approx(fitted.tvalues[0])
+    assert found.r_squared == pytest.approx(fitted.rsquared)
+    assert [row.factor for row in found.betas] == ["market", "momentum", "reversal"]
+    assert fit_factors(daily[:29], factors[:29, :1]) is None
+    assert fit_factors(np.zeros(120), factors) is None

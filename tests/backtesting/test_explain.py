@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,11 +13,12 @@ from fintrader.agents import NetworkSettings
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.explain import MOST_DECISIONS, OWN, SYMBOLS, Explainer, explanation
+from fintrader.backtesting.explain import MOST_DECISIONS, OWN, SYMBOLS, Explainer, explain
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import FintraderError
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.explanation import read_explanation
+from fintrader.records import from_json, to_json
+from fintrader.results.explanation import Explanation
 from tests.factories import make_market
 
 SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
@@ -24,10 +26,10 @@ SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
 
 def explained(
     policy: Callable[[Tensor], Tensor], market: MarketTensors, settings: EnvSettings = SETTINGS
-) -> dict:
+) -> Explanation | None:
     explainer = Explainer(policy, market, settings)
     simulate(policy, market, settings, watch=explainer.look)
-    return explanation("policy", [explainer])
+    return explain("policy", [explainer])
 
 
 def layout_of(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
@@ -57,8 +59,7 @@ def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
             seen = torch.zeros(1)
         return torch.tanh(seen.expand(*obs.shape[:-1], 5) * torch.linspace(0.5, 1.0, 5)) * 0.5
 
-    found = read_explanation(explained(policy, market, settings))
-    assert found is not None
+    found = explained(policy, market, settings)
     importance = found.importance()
     assert set(importance.index) == {*market.feature_names, *market.context_names, OWN}
     moving = set(importance[importance > 0].index)
@@ -76,20 +77,19 @@ def test_it_is_what_a_market_without_the_feature_would_have_made(kind: str, look
     settings = SETTINGS.model_copy(update={"lookback": lookback})
     torch.manual_seed(3)
     policy = ActorPolicy(layout_of(market, settings), NetworkSettings(kind=kind), head()).eval()  # type: ignore[arg-type]
-    stored = explained(policy, market, settings)
-    first = stored["looks"][0]
+    first = explained(policy, market, settings).decisions[0]
     aimed = weights(policy, market, settings)
     for k, name in enumerate(market.feature_names):
         features = market.features.clone()
         features[..., k] = features[..., k][market.tradable].mean()
         other = weights(policy, replace(market, features=features), settings)
         gap = aimed - other
-        assert first["moved"][k] == pytest.approx(
+        assert first.moved[k] == pytest.approx(
             0.5 * (np.abs(gap).sum() + abs(gap.sum())), abs=2e-5
         ), name
-        for symbol, raised in zip(first["symbols"], first["raised"], strict=True):
+        for symbol, raised in zip(first.symbols, first.raised, strict=True):
             assert raised[k] == pytest.approx(gap[market.symbols.index(symbol)], abs=2e-5)
-    assert max(first["moved"]) > 1e-3
+    assert max(first.moved) > 1e-3
 
 
 def head():
@@ -112,53 +112,47 @@ def test_watching_changes_nothing_and_few_decisions_are_looked_at() -> None:
     explainer = Explainer(policy, market, SETTINGS)
     watched = simulate(policy, market, SETTINGS, watch=explainer.look)
     np.testing.assert_array_equal(watched.equity, simulate(policy, market, SETTINGS).equity)
-    assert len(explainer.looks) == MOST_DECISIONS
+    assert len(explainer.explained) == MOST_DECISIONS
     assert len(explainer.bars) == 149
     half = [Explainer(policy, market, SETTINGS, share=0.5) for _ in range(2)]
     for one in half:
         simulate(policy, market, SETTINGS, watch=one.look)
-    stored = explanation("policy", half)
-    assert (stored["decisions"], len(stored["looks"])) == (298, MOST_DECISIONS)
-    assert all(len(look["symbols"]) == min(SYMBOLS, 4) for look in stored["looks"])
+    stored = explain("policy", half)
+    assert (stored.num_decisions, len(stored.decisions)) == (298, MOST_DECISIONS)
+    assert all(len(one.symbols) == min(SYMBOLS, 4) for one in stored.decisions)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "problem"),
     [
-        {"looks": []},
-        {"looks": [{}]},
-        {"inputs": 3},
-        {"decisions": "many"},
-        {
-            "looks": [
-                {"time": "yesterday", "moved": [1.0], "symbols": [], "weights": [], "raised": []}
-            ]
-        },
-        {
-            "looks": [
-                {
-                    "time": "2020-01-02T15:00:00Z",
-                    "moved": [1.0, 2.0],
-                    "symbols": [],
-                    "weights": [],
-                    "raised": [],
-                }
-            ]
-        },
+        ({"decisions": []}, "does not have a finite number for each of 1 inputs"),
+        ({"decisions": [{}]}, "decisions.0.time is missing"),
+        ({"inputs": 3}, "inputs is 3, not a list"),
+        ({"num_decisions": "many"}, "num_decisions is 'many', not a whole number"),
+        ({"time": "yesterday's"}, "yesterday"),
+        ({"moved": [1.0, 2.0]}, "rows of different lengths"),
+        ({"moved": [float("nan")]}, "does not have a finite number"),
+        ({"weights": []}, "rows of different lengths"),
     ],
 )
-def test_damage_is_a_typed_error(change: dict) -> None:
-    look = {
+def test_damage_is_a_typed_error(change, problem, tmp_path):
+    decision = {
         "time": "2020-01-02T15:00:00Z",
         "moved": [0.5],
         "symbols": ["A"],
         "weights": [0.1],
         "raised": [[0.2]],
     }
-    good = {"strategy": "ensemble", "inputs": ["x"], "decisions": 7, "looks": [look]}
-    found = read_explanation(good)
-    assert found is not None
+    stored = {
+        "strategy": "ensemble",
+        "inputs": ["x"],
+        "num_decisions": 7,
+        "decisions": [decision],
+    }
+    found = from_json(Explanation, stored)
     assert found.importance().to_dict() == {"x": 0.5}
-    assert read_explanation({}) is None
-    with pytest.raises(FintraderError, match=r"explanation\.json is damaged"):
-        read_explanation(good | change)
+    assert to_json(found) | {"inputs": ["x"]} | {"decisions": [decision]} == stored
+    for values in (decision, stored):
+        values.update({name: value for name, value in change.items() if name in values})
+    with pytest.raises(FintraderError, match=re.escape(problem)):
+        from_json(Explanation, stored)

@@ -171,7 +171,7 @@ def test_variations_of_a_model_begin_with_a_state_of_their_own(market: MarketTen
     rows = [sensitivity(Recurrent(), market.split().test, EnvSettings(), **few) for _ in range(2)]
     assert rows[0] == rows[1]
     kinds = ["cost_bps"] * 2 + ["delay_bars"] * 2 + ["without"] * 3
-    assert [row["kind"] for row in rows[0]] == kinds
+    assert [row.kind for row in rows[0]] == kinds
 
 
 class Classifier:

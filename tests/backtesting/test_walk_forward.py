@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,9 +92,9 @@ def test_overlapping_windows_are_refused() -> None:
         stitch([])
 
 
-def by_kind(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_kind(rows):
     """In the order of the rows, which stand together by kind."""
-    return {kind: list(group) for kind, group in groupby(rows, key=lambda row: row["kind"])}
+    return {kind: list(group) for kind, group in groupby(rows, key=lambda row: row.kind)}
 
 
 def test_rows_are_the_simulations_they_name() -> None:
@@ -112,14 +111,14 @@ def test_rows_are_the_simulations_they_name() -> None:
         "without",
     ]
     costs = groups["cost_bps"]
-    assert [row["setting"] for row in costs] == ["0", "1", "2", "5", "7", "10", "20", "50"]
-    assert [row["setting"] for row in costs if row["chosen"]] == ["7"]
+    assert [row.setting for row in costs] == ["0", "1", "2", "5", "7", "10", "20", "50"]
+    assert [row.setting for row in costs if row.is_chosen] == ["7"]
     for row in costs:
-        changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
-        assert row["sharpe"] == simulate(policy, market, changed).metrics["sharpe"]
-    assert costs[0]["cumulative_return"] > costs[-1]["cumulative_return"]
+        changed = settings.model_copy(update={"cost_bps": float(row.setting)})
+        assert row.sharpe == simulate(policy, market, changed).metrics["sharpe"]
+    assert costs[0].cumulative_return > costs[-1].cumulative_return
     later = simulate(policy, market.window(40, 100), settings)
-    assert groups["start_sessions"][1]["cumulative_return"] == later.metrics["cumulative_return"]
+    assert groups["start_sessions"][1].cumulative_return == later.metrics["cumulative_return"]
     assert len(groups["start_sessions"]) == 4
     assert len(groups["without"]) == 4
 
@@ -130,12 +129,12 @@ def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
     rows = by_kind(
         sensitivity(noisy_policy(3), market, settings, costs_bps=(), fills=(), stocks=False)
     )["capital_usd"]
-    assert [row["setting"] for row in rows] == ["1000000", "10000000", "100000000"]
-    assert [row["chosen"] for row in rows] == [True, False, False]
+    assert [row.setting for row in rows] == ["1000000", "10000000", "100000000"]
+    assert [row.is_chosen for row in rows] == [True, False, False]
     larger = simulate(
         noisy_policy(3), market, settings.model_copy(update={"initial_cash_usd": 1e8})
     )
-    assert rows[-1]["sharpe"] == larger.metrics["sharpe"]
+    assert rows[-1].sharpe == larger.metrics["sharpe"]
     assert larger.metrics["exposure_max"] < 0.1  # all that the volume takes
     assert larger.metrics["capped_orders"] > 0.8 * larger.metrics["orders"] > 0
     assert larger.metrics["cancelled_usd"] > 1e6
@@ -155,8 +154,8 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
             return action
 
         alone = simulate(masked, market, settings)
-        assert row["setting"] == market.symbols[n]
-        assert row["cumulative_return"] == pytest.approx(
+        assert row.setting == market.symbols[n]
+        assert row.cumulative_return == pytest.approx(
             alone.metrics["cumulative_return"], rel=1e-3, abs=1e-6
         )
 
@@ -196,11 +195,9 @@ def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
     rows = by_kind(
         sensitivity(noisy_policy(4), market, settings, costs_bps=(), fills=(), stocks=False)
     )["delay_bars"]
-    assert [row["setting"] for row in rows] == ["0", "1"]
+    assert [row.setting for row in rows] == ["0", "1"]
     assert (
-        rows[1]["cumulative_return"]
-        == late.metrics["cumulative_return"]
-        != rows[0]["cumulative_return"]
+        rows[1].cumulative_return == late.metrics["cumulative_return"] != rows[0].cumulative_return
     )
 
 
@@ -212,19 +209,29 @@ def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
     groups = by_kind(sensitivity(policies, windows, settings))
     assert list(groups) == ["cost_bps", "fill", "delay_bars", "capital_usd"]
     for row in groups["cost_bps"]:
-        changed = settings.model_copy(update={"cost_bps": float(row["setting"])})
+        changed = settings.model_copy(update={"cost_bps": float(row.setting)})
         parts = [
             simulate(policy, window, changed)
             for policy, window in zip(policies, windows, strict=True)
         ]
-        assert row["cumulative_return"] == stitch(parts).metrics["cumulative_return"]
-        assert row["chosen"] == (row["setting"] == "7")
-    returns = [row["cumulative_return"] for row in groups["cost_bps"]]
+        assert row.cumulative_return == stitch(parts).metrics["cumulative_return"]
+        assert row.is_chosen == (row.setting == "7")
+    returns = [row.cumulative_return for row in groups["cost_bps"]]
     assert returns == sorted(returns, reverse=True)
     late = [
         delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)
     ]
-    assert groups["delay_bars"][1]["sharpe"] == stitch(late).metrics["sharpe"]
+    assert groups["delay_bars"][1].sharpe == stitch(late).metrics["sharpe"]
+
+
+def test_the_sharpe_ratio_is_of_the_markets_own_year():
+    market = replace(make_market(60, 3), meta={"sessions_a_year": 365})
+    policy = noisy_policy(3)
+    few = {"costs_bps": (), "fills": (), "capitals": (), "start_shifts": (), "stocks": False}
+    plain = simulate(policy, market, EnvSettings()).metrics
+    rows = sensitivity(policy, market, EnvSettings(), **few)
+    chosen = [row.sharpe for row in rows if row.is_chosen]
+    assert chosen == [plain.sharpe] * 2
 
 
 def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
@@ -237,8 +244,8 @@ def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
     settings = EnvSettings(short=True, max_leverage=2)
     sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
     rows = sensitivity([sell, sell], windows, settings, costs_bps=(0,), fills=())
-    assert [(row["kind"], row["setting"]) for row in rows] == [
+    assert [(row.kind, row.setting) for row in rows] == [
         *(("cost_bps", "0"), ("cost_bps", "20"), ("delay_bars", "0"), ("delay_bars", "1")),
         *(("capital_usd", usd) for usd in ("1000000", "10000000", "100000000")),
     ]
-    assert {row["cumulative_return"] for row in rows} == {None}
+    assert {row.cumulative_return for row in rows} == {None}

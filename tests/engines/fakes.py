@@ -19,6 +19,7 @@ from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.files import append_jsonl, write_json, write_text
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.explanation import ExplainedDecision, Explanation
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, LeaderboardIndex
@@ -150,28 +151,25 @@ def make_backtest(
     write_backtest(folder.backtest, results, context=context, explanation=moved, **checks)
 
 
-def explanation_of(market: MarketTensors, rng: np.random.Generator) -> dict[str, Any]:
+def explanation_of(market: MarketTensors, rng: np.random.Generator) -> Explanation:
     """What might have moved some decisions."""
-    inputs = [*market.feature_names, OWN]
-    symbols = list(market.symbols[:3])
-    looks = [
-        {
-            "time": (
+    inputs = (*market.feature_names, OWN)
+    symbols = market.symbols[:3]
+    decisions = [
+        ExplainedDecision(
+            time=(
                 f"{np.datetime_as_string(market.minutes[bar].numpy().astype('M8[ns]'), unit='s')}Z"
             ),
-            "moved": rng.random(len(inputs)).round(6).tolist(),
-            "symbols": symbols,
-            "weights": rng.random(len(symbols)).round(6).tolist(),
-            "raised": rng.normal(0, 0.1, (len(symbols), len(inputs))).round(6).tolist(),
-        }
+            moved=tuple(rng.random(len(inputs)).round(6).tolist()),
+            symbols=symbols,
+            weights=tuple(rng.random(len(symbols)).round(6).tolist()),
+            raised=tuple(
+                map(tuple, rng.normal(0, 0.1, (len(symbols), len(inputs))).round(6).tolist())
+            ),
+        )
         for bar in range(0, market.num_bars - 1, 40)
     ]
-    return {
-        "strategy": "ensemble",
-        "inputs": inputs,
-        "decisions": market.num_bars - 1,
-        "looks": looks,
-    }
+    return Explanation("ensemble", market.num_bars - 1, inputs, tuple(decisions))
 
 
 def make_tournament(

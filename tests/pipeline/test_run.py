@@ -221,10 +221,10 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert drawn.count == 10_000
     assert 0 <= drawn.share_above.cumulative_return <= 1
     assert stored.verdict.selection.trials == 6
-    swept = {row["setting"]: row for row in stored.sensitivity if row["kind"] == "cost_bps"}
-    assert swept["20"]["chosen"]
-    assert swept["20"]["cumulative_return"] == stored.metrics["ensemble"]["cumulative_return"]
-    assert {row["kind"] for row in stored.sensitivity} == {
+    swept = {row.setting: row for row in stored.sensitivity if row.kind == "cost_bps"}
+    assert swept["20"].is_chosen
+    assert swept["20"].cumulative_return == stored.metrics["ensemble"]["cumulative_return"]
+    assert {row.kind for row in stored.sensitivity} == {
         "cost_bps",
         "fill",
         "delay_bars",

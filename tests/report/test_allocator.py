@@ -17,6 +17,7 @@ from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
+from fintrader.results.analysis import Variation
 from fintrader.results.figures import deepest_drawdowns
 from fintrader.results.formatting import percent, ratio, usd
 from fintrader.results.strategy_metrics import StrategyMetrics
@@ -50,13 +51,7 @@ def stored(market: MarketTensors) -> StoredBacktest:
         "fill": "next_open",
     }
     more = [
-        {
-            "kind": "capital_usd",
-            "setting": f"{usd}",
-            "chosen": usd == 1_000_000,
-            "cumulative_return": 0.01 / usd,
-        }
-        | {"sharpe": 1e6 / usd, "max_drawdown": -0.1, "annual_return": 0.1}
+        Variation("capital_usd", f"{usd}", usd == 1_000_000, 0.01 / usd, 1e6 / usd, -0.1)
         for usd in (10_000_000, 1_000_000)
     ]
     context = {"trading": trading, "market": SYNTHETIC, "cost_bps": 5.0}
@@ -156,16 +151,16 @@ def test_the_parts_of_the_active_profit_are_in_the_report(
     page: str, stored: StoredBacktest
 ) -> None:
     text = section(page, "attribution")
-    found = stored.analysis["attribution"]
-    for name, key in (
-        ("Selection", "selection"),
-        ("Timing", "timing"),
-        ("Fill prices", "fills"),
-        ("Costs", "costs"),
+    found = stored.analysis.attribution
+    for name, amount in (
+        ("Selection", found.selection_usd),
+        ("Timing", found.timing_usd),
+        ("Fill prices", found.fills_usd),
+        ("Costs", found.costs_usd),
     ):
-        assert row(text, name)[0] == usd(found[f"{key}_usd"])
-    assert row(text, "Active profit")[0] == usd(found["active_usd"])
-    assert row(text, "Less: equal weight on the same capital")[0] == usd(found["portfolio_pnl_usd"])
+        assert row(text, name)[0] == usd(amount)
+    assert row(text, "Active profit")[0] == usd(found.active_usd)
+    assert row(text, "Less: equal weight on the same capital")[0] == usd(found.portfolio_pnl_usd)
 
 
 def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> None:
@@ -178,11 +173,11 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
     assert row(held, "Names held")[0] == ratio(closes[1].mean(), 1)
     assert "Active share against equal weight" in held
     execution = section(page, "execution")
-    assert row(execution, "All")[0] == f"{analysis['execution']['all']['fills']:,}"
+    assert row(execution, "All")[0] == f"{analysis.execution.total.fills:,}"
     assert [cells[0] for cells in rows(execution)][-2:] == ["$1,000,000", "$10,000,000"]
     assert "at most 10% of a bar&#x27;s volume" in execution
     factors = section(page, "factors")
-    assert row(factors, "Market")[0] == ratio(analysis["factors"]["ensemble"]["betas"][0]["beta"])
+    assert row(factors, "Market")[0] == ratio(analysis.factors["ensemble"].betas[0].beta)
     assert "not those of Fama and French" in factors
     states = section(page, "regimes")
     assert (

@@ -12,12 +12,13 @@ from fintrader.results import periods
 from fintrader.results.allocation import (
     OTHER,
     active_shares,
-    capacity,
+    at_other_capital,
     pnl_by_month,
     pnl_table,
     symbol_pnl,
     trips,
 )
+from fintrader.results.analysis import Variation
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market
 
@@ -143,12 +144,9 @@ def test_active_share_by_hand() -> None:
 
 
 def test_capacity_rows_are_in_order() -> None:
-    rows = [
-        {"kind": "capital_usd", "setting": "10000000"},
-        {"kind": "fill"},
-        {"kind": "capital_usd", "setting": "1e6"},
-    ]
-    assert [row["setting"] for row in capacity(rows)] == ["1e6", "10000000"]
+    settings = (("capital_usd", "10000000"), ("fill", "close"), ("capital_usd", "1e6"))
+    rows = [Variation(*setting, False, 0.1, 1.0, -0.1) for setting in settings]
+    assert [row.setting for row in at_other_capital(rows)] == ["1e6", "10000000"]
 
 
 def daily(sessions: int = 120) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pytest
 
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.baselines import usual_volatility
-from fintrader.backtesting.factors import factor_betas
+from fintrader.backtesting.factors import fit_factors
 from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import BacktestResult, measured_against
 from fintrader.backtesting.simulation import simulate
@@ -107,8 +107,8 @@ def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
     # a bet on an annual ratio is the smaller a day, the more days a year has
     assert ev.e_process(ours, theirs, 365)[-1] != ev.e_process(ours, theirs)[-1]
     factors = random.normal(0, 0.01, (120, 2))
-    assert factor_betas(ours, factors, 365)["alpha"] == pytest.approx(
-        MORE * factor_betas(ours, factors)["alpha"]
+    assert fit_factors(ours, factors, 365).alpha == pytest.approx(
+        MORE * fit_factors(ours, factors).alpha
     )
     restless = replace(market, meta={"sessions_a_year": 365})
     drawn = [

@@ -120,7 +120,7 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
     (tmp_path / "equity.parquet").write_bytes(whole)
     assert stored.curve().notna().all(axis=None)  # read again, once it can be
     (tmp_path / "sensitivity.json").write_text('{"kind": 1}')
-    with pytest.raises(DamagedFileError, match="no list of rows"):
+    with pytest.raises(DamagedFileError, match=r"sensitivity\.json: is \{'kind': 1\}, not a list"):
         assert stored.sensitivity
     (tmp_path / "metrics.json").write_text("[1, 2]")
     with pytest.raises(RunError):

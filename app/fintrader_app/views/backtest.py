@@ -10,7 +10,7 @@ import streamlit as st
 
 from fintrader.results import figures, periods
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.explanation import METHOD, read_explanation
+from fintrader.results.explanation import METHOD
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import count, number, percent, planted_words, usd, window_words
 from fintrader.results.run import Summary
@@ -348,7 +348,7 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
 
 
 def decisions(stored: StoredBacktest) -> None:
-    found = read_explanation(stored.explanation)
+    found = stored.explanation
     if found is None:
         st.info(
             "Nobody looked at what moves this policy's decisions: an earlier version wrote this"

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.results import figures
+from fintrader.results.allocation import at_other_capital
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import (
@@ -17,7 +18,6 @@ from fintrader.results.formatting import (
     chance,
     count,
     look_words,
-    number,
     percent,
     probability,
     ratio,
@@ -274,63 +274,35 @@ def null_model(verdict: Verdict, stored: StoredBacktest) -> None:
 def sensitivity(stored: StoredBacktest, version: Hashable) -> None:
     """What the result survives: whole simulations with one choice changed, where they were run."""
     rows = stored.sensitivity
-    swept = [
-        (cost_of(row), number(row.get("cumulative_return")), row)
-        for row in rows
-        if row.get("kind") == "cost_bps"
-    ]
-    points = [
-        {
-            "setting": x,
-            "cumulative_return": y,
-            "sharpe": number(row.get("sharpe")),
-            "chosen": row.get("chosen") is True,
-        }
-        for x, y, row in swept
-        if x is not None and y is not None
-    ]
-    if len(points) < 2:
+    swept = [row for row in rows if row.kind == "cost_bps" and row.cumulative_return is not None]
+    if len(swept) < 2:
         costs(stored, version)
     else:
         st.subheader("Return at other costs", anchor=False)
-        charts.show(lambda: figures.cost_figure(points), "honesty_sweep", version=version)
+        charts.show(lambda: figures.cost_figure(swept), "honesty_sweep", version=version)
         st.caption("Return of the test window; every point is a whole simulation at that cost.")
-    capitals = [
-        row for row in rows if row.get("kind") == "capital_usd" and cost_of(row) is not None
-    ]
+    capitals = at_other_capital(rows)
     if len(capitals) > 1:
         st.subheader("Sharpe ratio with more capital", anchor=False)
-        shown = [
-            row | {name: number(row.get(name)) for name in ("sharpe", "cumulative_return")}
-            for row in capitals
-        ]
-        marked = [row | {"chosen": row.get("chosen") is True} for row in shown]
-        charts.show(lambda: figures.capital_figure(marked), "honesty_capital", version=version)
+        charts.show(lambda: figures.capital_figure(capitals), "honesty_capital", version=version)
         st.caption(
             "Every point is a whole simulation: orders take their share of each bar's volume, the"
             " rest is cancelled."
         )
-    others = [row for row in rows if row.get("kind") in KINDS]
+    others = [row for row in rows if row.kind in KINDS]
     if not others:
         return
     st.subheader("One choice changed at a time", anchor=False)
     shown = [
         {
-            "Choice": KINDS[str(row["kind"])],
-            "Setting": f"{row.get('setting')}" + (" (as run)" if row.get("chosen") is True else ""),
-            "Return": percent(row.get("cumulative_return")),
-            "Sharpe": ratio(row.get("sharpe")),
+            "Choice": KINDS[row.kind],
+            "Setting": row.setting + (" (as run)" if row.is_chosen else ""),
+            "Return": percent(row.cumulative_return),
+            "Sharpe": ratio(row.sharpe),
         }
         for row in others
     ]
     table(shown, "honesty_choices", right=("Return", "Sharpe"), height=300)
-
-
-def cost_of(row: dict[str, Any]) -> float | None:
-    try:
-        return float(str(row.get("setting")))
-    except ValueError:
-        return None
 
 
 def costs(stored: StoredBacktest, version: Hashable) -> None:

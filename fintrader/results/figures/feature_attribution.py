@@ -52,12 +52,14 @@ def importance_figure(found: Explanation) -> go.Figure:
 def decision_figure(found: Explanation, k: int) -> go.Figure:
     """Of decision `k`: by how many points of weight each input raised (blue) or lowered (red) each
     symbol."""
-    table = found.raised[k]
-    order = np.argsort(-np.abs(table.to_numpy()).sum(axis=0), kind="stable")[:MOST_COLUMNS]
-    points = 100.0 * table.to_numpy()[:, order]
+    decision = found.decisions[k]
+    raised = np.array(decision.raised).reshape(len(decision.symbols), len(found.inputs))
+    order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]
+    points = 100.0 * raised[:, order]
     reach = float(np.abs(points).max()) if points.size else 0.0
     names = [title_of(found.inputs[column]) for column in order]
-    rows = [f"{symbol} ({weight:.1%})" for symbol, weight in found.weights[k].items()]
+    named = zip(decision.symbols, decision.weights, strict=True)
+    rows = [f"{symbol} ({weight:.1%})" for symbol, weight in named]
     figure = go.Figure(
         go.Heatmap(
             x=names,

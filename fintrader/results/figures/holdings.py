@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.metrics import find_session_ends
+from fintrader.results.analysis import Variation
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import (
     DASHES,
@@ -251,26 +252,25 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
         )
 
 
-def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Return at every proportional cost, each a whole simulation. `rows`: the `cost_bps` rows of
-    `sensitivity`."""
-    ordered = sorted(rows, key=lambda row: float(row["setting"]))
+def cost_figure(rows: Sequence[Variation]) -> go.Figure:
+    """Draw the return at every proportional cost. `rows`: variations of `cost_bps`."""
+    ordered = sorted(rows, key=lambda row: row.number)
     figure = go.Figure(
         go.Scatter(
-            x=[float(row["setting"]) for row in ordered],
-            y=[row["cumulative_return"] for row in ordered],
-            customdata=[[row["sharpe"]] for row in ordered],
+            x=[row.number for row in ordered],
+            y=[row.cumulative_return for row in ordered],
+            customdata=[[row.sharpe] for row in ordered],
             mode="lines+markers",
             line={"color": colour_of("ensemble", 0), "width": 2},
-            marker={"size": [11 if row["chosen"] else 7 for row in ordered]},
+            marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
             hovertemplate="%{x} bps: %{y:.2%}, Sharpe %{customdata[0]:.2f}<extra></extra>",
         )
     )
     for row in ordered:
-        if row["chosen"] and row["cumulative_return"] is not None:
+        if row.is_chosen and row.cumulative_return is not None:
             figure.add_annotation(
-                x=float(row["setting"]),
-                y=row["cumulative_return"],
+                x=row.number,
+                y=row.cumulative_return,
                 text="as traded",
                 yshift=18,
                 showarrow=False,
@@ -278,18 +278,17 @@ def cost_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
     return _over_costs(figure).update_layout(showlegend=False)
 
 
-def capital_figure(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Net Sharpe ratio at every capital, each a whole simulation. `rows`: the `capital_usd` rows of
-    `sensitivity`."""
-    ordered = sorted(rows, key=lambda row: float(row["setting"]))
+def capital_figure(rows: Sequence[Variation]) -> go.Figure:
+    """Draw the net Sharpe ratio at every capital. `rows`: variations of `capital_usd`."""
+    ordered = sorted(rows, key=lambda row: row.number)
     figure = go.Figure(
         go.Scatter(
-            x=[float(row["setting"]) for row in ordered],
-            y=[row["sharpe"] for row in ordered],
-            customdata=[[row["cumulative_return"]] for row in ordered],
+            x=[row.number for row in ordered],
+            y=[row.sharpe for row in ordered],
+            customdata=[[row.cumulative_return] for row in ordered],
             mode="lines+markers",
             line={"color": colour_of("ensemble", 0), "width": 2},
-            marker={"size": [11 if row["chosen"] else 7 for row in ordered]},
+            marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
             hovertemplate="$%{x:,.0f}: Sharpe %{y:.2f}, return %{customdata[0]:.2%}<extra></extra>",
         )
     )
@@ -344,11 +343,11 @@ def _over_costs(figure: go.Figure) -> go.Figure:
     )
 
 
-def without_figure(rows: Sequence[Mapping[str, Any]], returned: float | None) -> go.Figure:
-    """What the result loses (or gains) without each symbol, the 20 that matter most. `rows`: the
-    `without` rows."""
+def without_figure(rows: Sequence[Variation], returned: float | None) -> go.Figure:
+    """Draw the change of the return without each symbol, for the 20 that matter most. `rows`:
+    variations of `without`."""
     base = returned or 0.0
-    outcomes = [(str(row["setting"]), row["cumulative_return"]) for row in rows]
+    outcomes = [(row.setting, row.cumulative_return) for row in rows]
     known = [(symbol, value - base) for symbol, value in outcomes if value is not None]
     ranked = sorted(known, key=lambda pair: (-abs(pair[1]), pair[0]))[:20]
     ranked.sort(key=lambda pair: (pair[1], pair[0]))
