@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from fintrader.envs.account import Account, advance
+from fintrader.envs.account import Account, advance, may_hold
 from fintrader.envs.benchmark import shows_benchmark
 from fintrader.envs.episodes import (
     account_keys,
@@ -61,6 +61,11 @@ Policy = Callable[[Tensor], Tensor]
 
 ENGINES = ("auto", "torch", "fused", "triton")
 _OBS_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def unpack(state: Account | Generation) -> Account:
+    """Return the accounts of a state."""
+    return state if isinstance(state, Account) else state.account
 
 
 class StepKernel(Protocol):
@@ -247,7 +252,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """The accounts as they stand. Raises EnvError before the first reset."""
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
-        return self._state if isinstance(self._state, Account) else self._state.account
+        return unpack(self._state)
 
     @property
     def equity(self) -> Tensor:
@@ -320,7 +325,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if seed is not None and mask is None:
             self._seed = seed_numbers(seed, self.num_envs)
         self._state = fresh if mask is None or previous is None else select(mask, fresh, previous)
-        return self._observe(self._state), {}
+        return self._pack(self._observe(self._state), self._state.bar), {}
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         """One decision for every account: obs `[B, D]`, reward `[B]`, terminated `[B]`, truncated
@@ -335,48 +340,83 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError("call reset() first: there are no accounts yet")
         action = self._check_action(actions)
         mode = self.autoreset_mode
-        on_host = self.device.type == "cpu"
-        if mode is AutoresetMode.DISABLED and on_host and bool(self.account.finished.any()):
+        if mode is AutoresetMode.DISABLED:
+            self._refuse_finished()
+        if self._fused is None or action.requires_grad:
+            step = self._step_torch(self.account, action)
+        else:
+            state = self._state
+            old = self._fused.pack(state) if isinstance(state, Account) else state
+            step = self._fused(old, self._endowment, self._key, action)
+        if mode is AutoresetMode.NEXT_STEP:
+            step = self._begin_finished(self.account, step)
+        elif mode is AutoresetMode.DISABLED:
+            step = self._hold_finished(self.account, step)
+        self._state = step.state
+        info: dict[str, Any] = {} if step.record is None else step.record._asdict()
+        if mode is AutoresetMode.SAME_STEP:
+            final_obs = self._pack(step.final, step.final_bar)
+            info |= {
+                "final_obs": final_obs,
+                "_final_obs": step.done,
+                "final_info": dict(info),
+                "_final_info": step.done,
+            }
+        clock = step.obs if self.settings.observation == "flat" else self.account.bar
+        return self._pack(step.obs, clock), step.reward, step.terminated, step.truncated, info
+
+    def _step_torch(self, account: Account, action: Tensor) -> StepResult:
+        """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
+        after, reward, terminated, truncated, record = advance(
+            self._view, account, action, self.settings, self._reward, record=self.record
+        )
+        done = after.finished
+        final_bar = after.bar
+        final = obs = self._observe(after)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
+            after = select(done, self._begin_next(after), after)
+            obs = self._observe(after)
+        reward = reward.to(torch.float32)
+        return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
+
+    def _begin_finished(self, account: Account, step: StepResult) -> StepResult:
+        """NEXT_STEP: begin the next episode of accounts that the step before finished, in place of
+        a step."""
+        began = account.finished
+        if not may_hold(began):
+            return step
+        after = select(began, self._begin_next(account), unpack(step.state))
+        return step._replace(
+            state=after,
+            reward=torch.where(began, 0.0, step.reward),
+            terminated=step.terminated & ~began,
+            truncated=step.truncated & ~began,
+            obs=self._observe(after),
+            record=None if step.record is None else step.record.without(began),
+        )
+
+    def _hold_finished(self, account: Account, step: StepResult) -> StepResult:
+        """DISABLED: let finished accounts stand still, which on a CPU `step` has refused."""
+        if self.device.type == "cpu":
+            return step
+        over = account.finished
+        ruined = account.equity <= self.settings.ruin_fraction * account.first_equity
+        after = select(over, account, unpack(step.state))
+        return step._replace(
+            state=after,
+            reward=torch.where(over, 0.0, step.reward),
+            terminated=torch.where(over, ruined, step.terminated),
+            truncated=torch.where(over, ~ruined, step.truncated),
+            obs=self._observe(after),
+        )
+
+    def _refuse_finished(self) -> None:
+        """Raise EnvError for a finished account, where the host sees it without waiting."""
+        if self.device.type == "cpu" and bool(self.account.finished.any()):
             raise EnvError(
                 "an account's episode is over; reset it with options={'reset_mask': ...} before"
                 " stepping on"
             )
-        if self._fused is not None and not action.requires_grad:
-            return self._step_fused(self._fused, self._state, action)
-        account = self.account
-        after, reward, terminated, truncated, record = advance(
-            self._view, account, action, self.settings, self._reward, record=self.record
-        )
-        info: dict[str, Any] = {} if record is None else record._asdict()
-        if mode is AutoresetMode.NEXT_STEP:
-            began = account.finished
-            after = select(began, self._begin_next(account), after)
-            reward = torch.where(began, torch.zeros_like(reward), reward)
-            terminated = terminated & ~began
-            truncated = truncated & ~began
-            if record is not None:
-                info = record.without(began)._asdict()
-        elif mode is AutoresetMode.DISABLED and not on_host:  # a finished account may have got here
-            over = account.finished
-            ruined = account.equity <= self.settings.ruin_fraction * account.first_equity
-            after = select(over, account, after)
-            reward = torch.where(over, torch.zeros_like(reward), reward)
-            terminated = torch.where(over, ruined, terminated)
-            truncated = torch.where(over, ~ruined, truncated)
-        obs = self._observe(after)
-        if mode is AutoresetMode.SAME_STEP:
-            done = after.finished
-            info |= {
-                "final_obs": obs,
-                "_final_obs": done,
-                "final_info": dict(info),
-                "_final_info": done,
-            }
-            if not on_host or bool(done.any()):
-                after = select(done, self._begin_next(after), after)
-                obs = self._observe(after)
-        self._state = after
-        return obs, reward.to(torch.float32), terminated, truncated, info
 
     def _fuse(self, engine: str, *, copy: bool) -> StepKernel | None:
         if engine not in ENGINES:
@@ -394,10 +434,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(
                 f"the {engine} engine does not apply here: {self._why_not_fused}; use engine='auto'"
             )
-        common = (self._view, self.settings, self._reward, self.autoreset_mode, self.num_envs)
+        common = (self._view, self.settings, self._reward, self.num_envs)
+        resets = self.autoreset_mode is AutoresetMode.SAME_STEP
         if triton_step is None:
-            return FusedStep(*common)
-        kernel: StepKernel = triton_step(*common, reuse=not copy)
+            return FusedStep(*common, resets=resets)
+        kernel: StepKernel = triton_step(*common, resets=resets, reuse=not copy)
         return kernel
 
     @property
@@ -407,37 +448,16 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             return f"torch ({self._why_not_fused})"
         return "fused" if isinstance(self._fused, FusedStep) else "triton"
 
-    def _step_fused(
-        self,
-        fused: StepKernel,
-        state: Account | Generation,
-        action: Tensor,
-    ) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        old = fused.pack(state) if isinstance(state, Account) else state
-        step = fused(old, self._endowment, self._key, action)
-        info: dict[str, Any] = {}
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            final_obs = self._pack(step.final, step.final_bar)
-            info = {
-                "final_obs": final_obs,
-                "_final_obs": step.done,
-                "final_info": {},
-                "_final_info": step.done,
-            }
-        self._state = step.state
-        clock = step.obs if self.settings.observation == "flat" else step.state.account.bar
-        return self._pack(step.obs, clock), step.reward, step.terminated, step.truncated, info
-
     def _pack(self, obs: Tensor, clock: Tensor) -> Any:
         return obs if self.settings.observation == "flat" else {"private": obs, "clock": clock}
 
     def _begin_next(self, account: Account) -> Account:
         return begin(self._view, self._key, account.episode, *self._endowment, self.settings)
 
-    def _observe(self, account: Account) -> Any:
-        if self.settings.observation == "factored":
-            return self._pack(observe_private(self._view, account, self._obs_dtype), account.bar)
-        return observe(self._view, account, self._obs_dtype)
+    def _observe(self, account: Account) -> Tensor:
+        """`[B, D]`, or of a factored observation the private part `[B, A + N]`."""
+        seen = observe if self.settings.observation == "flat" else observe_private
+        return seen(self._view, account, self._obs_dtype)
 
     def _make_keys(self, seed: int | Sequence[int]) -> Tensor:
         """A list seeds every account by itself; a number every group of accounts."""

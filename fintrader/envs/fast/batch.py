@@ -25,9 +25,7 @@ from fintrader.envs.fast.buffers import (
     FIRST,
     LOG_RETURN,
     MARK,
-    NEXT_STEP,
     PEAK,
-    SAME_STEP,
     START,
     STEP_EQUITY,
     STEP_PEAK,
@@ -208,7 +206,7 @@ def _see(out: Any, b: int, new: Any, quotes: Any, clock: Any) -> None:
 def step_range(
     low: int,
     high: int,
-    mode: int,
+    resets: bool,
     flat: bool,
     stream: bool,
     worth_of: int,
@@ -235,7 +233,7 @@ def step_range(
     quotes = prices.quotes
     action = given[0]
     bits = given[1]
-    ints_0, floats_0, flags_0, shares_0 = old
+    ints_0, floats_0, _, shares_0 = old
     ints_1, floats_1, flags_1, shares_1 = new
     num_bars = quotes.shape[0]
     num_assets = quotes.shape[2]
@@ -392,26 +390,13 @@ def step_range(
         )
         for i in range(count):
             b = first + i
-            begins = mode == NEXT_STEP and flags_0[FINISHED, b]
-            if begins:
-                flags_1[TERMINATED, b] = flags_1[TRUNCATED, b] = flags_1[DONE, b] = False
-                floats_1[STEP_EQUITY, b], floats_1[STEP_PEAK, b] = (
-                    floats_0[EQUITY, b],
-                    floats_0[PEAK, b],
-                )
-                floats_1[COST, b] = 0.0
-                floats_1[TURNOVER, b] = 0.0
-                floats_1[WORTH, b] = 1.0 if worth_of == LOG_RETURN else 0.0
-                ints_1[FINAL_BAR, b] = ints_0[BAR, b]
             done = flags_1[DONE, b]
             episodes += done
-            flags_1[FINISHED, b] = done and mode != SAME_STEP
-            if done and mode == SAME_STEP:
+            flags_1[FINISHED, b] = done and not resets
+            if done and resets:
                 _see(final_obs, b, new, quotes, prices.clock)
                 if flat:
                     _copy_row(final_obs, b, rows, bars[i], row_bytes, False)
-                begins = True
-            if begins:
                 _begin(b, random_start, prices, given, ints_0, new)
             bar = ints_1[BAR, b]
             if flat:

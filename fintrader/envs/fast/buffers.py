@@ -6,23 +6,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.account import Account
+from fintrader.envs.account import Account, Record
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import EnvSettings
 
-SAME_STEP = 0
-NEXT_STEP = 1
-DISABLED = 2
-MODES = {
-    AutoresetMode.SAME_STEP: SAME_STEP,
-    AutoresetMode.NEXT_STEP: NEXT_STEP,
-    AutoresetMode.DISABLED: DISABLED,
-}
 # rewards: what a kernel prepares for torch to finish
 OTHER = 0
 LOG_RETURN = 1
@@ -222,10 +213,10 @@ class Generation:
 
 
 class StepResult(NamedTuple):
-    """What a kernel's step gives back."""
+    """One step of all accounts."""
 
-    state: Generation
-    """The accounts after the step."""
+    state: Account | Generation
+    """The accounts after the step, and after the reset of those whose episodes ended."""
     reward: Tensor
     """`[B]` float32."""
     terminated: Tensor
@@ -237,9 +228,10 @@ class StepResult(NamedTuple):
     obs: Tensor
     """`[B, D]`, or `[B, A + N]` where it is factored."""
     final: Tensor
-    """As `obs`: what accounts whose episodes ended saw last."""
+    """`obs` before the reset, valid where `done`."""
     final_bar: Tensor
-    """`[B]`: the bar each account stood at before it was reset."""
+    """`[B]`: the bar each account stood at before the reset."""
+    record: Record | None = None
 
 
 def pack_quotes(view: MarketView) -> Tensor:
@@ -253,7 +245,7 @@ def finish_reward(
     buffers: Buffers,
     settings: EnvSettings,
     reward: Reward,
-    mode: int,
+    resets: bool,
     benchmark: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Reward `[B]` float64 and memory `[B, 2]` after the step that led from `old` to `buffers`;
@@ -279,14 +271,10 @@ def finish_reward(
             benchmark[buffers.ints[FINAL_BAR]] - benchmark[account.bar],
         )
         value = reward(outcome)
-        began = account.finished if mode == NEXT_STEP else None
-        if began is not None:
-            value = torch.where(began, torch.zeros_like(value), value)
         if settings.reward in REMEMBERING:
             memory = update_memory(outcome, settings)
-            if mode != DISABLED:
-                fresh = began if began is not None else buffers.flags[DONE]
+            if resets:
                 prior = torch.zeros_like(memory)
                 prior[:, 1] = settings.sharpe_prior_volatility**2
-                memory = torch.where(fresh.unsqueeze(1), prior, memory)
+                memory = torch.where(buffers.flags[DONE].unsqueeze(1), prior, memory)
     return value if settings.reward_scale == 1.0 else settings.reward_scale * value, memory

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
-    MODES,
     OTHER,
-    SAME_STEP,
     TERMINATED,
     TRUNCATED,
     WORTHS,
@@ -98,16 +95,18 @@ class FusedStep:
         view: MarketView,
         settings: EnvSettings,
         reward: Reward,
-        mode: AutoresetMode,
         num_envs: int,
+        *,
+        resets: bool,
     ) -> None:
+        """`resets`: an account whose episode ends begins the next one in the same step."""
         from fintrader.envs.fast import batch
 
         self._kernel = batch
         self.settings = settings
         self.reward = reward
-        self.mode = MODES[mode]
-        self.rewarding = (settings, reward, self.mode, view.benchmark)
+        self.resets = resets
+        self.rewarding = (settings, reward, resets, view.benchmark)
         self.flat = settings.observation == "flat"
         self._count = num_envs
         assets = view.mark.shape[1]
@@ -124,7 +123,7 @@ class FusedStep:
         self.rules = Rules.of(settings)
         options = (settings.random_start, settings.decision_interval, row_width)
         market = (self.prices, self.rules, self.rows)
-        self._fixed = (self.mode, self.flat, self.stream, self.worth, *options, *market)
+        self._fixed = (resets, self.flat, self.stream, self.worth, *options, *market)
         # What the kernel's account needs of curves and fills where nobody keeps them.
         none = np.zeros(0)
         flags = np.zeros(0, np.int64)
@@ -162,7 +161,7 @@ class FusedStep:
         given = (wish, wish.view(np.int32), *self.given(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()
-        final = self._final.take() if self.mode == SAME_STEP else obs
+        final = self._final.take() if self.resets else obs
         counts = self.run(
             self._kernel.step_range,
             *self._fixed,
@@ -179,7 +178,7 @@ class FusedStep:
         reward, new.memory = finish_reward(old, new.buffers, *self.rewarding)
         seen = torch.from_numpy(obs)
         flags = new.buffers.flags
-        last = torch.from_numpy(final) if ended and self.mode == SAME_STEP else seen
+        last = torch.from_numpy(final) if ended and self.resets else seen
         return StepResult(
             new,
             reward.to(torch.float32),

@@ -34,8 +34,6 @@ _TERMINATED = tl.constexpr(buffers.TERMINATED)
 _TRUNCATED = tl.constexpr(buffers.TRUNCATED)
 _FINISHED = tl.constexpr(buffers.FINISHED)
 _DONE = tl.constexpr(buffers.DONE)
-_SAME_STEP = tl.constexpr(buffers.SAME_STEP)
-_NEXT_STEP = tl.constexpr(buffers.NEXT_STEP)
 _LOG_RETURN = tl.constexpr(buffers.LOG_RETURN)
 _PROFIT = tl.constexpr(buffers.PROFIT)
 _GRID = tl.constexpr(WEIGHT_GRID)
@@ -211,7 +209,7 @@ def step_kernel(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
-    MODE: tl.constexpr,
+    RESETS: tl.constexpr,
     FLAT: tl.constexpr,
     TARGET: tl.constexpr,
     SAME_BAR: tl.constexpr,
@@ -246,8 +244,6 @@ def step_kernel(
     before = tl.load(floats_0 + _EQUITY * B + b)
     old_peak = tl.load(floats_0 + _PEAK * B + b)
     first = tl.load(floats_0 + _FIRST * B + b)
-    # An account whose episode is over does not trade: it begins the next one, or stands still.
-    over = tl.load(flags_0 + _FINISHED * B + b) != 0
     held = tl.load(shares_0 + b * N + n, mask=inside, other=0.0)
 
     # --- orders
@@ -373,21 +369,9 @@ def step_kernel(
         equity = cash + _worth(shares, mark_32)
         peak = tl.maximum(peak, equity)
 
-    # --- who is over keeps his books
-    here_32 = tl.load(quotes + (old_bar * 3 + 2) * N + n, mask=n < tl.where(over, N, 0), other=0.0)
-    shares = tl.where(over, held, shares)
-    mark_32 = tl.where(over, here_32, mark_32)
-    bar = tl.where(over, old_bar, bar)
-    cash = tl.where(over, old_cash, cash)
-    equity = tl.where(over, before, equity)
-    peak = tl.where(over, old_peak, peak)
-    cost = tl.where(over, 0.0, cost)
-    turnover = tl.where(over, 0.0, turnover)
+    # --- outcome
     terminated = equity <= ruin * first
     truncated = (bar >= end) & (terminated == 0)
-    if MODE == _NEXT_STEP:
-        terminated = terminated & (over == 0)
-        truncated = truncated & (over == 0)
     done = terminated | truncated
     tl.store(floats_1 + _STEP_EQUITY * B + b, equity)
     tl.store(floats_1 + _STEP_PEAK * B + b, peak)
@@ -407,7 +391,9 @@ def step_kernel(
     width = _ACCOUNT_WIDTH + N
     if FLAT:
         width = width + WIDTH
-    if MODE == _SAME_STEP:
+    finished = done
+    if RESETS:
+        finished = done & (done == 0)
         final_here = done
         if EVERY_FINAL:
             final_here = bar >= 0
@@ -430,13 +416,6 @@ def step_kernel(
             out = final_obs + b * width + _ACCOUNT_WIDTH + N
             if final_here:
                 _copy_row(out, rows + bar * row_stride, final_here, WIDTH, BLOCK_W)
-    finished = done
-    if MODE == _SAME_STEP:
-        begins = done
-        finished = done & (done == 0)
-    elif MODE == _NEXT_STEP:
-        begins = over
-    if (MODE == _SAME_STEP) | (MODE == _NEXT_STEP):
         last = T - 1
         span = tl.load(give_bars + b)
         length = tl.where(span > 0, tl.minimum(span, last), 1)
@@ -445,27 +424,27 @@ def step_kernel(
             drawn = _shift_right(_mix(tl.load(key + b) + episode * _GOLDEN), 1)
             fresh = drawn % tl.maximum(last - length + 1, 1)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
-        given = tl.load(give_shares + b * N + n, mask=n < tl.where(begins, N, 0), other=0.0)
+        given = tl.load(give_shares + b * N + n, mask=n < tl.where(done, N, 0), other=0.0)
         fresh_32 = tl.load(
-            quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(begins, N, 0), other=0.0
+            quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(done, N, 0), other=0.0
         )
         # Shares of what is not listed there are left out.
         given = tl.where(fresh_32 > 0.0, given, 0.0)
         if ENDS:
-            ends_at = tl.load(last_bar + n, mask=n < tl.where(begins, N, 0), other=0)
+            ends_at = tl.load(last_bar + n, mask=n < tl.where(done, N, 0), other=0)
             given = tl.where(ends_at > fresh, given, 0.0)
         fresh_cash = tl.load(give_cash + b)
         fresh_equity = fresh_cash + _worth(given, fresh_32)
-        bar = tl.where(begins, fresh, bar)
-        start = tl.where(begins, fresh, start)
-        end = tl.where(begins, fresh_end, end)
-        episode = tl.where(begins, episode + 1, episode)
-        cash = tl.where(begins, fresh_cash, cash)
-        equity = tl.where(begins, fresh_equity, equity)
-        peak = tl.where(begins, fresh_equity, peak)
-        first = tl.where(begins, fresh_equity, first)
-        shares = tl.where(begins, given, shares)
-        mark_32 = tl.where(begins, fresh_32, mark_32)
+        bar = tl.where(done, fresh, bar)
+        start = tl.where(done, fresh, start)
+        end = tl.where(done, fresh_end, end)
+        episode = tl.where(done, episode + 1, episode)
+        cash = tl.where(done, fresh_cash, cash)
+        equity = tl.where(done, fresh_equity, equity)
+        peak = tl.where(done, fresh_equity, peak)
+        first = tl.where(done, fresh_equity, first)
+        shares = tl.where(done, given, shares)
+        mark_32 = tl.where(done, fresh_32, mark_32)
 
     # --- the account, and what it sees
     tl.store(ints_1 + _BAR * B + b, bar)

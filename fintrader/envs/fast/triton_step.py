@@ -12,15 +12,12 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     DONE,
     FINAL_BAR,
-    MODES,
-    SAME_STEP,
     TERMINATED,
     TRUNCATED,
     WORTHS,
@@ -66,20 +63,21 @@ class TritonStep:
         view: MarketView,
         settings: EnvSettings,
         reward: Reward,
-        mode: AutoresetMode,
         num_envs: int,
         *,
+        resets: bool,
         reuse: bool,
     ) -> None:
-        """With `reuse`, each step overwrites the outputs of the step before, and the account two
+        """`resets`: an account whose episode ends begins the next one in the same step. With
+        `reuse`, each step overwrites the outputs of the step before, and the account two
         steps back: buffers that stay where they are can be captured in a CUDA graph."""
         from fintrader.envs.fast import triton_kernel as cuda
 
         self._settings = settings
         self._reward = reward
-        self._mode = MODES[mode]
+        self._resets = resets
         self._reuse = reuse
-        self._rewarding = (settings, reward, self._mode, view.benchmark)
+        self._rewarding = (settings, reward, resets, view.benchmark)
         self._worth = WORTHS.get(settings.reward, 0)
         self._flat = settings.observation == "flat"
         self._device = view.mark.device
@@ -118,7 +116,7 @@ class TritonStep:
             "WIDTH": market_width,
             "BLOCK_N": _power_of_two(self._num_assets),
             "BLOCK_W": min(_power_of_two(market_width), 1024),
-            "MODE": self._mode,
+            "RESETS": resets,
             "FLAT": self._flat,
             "TARGET": settings.action == "target",
             "SAME_BAR": settings.fill == "close",
@@ -142,7 +140,7 @@ class TritonStep:
             self._generations = [Generation(self._new_buffers(), part) for part in memory]
             self._outputs = (
                 self._new_obs(),
-                self._new_obs() if self._mode == SAME_STEP else self._new_obs(1),
+                self._new_obs() if resets else self._new_obs(1),
             )
             self._inputs = (
                 torch.zeros(num_envs, self._num_assets, device=self._device),
@@ -179,7 +177,7 @@ class TritonStep:
         """Into new buffers."""
         new = Generation(self._new_buffers(), old.memory)
         obs = self._new_obs()
-        final = self._new_obs() if self._mode == SAME_STEP else obs
+        final = self._new_obs() if self._resets else obs
         self._launch(
             (action.detach().contiguous(), key, *endow), old.buffers, new.buffers, obs, final
         )

@@ -51,15 +51,15 @@ NUMBERS = ("row_stride", "B", "T")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("mode", [packed.SAME_STEP, packed.NEXT_STEP, packed.DISABLED])
+@pytest.mark.parametrize("resets", [True, False])
 @pytest.mark.parametrize("target", [True, False])
-def test_it_compiles_and_rounds_as_torch_does(dtype: str, mode: int, target: bool) -> None:
+def test_it_compiles_and_rounds_as_torch_does(dtype: str, resets: bool, target: bool) -> None:
     constants = {
         "N": 100,
         "WIDTH": 900,
         "BLOCK_N": 128,
         "BLOCK_W": 1024,
-        "MODE": mode,
+        "RESETS": resets,
         "FLAT": True,
         "TARGET": target,
         "SAME_BAR": False,
