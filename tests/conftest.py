@@ -6,15 +6,11 @@ everything, with `--hypothesis-profile=thorough`. Both judge by what comes out, 
 takes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,7 +47,7 @@ for compiled in ROOT.rglob("*.nb[ic]"):
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(monkeypatch):
     """A client of an object store on loopback that speaks S3."""
     from tests.engines import object_stores
 
@@ -60,7 +56,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory):
     """`data/tensors` with a market, `runs/` with `demo` and `second` (finished), `started`,
     `racing`, `raced`."""
     from tests.engines import fakes
@@ -75,12 +71,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(template: Path, tmp_path: Path) -> Path:
+def site(template, tmp_path):
     """A copy of the template that a test may damage."""
     return Path(shutil.copytree(template, tmp_path / "site"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Slow tests may take an hour: the limit is for what hangs."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

@@ -1,8 +1,6 @@
 """The benchmarks of known optima are run by hand only: their settings must not rot in the
 meantime."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest
@@ -12,7 +10,7 @@ from fintrader.agents import AgentSettings
 
 
 @pytest.mark.parametrize("name", ["kelly", "known_optimum", "leaked_future"])
-def test_agents_of_known_optima_can_be_made(name: str) -> None:
+def test_agents_of_known_optima_can_be_made(name):
     settings = importlib.import_module(f"benchmarks.{name}").SETTINGS
     assert settings
     for algo, values in settings.items():

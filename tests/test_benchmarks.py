@@ -1,15 +1,11 @@
 """Yardsticks of the benchmarks, and a short form of their simulated cluster."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._learning import SESSION
 from benchmarks._planted import OURS, VALIDATION, log_return, rule, windows
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
@@ -22,14 +18,14 @@ from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
 
 
-def test_the_growth_of_kellys_weights_is_that_of_the_closed_form() -> None:
+def test_the_growth_of_kellys_weights_is_that_of_the_closed_form():
     # g = μ'w − w'Σw / 2, which is w'Σw / 2 at w = Σ⁻¹ μ; a bar is not an instant, hence the
     # tolerance
     closed = float(WEIGHTS @ COVARIANCE @ WEIGHTS / 2)
     assert float(expected_growth(WEIGHTS.unsqueeze(0))) == pytest.approx(closed, rel=0.02)
 
 
-def test_no_weights_near_kellys_grow_faster() -> None:
+def test_no_weights_near_kellys_grow_faster():
     best = expected_growth(WEIGHTS.unsqueeze(0))
     moved = WEIGHTS + 0.04 * torch.cat([torch.eye(ASSETS), -torch.eye(ASSETS)]).double()
     assert bool((expected_growth(moved) < best).all())
@@ -38,13 +34,13 @@ def test_no_weights_near_kellys_grow_faster() -> None:
     )  # twice Kelly: nothing
 
 
-def test_a_rule_that_knows_the_planted_signal_earns() -> None:
+def test_a_rule_that_knows_the_planted_signal_earns():
     _, market = windows(1)
     assert market.num_bars == VALIDATION * SESSION
     assert log_return(rule, market, OURS) > 0.1
 
 
-def test_nothing_near_the_closed_form_is_better() -> None:
+def test_nothing_near_the_closed_form_is_better():
     best, slope = evaluate(optimal_policy, steps=300)
     assert slope == pytest.approx(TRUE_RATE, rel=1e-4)
     for factor in (0.7, 1.4):
@@ -53,7 +49,7 @@ def test_nothing_near_the_closed_form_is_better() -> None:
         )
     for tilt in (0.8, 1.2):
 
-        def tilted(obs: torch.Tensor, tilt: float = tilt) -> torch.Tensor:
+        def tilted(obs, tilt=tilt):
             held, factor, ones = obs.chunk(3, dim=1)
             return optimal_policy(torch.cat([held, tilt * factor, ones], dim=1))
 
@@ -63,7 +59,7 @@ def test_nothing_near_the_closed_form_is_better() -> None:
 
 
 @pytest.mark.slow
-def test_analytic_gradients_come_near_the_optimum() -> None:
+def test_analytic_gradients_come_near_the_optimum():
     env = QuadraticMarket(256, realised=True, seed=0)
     settings = agent_settings("apg", SETTINGS["apg"])
     agent = make_agent(settings, env.layout, seed=0)
@@ -84,7 +80,7 @@ SAMPLES = {
 }
 
 
-def test_the_papers_efficiency_is_36_percent() -> None:
+def test_the_papers_efficiency_is_36_percent():
     assert [round(found["efficiency_16_to_80"], 2) for found in describe_paper().values()] == [
         0.36,
         0.36,
@@ -97,7 +93,7 @@ def test_the_papers_efficiency_is_36_percent() -> None:
             )
 
 
-def test_a_pods_overhead_is_the_sum_of_its_parts() -> None:
+def test_a_pods_overhead_is_the_sum_of_its_parts():
     # ten checkpoints are half a second
     assert add_overhead(SAMPLES, 100.0) == {"start": [14.0, 16.0], "end": [6.1, 8.1]}
 
@@ -115,7 +111,7 @@ ROUGH = World(
 )
 
 
-def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path):
     """Failures, preempted nodes, results after the pod was given up, and three deaths of the
     orchestrator."""
     asked = make_settings(240, 48)
@@ -129,7 +125,7 @@ def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path: Path) -> None:
     assert len(events_of(outcome.run, "resumed")) == 3
 
 
-def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) -> None:
+def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path):
     world = World(gpus=32, pod=(300.0, 300.0), preemption_rate=1 / 2000, away=500.0, seed=1)
     outcome = simulate(tmp_path / "run", make_settings(160, 32), world)
     check(outcome, make_settings(160, 32))
@@ -140,13 +136,13 @@ def test_a_cluster_that_halves_and_returns_keeps_every_gpu_busy(tmp_path: Path) 
 
 @pytest.mark.parametrize("scheduler", ["submission", "generational"])
 @pytest.mark.slow
-def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path: Path, scheduler: str) -> None:
+def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path, scheduler):
     if scheduler == "submission":
         asked = make_settings(80, 16, order="submission", pool_size=16)
     else:
         asked = make_settings(72, 16, scheduler="generational", population=24, survivors=4)
 
-    def run(name: str, world: World, **more: Any) -> Simulated:
+    def run(name, world, **more):
         outcome = simulate(tmp_path / name, asked, world, **more)
         check(outcome, asked)
         return outcome
@@ -160,7 +156,7 @@ def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path: Path, schedu
     assert canonical(calm.run.leaderboard) == canonical(rough.run.leaderboard)
 
 
-def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path: Path) -> None:
+def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path):
     """64 pods of 100 s and 10 s of overhead on 16 GPUs: four waves, and at most a few turns between
     them."""
     world = World(gpus=16, pod=(100.0, 100.0), start=(8.0,), end=(2.0,))
@@ -170,10 +166,10 @@ def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_accounts_in_groups_learn_as_well_as_single_ones() -> None:
+def test_accounts_in_groups_learn_as_well_as_single_ones():
     """Five seeds, 50,000 steps of 256 accounts each: 16 groups of 16, and every account by
     itself."""
-    shares: dict[int, list[float]] = {16: [], 256: []}
+    shares = {16: [], 256: []}
     for seed in range(5):
         training, validation = windows(seed)
         for groups, found in shares.items():

@@ -1,7 +1,5 @@
 """Remedies that error messages name must work from a checkout."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib
@@ -16,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - {"dev"}))
-def test_an_install_command_names_the_packages_of_its_extra(extra: str) -> None:
+def test_an_install_command_names_the_packages_of_its_extra(extra):
     command = install_command(extra)
     for requirement in PROJECT["optional-dependencies"][extra]:
         name = re.split(r"[\[>=<]", requirement)[0]
@@ -24,9 +22,7 @@ def test_an_install_command_names_the_packages_of_its_extra(extra: str) -> None:
     assert "fintrader" not in command.partition(" -m pip install ")[2]
 
 
-def test_an_install_command_is_for_the_running_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_install_command_is_for_the_running_python(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.chdir(tmp_path)
     assert install_command("ray").startswith(".venv/bin/python -m pip install 'ray>=")
@@ -35,11 +31,11 @@ def test_an_install_command_is_for_the_running_python(
     assert install_command("ray").startswith(f"{tmp_path}/.venv/bin/python -m pip install")
 
 
-def test_an_unknown_extra_falls_back_to_the_checkout() -> None:
+def test_an_unknown_extra_falls_back_to_the_checkout():
     assert install_command("nothing").endswith("-m pip install -e '.[nothing]'")
 
 
-def test_no_page_or_message_installs_fintrader_from_a_registry() -> None:
+def test_no_page_or_message_installs_fintrader_from_a_registry():
     pages = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
@@ -51,5 +47,5 @@ def test_no_page_or_message_installs_fintrader_from_a_registry() -> None:
             assert not re.search(r"pip install '?fintrader", page.read_text()), page.name
 
 
-def test_yfinance_comes_with_a_plain_install() -> None:
+def test_yfinance_comes_with_a_plain_install():
     assert any(line.startswith("yfinance") for line in PROJECT["dependencies"])

@@ -1,10 +1,6 @@
 """The size, names and words of the tree may only improve; `tools/house.py` prints the figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
-
-import pytest
 
 from tools import house
 
@@ -27,14 +23,14 @@ AT_MOST = {
 """Figures of `fintrader/` and `app/`. Lower a number when the tree is better; never raise one."""
 
 
-def test_the_house_gets_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_house_gets_no_worse(monkeypatch):
     monkeypatch.chdir(ROOT)
     figures = house.measure(["fintrader", "app"])
     assert {name: figures[name] for name, most in AT_MOST.items() if figures[name] > most} == {}
     assert figures["verb_first_percent"] >= 44.0
 
 
-def test_ppo_is_read_in_seven_files() -> None:
+def test_ppo_is_read_in_seven_files():
     """From `act` to the gradient step; more means that an algorithm no longer reads like one."""
     figures = house.walk_ppo()
     assert figures["ppo_walk_files"] == 7

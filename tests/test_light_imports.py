@@ -1,8 +1,6 @@
 """Settings, verdicts and readers load no torch, settings no pandas either: help and refusals take no
 second."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +22,7 @@ SETTINGS = [
 ]
 
 
-def find_modules(package: str) -> list[str]:
+def find_modules(package):
     """Every module below a package of fintrader."""
     paths = sorted((ROOT / "fintrader" / package).rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
@@ -41,7 +39,7 @@ def find_modules(package: str) -> list[str]:
     ],
     ids=["verdict", "bars", "results", "settings"],
 )
-def test_importing_these_loads_none_of_those(modules: list[str], heavy: tuple[str, ...]) -> None:
+def test_importing_these_loads_none_of_those(modules, heavy):
     program = (
         f"import sys, {', '.join(modules)}\n"
         f"loaded = [name for name in {heavy} if name in sys.modules]\n"

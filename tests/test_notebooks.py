@@ -4,12 +4,9 @@
 own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,18 +19,18 @@ nbformat = pytest.importorskip(
 )
 
 
-def read(name: str) -> Any:
+def read(name):
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
-def test_every_notebook_is_tested() -> None:
+def test_every_notebook_is_tested():
     assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_stored_without_outputs_and_needs_no_key_no_network_and_no_place_of_its_own(
-    name: str,
-) -> None:
+    name,
+):
     cells = [cell for cell in read(name).cells if cell.cell_type == "code"]
     for cell in cells:
         assert cell.outputs == [], f"{name}, {cell.id}: strip the outputs before committing"
@@ -48,9 +45,7 @@ def test_a_notebook_is_stored_without_outputs_and_needs_no_key_no_network_and_no
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs_from_top_to_bottom(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     nbclient = pytest.importorskip(
         "nbclient", reason="nbclient is missing: pip install nbclient ipykernel"
     )

@@ -1,11 +1,8 @@
 """README and documentation say what the records say; stale figures, typed figures and unclean
 records are refused."""
 
-from __future__ import annotations
-
 import copy
 import re
-from typing import Any
 
 import pytest
 
@@ -17,26 +14,26 @@ PAGES = {page: (readme.ROOT / page).read_text() for page in readme.PAGES}
 
 
 @pytest.fixture(scope="module")
-def records() -> dict[str, Any]:
+def records():
     return read()
 
 
-def wrong(text: str, records: dict[str, Any], page: str = "README.md", **how: Any) -> list[str]:
+def wrong(text, records, page="README.md", **how):
     return list(readme.problems(page, text, records, **how))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_pages_say_what_the_records_say(page: str, records: dict[str, Any]) -> None:
+def test_pages_say_what_the_records_say(page, records):
     assert wrong(PAGES[page], records, page) == []
     assert readme.rewritten(PAGES[page], records) == PAGES[page]
 
 
-def test_every_block_stands_on_a_page() -> None:
+def test_every_block_stands_on_a_page():
     used = [at[1] for text in PAGES.values() for at in readme.BLOCK.finditer(text)]
     assert sorted(used) == sorted(BLOCKS)
 
 
-def test_a_record_that_was_measured_again_makes_the_page_stale(records: dict[str, Any]) -> None:
+def test_a_record_that_was_measured_again_makes_the_page_stale(records):
     changed = copy.deepcopy(records)
     changed["training"]["default_4096_times_64"] += 1
     page = "docs/measured.md"
@@ -45,9 +42,7 @@ def test_a_record_that_was_measured_again_makes_the_page_stale(records: dict[str
     assert wrong(readme.rewritten(PAGES[page], changed), changed, page) == []
 
 
-def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(
-    records: dict[str, Any],
-) -> None:
+def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(records):
     changed = copy.deepcopy(records)
     changed["real"]["sets"]["us14/0"]["verdict"] = "Unlikely to be luck: ahead."
     changed["real"]["sets"]["daily/0"]["ensemble"]["sharpe"] = 1.0
@@ -59,13 +54,13 @@ def test_the_readme_tells_of_luck_and_of_every_verdict_on_real_bars(
     assert len(wrong(PAGES["README.md"], changed)) == 2, "both blocks are stale"
 
 
-def test_the_readme_fits_one_reading() -> None:
+def test_the_readme_fits_one_reading():
     """Words and figures; rules of tables and printed output are not read word by word."""
     text = re.sub(r"^```text\n.*?^```$", "", PAGES["README.md"], flags=re.M | re.S)
     assert sum(any(map(str.isalnum, word)) for word in text.split()) <= 900
 
 
-def test_seeds_of_a_set_of_real_bars_are_told_together(records: dict[str, Any]) -> None:
+def test_seeds_of_a_set_of_real_bars_are_told_together(records):
     """Median, range and the outermost interval; the verdict is the first seed's, whoever else
     looked later."""
     grown = copy.deepcopy(records)
@@ -94,7 +89,7 @@ def test_seeds_of_a_set_of_real_bars_are_told_together(records: dict[str, Any]) 
     assert "of the second seed" not in text
 
 
-def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
+def test_a_typed_figure_is_refused(records):
     page = PAGES["README.md"]
     assert "a table outside the marks" in wrong(page + "\n| ours | 2.1 |\n", records)[0]
     inside = page.replace("## What came out\n", "## What came out\n\nSharpe 2.1 in `v2`.\n", 1)
@@ -107,7 +102,7 @@ def test_a_typed_figure_is_refused(records: dict[str, Any]) -> None:
     )
 
 
-def test_a_record_of_an_unclean_tree_is_refused_or_marked(records: dict[str, Any]) -> None:
+def test_a_record_of_an_unclean_tree_is_refused_or_marked(records):
     changed = copy.deepcopy(records)
     changed["training"]["commit"] = "0123456789ab+changes"
     page = "docs/measured.md"
@@ -122,7 +117,7 @@ def test_a_record_of_an_unclean_tree_is_refused_or_marked(records: dict[str, Any
     assert "names no machine" in refused(changed, ["training"], frozenset(changed))[0]
 
 
-def test_parts_of_a_record_have_commits_too() -> None:
+def test_parts_of_a_record_have_commits_too():
     record = {
         "commit": "a",
         "parts": [{"commit": "b+changes"}, {"commits": ["c", "d"]}],
@@ -131,8 +126,8 @@ def test_parts_of_a_record_have_commits_too() -> None:
     assert list(commits(record)) == ["a", "b+changes", "c", "d"]
 
 
-def test_blocks_and_records_that_are_missing_are_named(records: dict[str, Any]) -> None:
-    def why(text: str, known: dict[str, Any]) -> str:
+def test_blocks_and_records_that_are_missing_are_named(records):
+    def why(text, known):
         return "\n".join(readme.unmade("README.md", text, known))
 
     real = "<!-- figures: real -->\n<!-- end -->\n"

@@ -28,7 +28,7 @@ class Journey:
     is_done: bool
     rest: JsonValue
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.span[0] > self.span[1]:
             raise ValueError("ends before it begins")
 
@@ -48,7 +48,7 @@ journeys = st.builds(
 
 
 @given(journeys)
-def test_what_is_written_is_read(journey: Journey) -> None:
+def test_what_is_written_is_read(journey):
     assert from_json(Journey, json.loads(json.dumps(to_json(journey)))) == journey
 
 
@@ -69,13 +69,13 @@ def test_what_is_written_is_read(journey: Journey) -> None:
         ({"is_done": 1}, "is_done is 1, not true or false"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, object], problem: str) -> None:
+def test_what_is_wrong_is_named(change, problem):
     with pytest.raises(RecordError) as refused:
         from_json(Journey, json.loads(json.dumps(to_json(WHOLE) | change)))
     assert problem in str(refused.value)
 
 
-def test_a_whole_number_is_a_float_and_nan_stays_one() -> None:
+def test_a_whole_number_is_a_float_and_nan_stays_one():
     assert from_json(Leg, {"size": 2, "note": None}) == Leg(2.0, None)
     assert str(from_json(Leg, json.loads('{"size": NaN, "note": null}')).size) == "nan"
     with pytest.raises(RecordError, match="not an object"):

@@ -1,14 +1,10 @@
 """`reproducible: across_machines`: whatever the environment and the processor offer, the same code
 paths."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -48,21 +44,21 @@ print(json.dumps({
 """
 
 
-def run_python(*words: str, **variables: str) -> str:
+def run_python(*words, **variables):
     environment = {**os.environ, **variables}
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_variables_win_over_the_environment_and_leave_the_rest() -> None:
+def test_the_variables_win_over_the_environment_and_leave_the_rest():
     made = reproducible.environment({**ANOTHER, "NPY_ENABLE_CPU_FEATURES": "AVX2", "HOME": "/h"})
     assert made.items() >= reproducible.VARIABLES.items()
     assert "NPY_ENABLE_CPU_FEATURES" not in made, "numpy refuses both at once"
     assert made["HOME"] == "/h"
 
 
-def test_a_process_begun_with_them_takes_the_common_code_and_so_do_its_workers() -> None:
+def test_a_process_begun_with_them_takes_the_common_code_and_so_do_its_workers():
     seen = json.loads(run_python("-m", "fintrader.reproducible", "-c", SEEN, **ANOTHER))
     assert seen["own"] == seen["of_workers"] == reproducible.VARIABLES
     assert (seen["torch"], seen["onednn"], seen["threads"], seen["numba"]) == (
@@ -73,14 +69,14 @@ def test_a_process_begun_with_them_takes_the_common_code_and_so_do_its_workers()
     )
 
 
-def test_ray_sends_them_to_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_sends_them_to_its_nodes(monkeypatch):
     pytest.importorskip("ray")
     from fintrader.tournament.launchers.ray import cluster
 
-    sent: list[dict[str, Any]] = []
+    sent = []
 
     class Function:
-        def options(self, **options: Any) -> Any:
+        def options(self, **options):
             sent.append(options)
             return type("Task", (), {"remote": None})
 
@@ -95,13 +91,11 @@ def test_ray_sends_them_to_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent[1]["runtime_env"] == {"env_vars": reproducible.VARIABLES}
 
 
-def test_the_command_begins_again_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_begins_again_with_them(tmp_path, monkeypatch):
     words = ["run", str(write_config(tmp_path)), "--reproducible", "across_machines"]
-    begun: list[Any] = []
+    begun = []
 
-    def execve(*call: Any) -> None:
+    def execve(*call):
         begun.append(call)
         raise SystemExit(0)
 
@@ -117,9 +111,7 @@ def test_the_command_begins_again_with_them(
 
 
 @pytest.mark.parametrize("command", ["run", "train", "walkforward", "data build"])
-def test_a_process_that_began_otherwise_is_refused_in_one_line(
-    command: str, tmp_path: Path
-) -> None:
+def test_a_process_that_began_otherwise_is_refused_in_one_line(command, tmp_path):
     done = fintrader(
         *command.split(), str(write_config(tmp_path)), "--reproducible", "across_machines"
     )
@@ -127,7 +119,7 @@ def test_a_process_that_began_otherwise_is_refused_in_one_line(
     assert "python -m fintrader.reproducible" in done.err
 
 
-def test_it_holds_for_processors_only() -> None:
+def test_it_holds_for_processors_only():
     auto = RunConfig.model_validate({"reproducible": "across_machines"})
     assert auto.resolved_device() == "cpu"
     for wrong in (
@@ -138,7 +130,7 @@ def test_it_holds_for_processors_only() -> None:
             RunConfig(**wrong, reproducible="across_machines")
 
 
-def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_system_is_told_so(monkeypatch):
     monkeypatch.setattr(reproducible.platform, "machine", lambda: "aarch64")
     with pytest.raises(ConfigError, match="this is aarch64 under Linux; use same_machine"):
         reproducible.require("across_machines")
@@ -157,7 +149,7 @@ RACE = {
 
 
 @pytest.mark.slow
-def test_a_run_has_the_same_bytes_whatever_instructions_there_are(tmp_path: Path) -> None:
+def test_a_run_has_the_same_bytes_whatever_instructions_there_are(tmp_path):
     """A tournament of an on-policy and an off-policy agent in worker processes, and its
     backtest."""
     found = []

@@ -1,7 +1,5 @@
 """Optional parts are loaded by name, and what is absent is said in one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -10,18 +8,16 @@ import pytest
 from fintrader.errors import ConfigError
 from fintrader.pipeline.config import RunConfig
 from fintrader.seams import KERNELS, LAUNCHERS, OBSERVERS, Part, explain_absence, load_part
-from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext
 
 PARTS = {**LAUNCHERS, **OBSERVERS, **KERNELS}
 
 
-def make_my_launcher(settings: TournamentSettings, access: PodContext) -> None:
+def make_my_launcher(settings, access):
     """What a user's module holds."""
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_part_is_where_its_reference_says(name: str) -> None:
+def test_every_part_is_where_its_reference_says(name):
     assert callable(load_part(PARTS, name))
 
 
@@ -29,9 +25,7 @@ def test_every_part_is_where_its_reference_says(name: str) -> None:
     ("name", "package"),
     [("ray", "ray>="), ("prometheus", "prometheus-client"), ("triton", "triton")],
 )
-def test_an_absent_part_is_named_with_the_command_that_installs_it(
-    name: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_part_is_named_with_the_command_that_installs_it(name, package, monkeypatch):
     monkeypatch.setitem(sys.modules, PARTS[name].reference.partition(":")[0], None)
     with pytest.raises(
         ConfigError, match=rf"{name} cannot be used here: .*pip install .*{package}"
@@ -39,13 +33,13 @@ def test_an_absent_part_is_named_with_the_command_that_installs_it(
         load_part(PARTS, name)
 
 
-def test_an_absent_package_is_known_without_loading_the_part() -> None:
+def test_an_absent_package_is_known_without_loading_the_part():
     parts = {"slurm": Part("nowhere:launcher", "no_such_package")}
     assert "slurm is not installed here; `" in str(explain_absence(parts, "slurm"))
     assert explain_absence({"json": Part("json:loads", "json")}, "json") is None
 
 
-def test_a_launcher_of_ones_own_is_named_by_its_module() -> None:
+def test_a_launcher_of_ones_own_is_named_by_its_module():
     mine = RunConfig(launcher=f"{__name__}:make_my_launcher").make_launcher()
     assert mine is make_my_launcher
     assert RunConfig().make_launcher() is None
@@ -58,7 +52,7 @@ def test_a_launcher_of_ones_own_is_named_by_its_module() -> None:
         RunConfig(launcher="nowhere:launcher").make_launcher()
 
 
-def test_the_core_loads_no_part() -> None:
+def test_the_core_loads_no_part():
     """A run that asks for none of them imports none of them."""
     modules = sorted({part.reference.partition(":")[0] for part in PARTS.values()})
     program = (

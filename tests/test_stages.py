@@ -1,12 +1,8 @@
 """The stages of a run: what its files say, told the same to everybody."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -24,7 +20,7 @@ from fintrader.stages import LIVE, WHOLE, stages_of, strip
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Manifest:
+def manifest(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "r")
     made = Manifest.create(
         folder.manifest, name="r", seed=0, device="cpu", config_hash="0", command="fintrader run r"
@@ -34,16 +30,16 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch):
     """Every move is written down."""
     monkeypatch.setattr(stages, "SECONDS", 0.0)
 
 
-def states(values: dict[str, Any], live: dict[str, Any], *, alive: bool) -> dict[str, str]:
+def states(values, live, *, alive):
     return {stage.name: stage.state for stage in stages_of(values, live, alive=alive)}
 
 
-def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_done() -> None:
+def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_done():
     done = {"done": True, "seconds": 40.0}
     values = {
         "plan": list(WHOLE),
@@ -72,7 +68,7 @@ def test_a_null_model_at_work_is_a_stage_of_its_own_beside_a_tournament_that_is_
     assert line == "data (40 s) → tournament (40 s) → null model 25%, 27 s left → backtest → report"
 
 
-def test_a_waiting_null_model_takes_as_long_as_the_tournament() -> None:
+def test_a_waiting_null_model_takes_as_long_as_the_tournament():
     values = {
         "plan": list(WHOLE),
         "stages": {"data": {"done": True}, "tournament": {"done": False}},
@@ -82,7 +78,7 @@ def test_a_waiting_null_model_takes_as_long_as_the_tournament() -> None:
     assert stages_of(values, {}, alive=True)[2].seconds_left is None
 
 
-def test_the_report_of_an_earlier_window_waits_while_the_next_is_traded() -> None:
+def test_the_report_of_an_earlier_window_waits_while_the_next_is_traded():
     values = {
         "stages": {"backtest": {"done": False}, "report": {"done": True}},
         "plan": list(WHOLE),
@@ -91,7 +87,7 @@ def test_the_report_of_an_earlier_window_waits_while_the_next_is_traded() -> Non
     assert states(values, {}, alive=False)["report"] == "done"
 
 
-def test_a_run_of_an_earlier_version_has_the_stages_that_it_has() -> None:
+def test_a_run_of_an_earlier_version_has_the_stages_that_it_has():
     done = {name: {"done": True, "seconds": 1.0} for name in ("data", "tournament", "backtest")}
     assert states({"stages": done, "finished": "2026-01-01"}, {}, alive=False) == dict.fromkeys(
         done, "done"
@@ -126,14 +122,14 @@ fields = (
     st.booleans(),
 )
 @example({"plan": [""]}, {}, False)
-def test_files_may_say_anything(values: dict[str, Any], live: dict[str, Any], alive: bool) -> None:
+def test_files_may_say_anything(values, live, alive):
     values.setdefault("plan", list(WHOLE))
     for stage in stages_of(values, live | {"stage": "tournament"}, alive=alive):
         assert stage.share is None or 0 <= stage.share <= 1
         assert stage.told()
 
 
-def test_tasks_are_told_whoever_shows_them(manifest: Manifest, often: None) -> None:
+def test_tasks_are_told_whoever_shows_them(manifest, often):
     folder = Folder(manifest.path.parent)
     with (
         manifest.stage("data"),
@@ -153,9 +149,7 @@ def test_tasks_are_told_whoever_shows_them(manifest: Manifest, often: None) -> N
     assert not (folder.root / LIVE).exists(), "nothing is at work any more"
 
 
-def test_a_file_is_written_once_a_second_at_most(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_once_a_second_at_most(manifest, monkeypatch):
     now = 0.0
     monkeypatch.setattr(stages._Teller.__init__, "__defaults__", (lambda: now,))
     with manifest.stage("data"), LineProgress(io.StringIO()).task("read", total=10) as task:
@@ -171,9 +165,7 @@ def test_a_file_is_written_once_a_second_at_most(
             assert read_json(manifest.path.with_name(LIVE)).get("done") == stored
 
 
-def test_a_stage_inside_another_is_counted_once_and_hands_back(
-    manifest: Manifest, often: None
-) -> None:
+def test_a_stage_inside_another_is_counted_once_and_hands_back(manifest, often):
     live = manifest.path.with_name(LIVE)
     with manifest.stage("backtest"):
         with manifest.stage("report"):
@@ -185,7 +177,7 @@ def test_a_stage_inside_another_is_counted_once_and_hands_back(
     assert taken["backtest"] < taken["report"]
 
 
-def test_what_a_stage_fails_of_stays_as_a_sentence(manifest: Manifest) -> None:
+def test_what_a_stage_fails_of_stays_as_a_sentence(manifest):
     folder = Folder(manifest.path.parent)
     with pytest.raises(DataError), manifest.stage("backtest"), manifest.stage("report"):
         raise DataError("bars.csv: no such file;\n  give another")
@@ -201,7 +193,7 @@ def test_what_a_stage_fails_of_stays_as_a_sentence(manifest: Manifest) -> None:
     assert (again.status, again.problem) == ("running", None)
 
 
-def test_an_interruption_is_no_failure(manifest: Manifest) -> None:
+def test_an_interruption_is_no_failure(manifest):
     with pytest.raises(KeyboardInterrupt), manifest.stage("data"):
         raise KeyboardInterrupt
     found = summary(Folder(manifest.path.parent), FileCache(summaries=1))
@@ -209,7 +201,7 @@ def test_an_interruption_is_no_failure(manifest: Manifest) -> None:
     assert stages_now(Folder(manifest.path.parent), found)[0].state == "stopped"
 
 
-def test_a_run_that_has_its_result_does_not_fail_any_more(manifest: Manifest) -> None:
+def test_a_run_that_has_its_result_does_not_fail_any_more(manifest):
     manifest.finish()
     with pytest.raises(DataError), manifest.stage("backtest"):
         raise DataError("a look too many")
@@ -230,15 +222,15 @@ def test_a_run_that_has_its_result_does_not_fail_any_more(manifest: Manifest) ->
         (DataError(""), "DataError"),
     ],
 )
-def test_any_error_is_one_sentence(manifest: Manifest, error: Exception, sentence: str) -> None:
+def test_any_error_is_one_sentence(manifest, error, sentence):
     with pytest.raises(type(error)), manifest.stage("data"):
         raise error
     assert read_json(manifest.path)["failure"]["sentence"].startswith(sentence)
 
 
 def test_the_beginning_of_a_stage_is_a_line_and_the_strip_stands_above_the_bars(
-    manifest: Manifest, often: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+    manifest, often, capsys
+):
     text = io.StringIO()
     with manifest.stage("data"):
         pass
@@ -252,9 +244,7 @@ def test_the_beginning_of_a_stage_is_a_line_and_the_strip_stands_above_the_bars(
     assert "→ backtest → report" in text.getvalue()
 
 
-def test_nobody_can_end_a_run_by_making_its_progress_unwritable(
-    manifest: Manifest, often: None
-) -> None:
+def test_nobody_can_end_a_run_by_making_its_progress_unwritable(manifest, often):
     manifest.path.with_name(LIVE).mkdir()
     with manifest.stage("data"):
         pass

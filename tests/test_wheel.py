@@ -1,7 +1,5 @@
 """What `pip install fintrader` leaves behind, seen from outside the source tree."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built from a copy of what git would check out, so that nothing lying about gets in."""
     pytest.importorskip(
         "setuptools", minversion="77", reason="an older setuptools cannot build the package"
@@ -42,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def python(wheel, tmp_path_factory):
     """A fresh environment with the wheel, which borrows the libraries (not the editable fintrader)
     of this one."""
     home = tmp_path_factory.mktemp("environment")
@@ -53,12 +51,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(home / "bin" / "python")
 
 
-def pip(executable: str, *words: str) -> None:
+def pip(executable, *words):
     done = subprocess.run([executable, "-m", "pip", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def run(python: str, folder: Path, *words: str) -> str:
+def run(python, folder, *words):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
         [python, *words],
@@ -71,7 +69,7 @@ def run(python: str, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_holds_two_packages_and_the_configurations(wheel: Path) -> None:
+def test_the_wheel_holds_two_packages_and_the_configurations(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"fintrader", "fintrader_app"}
@@ -85,7 +83,7 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel: Path) -> Non
     assert sources <= set(names), "a package is missing"
 
 
-def test_the_command_runs_a_shipped_configuration(python: str, tmp_path: Path) -> None:
+def test_the_command_runs_a_shipped_configuration(python, tmp_path):
     options = [
         "--tournament.pods",
         "1",
@@ -109,7 +107,7 @@ def test_the_command_runs_a_shipped_configuration(python: str, tmp_path: Path) -
     )
 
 
-def test_gymnasium_makes_the_environment_from_its_name_alone(python: str, tmp_path: Path) -> None:
+def test_gymnasium_makes_the_environment_from_its_name_alone(python, tmp_path):
     program = """
 import gymnasium, torch
 env = gymnasium.make_vec("fintrader:fintrader/Trading-v0", num_envs=64)

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,6 @@ from tests.engines.tiny import (
     ConstantRewardEnding,
     Identity,
     IdentityMarket,
-    TinyEnv,
     agent_settings,
 )
 from tests.factories import rising_market
@@ -34,7 +29,7 @@ from tests.factories import rising_market
 ON = {"network": {"hidden": [32]}}
 OFF = {"network": {"hidden": [32]}, "learning_starts": 256, "batch_size": 128, "report_every": 10}
 OFF_IDENTITY = {**OFF, "gamma": 0.0, "learning_rate": 3e-3}
-IDENTITY: dict[str, tuple[dict[str, Any], int]] = {
+IDENTITY = {
     "ppo": (
         {
             **ON,
@@ -52,7 +47,7 @@ IDENTITY: dict[str, tuple[dict[str, Any], int]] = {
     "sac": (OFF_IDENTITY, 10_000),
     "redq": ({**OFF_IDENTITY, "num_critics": 3, "updates_per_step": 1.0}, 10_000),
 }
-MARKET: dict[str, dict[str, Any]] = {
+MARKET = {
     "ppo": {"num_steps": 16},
     "a2c": {},
     "apg": {"num_steps": 16},
@@ -66,7 +61,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("algo", IDENTITY)
-def test_learns_the_identity(algo: str) -> None:
+def test_learns_the_identity(algo):
     values, env_steps = IDENTITY[algo]
     env = Identity(seed=3)
     agent = make_agent(agent_settings(algo, values), env.layout, seed=0)
@@ -76,7 +71,7 @@ def test_learns_the_identity(algo: str) -> None:
         assert float((agent.policy(shown) - shown).abs().mean()) < 0.15
 
 
-def test_apg_learns_the_identity() -> None:
+def test_apg_learns_the_identity():
     env = IdentityMarket(seed=3)
     given = {"head": {"kind": "direct"}, "gamma": 0.0, "bootstrap": False, "num_steps": 4}
     agent = make_agent(agent_settings("apg", given), env.layout, seed=0)
@@ -86,7 +81,7 @@ def test_apg_learns_the_identity() -> None:
         assert float((agent.policy(obs) - env.shown).abs().mean()) < 0.1
 
 
-def rising_market_env(num_envs: int = 16, seed: int = 0) -> TradingEnv:
+def rising_market_env(num_envs=16, seed=0):
     return TradingEnv(rising_market(), EnvSettings(num_envs=num_envs, episode_bars=60), seed=seed)
 
 
@@ -94,7 +89,7 @@ def rising_market_env(num_envs: int = 16, seed: int = 0) -> TradingEnv:
     "algo",
     ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")],
 )
-def test_finds_the_asset_that_always_rises(algo: str) -> None:
+def test_finds_the_asset_that_always_rises(algo):
     env = rising_market_env()
     agent = make_agent(agent_settings(algo, MARKET[algo]), env.layout, seed=0)
     train(
@@ -113,11 +108,11 @@ def test_finds_the_asset_that_always_rises(algo: str) -> None:
     "algo", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "sac"))]
 )
 @pytest.mark.parametrize("env", [ConstantReward, ConstantRewardEnding])
-def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) -> None:
+def test_critics_keep_time_limits_and_ends_apart(algo, env):
     # γ = 0.8: 1 / (1 − γ) = 5 under a clock; seen at a random of eight steps to an end, mean of (1
     # − 0.8^k) / 0.2
     expected = 5.0 if env is ConstantReward else sum((1 - 0.8**k) / 0.2 for k in range(1, 9)) / 8
-    given: dict[str, Any] = {**OFF, "tau": 0.1, "learning_rate": 3e-3, "n_steps": 3}
+    given = {**OFF, "tau": 0.1, "learning_rate": 3e-3, "n_steps": 3}
     if algo == "ppo":
         given = {
             "update_epochs": 4,
@@ -128,7 +123,7 @@ def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) 
     elif algo == "sac":
         given |= {"alpha": 1e-6, "tune_alpha": False}
     world = env()
-    agent: Any = make_agent(
+    agent = make_agent(
         agent_settings(algo, {**given, "gamma": 0.8, "normalise_rewards": False}),
         world.layout,
         seed=0,
@@ -146,10 +141,10 @@ def test_critics_keep_time_limits_and_ends_apart(algo: str, env: type[TinyEnv]) 
     "algo",
     ["ppo", *(pytest.param(algo, marks=pytest.mark.slow) for algo in MARKET if algo != "ppo")],
 )
-def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
+def test_a_killed_training_ends_like_an_undisturbed_one(algo, tmp_path):
     settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
 
-    def run(folder: str, stop: int | None = None, every: float = 0.0, seed: int = 0) -> None:
+    def run(folder, stop=None, every=0.0, seed=0):
         env = rising_market_env(seed=seed)
         budget = Budget(env_steps=16 * 16 * 6)
         on_progress = killed_after(stop) if stop else None
@@ -175,7 +170,7 @@ def test_a_killed_training_ends_like_an_undisturbed_one(algo: str, tmp_path: Pat
     ("algo", "more"),
     [*((algo, {}) for algo in MARKET), ("ppo", {"learners": 2}), ("sac", {"pipeline": True})],
 )
-def test_every_algorithm_learns_from_clocks_on_a_market(algo: str, more: dict[str, Any]) -> None:
+def test_every_algorithm_learns_from_clocks_on_a_market(algo, more):
     """Whether the environment it is given shows them or not, the same comes of it."""
     values = (
         {"num_steps": 4}
@@ -187,7 +182,7 @@ def test_every_algorithm_learns_from_clocks_on_a_market(algo: str, more: dict[st
         env = TradingEnv(
             rising_market(), EnvSettings(num_envs=8, episode_bars=5, observation=shown), seed=1
         )
-        maker: Any = make_agent(
+        maker = make_agent(
             agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1
         )
         agent = maker.agent if more.get("pipeline") else maker
@@ -219,7 +214,7 @@ def test_every_algorithm_learns_from_clocks_on_a_market(algo: str, more: dict[st
 
 
 @pytest.mark.parametrize("algo", sorted(MARKET))
-def test_another_seed_gives_other_weights_and_other_noise(algo: str) -> None:
+def test_another_seed_gives_other_weights_and_other_noise(algo):
     settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
     env = rising_market_env(4)
     obs, _ = env.reset(seed=1)
@@ -235,7 +230,7 @@ def test_another_seed_gives_other_weights_and_other_noise(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "redq"])
-def test_the_critics_lead_leaves_the_actor_alone(algo: str) -> None:
+def test_the_critics_lead_leaves_the_actor_alone(algo):
     given = {
         **OFF,
         "network": {"hidden": [8]},
@@ -266,7 +261,7 @@ def test_the_critics_lead_leaves_the_actor_alone(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", EVERY)
-def test_children_and_policy_files(algo: str, tmp_path: Path) -> None:
+def test_children_and_policy_files(algo, tmp_path):
     """A child has its parent's weights and moments, but its own learning rate and random stream."""
     env = rising_market_env(4)
     settings = agent_settings(algo, {**MARKET[algo], "network": {"hidden": [8]}})
@@ -283,7 +278,7 @@ def test_children_and_policy_files(algo: str, tmp_path: Path) -> None:
     for name in passed_on:
         assert torch.equal(mine[name], theirs[name]), name
     assert torch.equal(mine["generator"], stream)
-    assert {group["lr"] for one in child.optimisers.values() for group in one.param_groups} >= {0.5}  # type: ignore[attr-defined]
+    assert {group["lr"] for one in child.optimisers.values() for group in one.param_groups} >= {0.5}
     save_policy(tmp_path / "p", child)
     obs, _ = env.reset(seed=5)
     with torch.no_grad():
@@ -291,6 +286,6 @@ def test_children_and_policy_files(algo: str, tmp_path: Path) -> None:
     assert train(child, env, Budget(env_steps=steps)).updates > 0
 
 
-def test_apg_needs_an_environment_that_can_be_differentiated() -> None:
+def test_apg_needs_an_environment_that_can_be_differentiated():
     with pytest.raises(ConfigError, match="apg"):
         make_agent(agent_settings("apg", {}), Identity().layout)

@@ -1,21 +1,18 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fintrader.agents import bound
-from fintrader.agents.policy import ActorPolicy, EnsemblePolicy, PolicyModule
+from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 
 LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
 WINDOWED = replace(LAYOUT, lookback=3)
-NETWORKS: dict[str, dict[str, Any]] = {
+NETWORKS = {
     "once": {"kind": "market_once"},
     "once_account": {"kind": "market_once", "account": True, "hidden": (9, 5, 6)},
     "once_holdings": {"kind": "market_once", "holdings": True, "activation": "tanh"},
@@ -29,16 +26,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"kind": "mlp", "hidden": (20, 11)},
     "mlp_norm": {"kind": "mlp", "layer_norm": True, "activation": "tanh"},
 }
-HEADS: dict[str, dict[str, Any]] = {
+HEADS = {
     "aim": {"kind": "aim"},
     "band": {"kind": "aim", "band": 0.3, "scale": 2.0},
     "direct": {"kind": "direct"},
 }
 
 
-def actor(
-    layout: ObservationLayout, seed: int, head: str, outputs: int = 1, **network: Any
-) -> ActorPolicy:
+def actor(layout, seed, head, outputs=1, **network):
     """An actor whose weights and statistics are far from where training begins."""
     torch.manual_seed(seed)
     squash = bool(seed % 2)
@@ -52,7 +47,7 @@ def actor(
     return policy.eval().requires_grad_(False)
 
 
-def observations(layout: ObservationLayout, count: int) -> torch.Tensor:
+def observations(layout, count):
     obs = torch.randn(count, layout.width, generator=torch.Generator().manual_seed(1))
     obs[:, layout.slices["holdings"]] = obs[:, layout.slices["holdings"]].abs() / layout.num_assets
     obs[0, layout.slices["features"]] *= 1e4  # far outside what the statistics clip at
@@ -60,12 +55,12 @@ def observations(layout: ObservationLayout, count: int) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     """Twelve bars are embedded in three blocks, the last of them shorter."""
     monkeypatch.setattr(bound, "BARS_AT_ONCE", 5)
 
 
-def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLayout) -> np.ndarray:
+def bound_actions(policy, obs, layout):
     """Each bar's action, of bars in no order: blocks are come back to."""
     ask = policy.bind(obs[:, layout.private_width :].numpy())
     assert ask is not None
@@ -78,7 +73,7 @@ def bound_actions(policy: PolicyModule, obs: torch.Tensor, layout: ObservationLa
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_one_network_acts_as_it_does_itself(network: str, head: str) -> None:
+def test_one_network_acts_as_it_does_itself(network, head):
     obs = observations(LAYOUT, 12)
     for seed, outputs in ((0, 1), (1, 2)):
         policy = actor(LAYOUT, seed, head, outputs, **NETWORKS[network])
@@ -97,7 +92,7 @@ ENSEMBLES = {
 
 @pytest.mark.parametrize("mode", ["mean", "weighted", "vote"])
 @pytest.mark.parametrize("ensemble", ENSEMBLES)
-def test_an_ensemble_of_unlike_members(mode: Any, ensemble: str) -> None:
+def test_an_ensemble_of_unlike_members(mode, ensemble):
     heads = list(HEADS)
     kinds = ENSEMBLES[ensemble]
     members = [actor(LAYOUT, k, heads[k % 3], **NETWORKS[kind]) for k, kind in enumerate(kinds)]
@@ -107,7 +102,7 @@ def test_an_ensemble_of_unlike_members(mode: Any, ensemble: str) -> None:
 
 
 @pytest.mark.parametrize("encoder", ["none", "gru", "attention"])
-def test_several_bars_are_read_by_market_once_alone(encoder: str) -> None:
+def test_several_bars_are_read_by_market_once_alone(encoder):
     obs = observations(WINDOWED, 12)
     policy = actor(WINDOWED, 1, "aim", account=True, encoder=encoder, encoder_width=6)
     assert bound_actions(policy, obs, WINDOWED) == pytest.approx(policy(obs).numpy(), abs=2e-5)
@@ -117,7 +112,7 @@ def test_several_bars_are_read_by_market_once_alone(encoder: str) -> None:
     assert EnsemblePolicy([policy, other]).bind(rows) is None
 
 
-def test_what_only_the_networks_can_do_is_not_bound() -> None:
+def test_what_only_the_networks_can_do_is_not_bound():
     rows = np.zeros((3, LAYOUT.market_width), np.float32)
     policy = actor(LAYOUT, 0, "aim")
     assert policy.bind(rows) is not None
@@ -127,7 +122,7 @@ def test_what_only_the_networks_can_do_is_not_bound() -> None:
     assert flat.bind(rows) is None
 
     class Louder(ActorPolicy):
-        def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        def forward(self, obs):
             return 2 * super().forward(obs)
 
     assert Louder(LAYOUT, NetworkSettings(), ActionHeadSettings()).bind(rows) is None

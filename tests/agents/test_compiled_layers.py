@@ -1,15 +1,11 @@
 """What leaves torch's own operations on the CPU is what torch makes of it, which in float64 is what
 still runs."""
 
-from __future__ import annotations
-
 import copy
 from inspect import signature
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from fintrader.agents import NetworkSettings, make_agent, networks, on_policy, ppo
 from fintrader.agents.buffers import Transition
@@ -26,16 +22,15 @@ from tests.factories import make_market
 
 LAYOUT = ObservationLayout(5, 3, 2)
 needs_onednn = pytest.mark.skipif(
-    dense._LINEAR is None or not torch.backends.mkldnn.enabled,
-    reason="this torch has no oneDNN",
+    dense._LINEAR is None or not torch.backends.mkldnn.enabled, reason="this torch has no oneDNN"
 )
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def slopes(out: Tensor | tuple[Tensor, ...], module: nn.Module) -> dict[str, Tensor]:
+def slopes(out, module):
     """Of a weighted sum of what came out, by each weight."""
     parts = out if isinstance(out, tuple) else (out,)
     weighed = [
@@ -48,12 +43,12 @@ def slopes(out: Tensor | tuple[Tensor, ...], module: nn.Module) -> dict[str, Ten
     }
 
 
-def graph(out: Tensor) -> set[str]:
+def graph(out):
     """Names of the operations behind a tensor."""
     found = set()
     waiting = [out.grad_fn]
     while waiting:
-        node: Any = waiting.pop()
+        node = waiting.pop()
         if node is not None:
             found.add(type(node).__name__)
             waiting += [before for before, _ in node.next_functions]
@@ -64,9 +59,7 @@ def graph(out: Tensor) -> set[str]:
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("shared", [True, False], ids=["bars_shared", "bars_alone"])
 @needs_onednn
-def test_networks_and_their_slopes_are_those_in_float64(
-    kind: str, activation: str, shared: bool
-) -> None:
+def test_networks_and_their_slopes_are_those_in_float64(kind, activation, shared):
     values = {
         "kind": kind,
         "activation": activation,
@@ -99,7 +92,7 @@ def test_networks_and_their_slopes_are_those_in_float64(
         assert ("_LinearBackward" in used) == (kind == "mlp" or activation == "tanh")
 
 
-def test_values_that_slopes_go_through_to_holdings_take_torchs_operations() -> None:
+def test_values_that_slopes_go_through_to_holdings_take_torchs_operations():
     critic = make_critic(LAYOUT, NetworkSettings(hidden=(8,)))
     private = randn(6, LAYOUT.private_width).requires_grad_()
     value = critic(Batch(private, randn(6, LAYOUT.market_width), None))
@@ -110,7 +103,7 @@ def test_values_that_slopes_go_through_to_holdings_take_torchs_operations() -> N
 
 @pytest.mark.parametrize("fused", ["none", "relu", "tanh"])
 @needs_onednn
-def test_a_product_by_onednn_is_the_product(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_by_onednn_is_the_product(fused, monkeypatch):
     x = randn(300, 70)
     weight = randn(70, 64, seed=1)
     bias = randn(64, seed=2)
@@ -137,14 +130,12 @@ TWINS = [
 
 
 @pytest.mark.parametrize(("readable", "fast"), TWINS, ids=lambda function: function.__name__)
-def test_a_fast_pass_has_the_name_and_the_parameters_of_the_readable_one(
-    readable: Any, fast: Any
-) -> None:
+def test_a_fast_pass_has_the_name_and_the_parameters_of_the_readable_one(readable, fast):
     assert readable.__name__ == fast.__name__
     assert list(signature(readable.__wrapped__).parameters) == list(signature(fast).parameters)
 
 
-def test_a_fast_pass_takes_its_place_on_the_cpu_in_float32_alone() -> None:
+def test_a_fast_pass_takes_its_place_on_the_cpu_in_float32_alone():
     x = torch.linspace(-3, 3, 7)
     exact = torch.tanh(x.double())
     assert torch.equal(tanh(x.double()), exact)
@@ -158,7 +149,7 @@ def test_a_fast_pass_takes_its_place_on_the_cpu_in_float32_alone() -> None:
     torch.testing.assert_close(linear(x[:4].unsqueeze(0), weight), x[:4].unsqueeze(0) @ weight)
 
 
-def test_tanh_is_right_to_two_roundings() -> None:
+def test_tanh_is_right_to_two_roundings():
     x = torch.cat(
         [torch.linspace(-12, 12, 100_001), torch.tensor([0.0, 1e-8, -1e-8, 90.0, -90.0, torch.inf])]
     )
@@ -170,7 +161,7 @@ def test_tanh_is_right_to_two_roundings() -> None:
     assert tanh(torch.tensor([torch.nan])).isnan().all()
 
 
-def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
+def test_a_layer_that_one_output_is_used_of_has_its_slopes():
     """The mean is not always read, nor the embeddings themselves."""
     trunk = AssetTrunk(4, 2, NetworkSettings(hidden=(8, 8)))
     assets = randn(6, 5, 4)
@@ -187,7 +178,7 @@ def test_a_layer_that_one_output_is_used_of_has_its_slopes() -> None:
             )
 
 
-def test_a_trunk_that_has_diverged_says_so() -> None:
+def test_a_trunk_that_has_diverged_says_so():
     """What is no number stays none, as torch's relu has it: a zero would hide that a training is
     lost."""
     trunk = AssetTrunk(4, 2, NetworkSettings(hidden=(8, 8)))
@@ -200,11 +191,11 @@ def test_a_trunk_that_has_diverged_says_so() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_bars_ahead_are_decoded_as_one_by_one(interval: int) -> None:
+def test_bars_ahead_are_decoded_as_one_by_one(interval):
     """Episodes end within rollouts, and accounts begin where nobody looked ahead."""
     rules = EnvSettings(episode_bars=5 * interval, start_groups=2, decision_interval=interval)
     env = TradingEnv(make_market(90, 3), rules, num_envs=6, seed=3)
-    agent: Any = make_agent(
+    agent = make_agent(
         agent_settings("ppo", {"num_steps": 7, "num_minibatches": 2}), env.layout, seed=1
     )
     env = agent.prepare_env(env)

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 import dataclasses
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fintrader.agents import (
     PPO,
@@ -28,9 +24,8 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import Layout, split_market, window_of
+from fintrader.envs.observation import split_market, window_of
 from fintrader.errors import ConfigError
-from fintrader.market.tensors import MarketTensors
 from tests.engines.tiny import agent_settings
 from tests.factories import joined, make_market
 
@@ -42,19 +37,19 @@ WINDOWS = [("none", 1), ("none", 3), ("gru", 3), ("attention", 3)]
 BARS = 4
 
 
-def network(encoder: str, **values: Any) -> NetworkSettings:
+def network(encoder, **values):
     return NetworkSettings.model_validate(
         {"hidden": (8,), "encoder": encoder, "encoder_width": 6, **values}
     )
 
 
-def raw(obs: Tensor, layout: Layout) -> Batch:
+def raw(obs, layout):
     """Observations as networks read them, as they are."""
     private = layout.width if isinstance(layout, FlatLayout) else layout.private_width
     return Batch(obs[:, :private], obs[:, private:], None)
 
 
-def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def permuted(obs, order):
     """The observation of the same account with its assets in another order."""
     obs = obs.clone()
     slices = LAYOUT.slices
@@ -70,8 +65,8 @@ def permuted(obs: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     ("account", "layer_norm", "holdings"), [(True, False, True), (False, True, False)]
 )
 def test_permuting_assets_permutes_actions_and_leaves_the_value(
-    kind: str, account: bool, layer_norm: bool, holdings: bool
-) -> None:
+    kind, account, layer_norm, holdings
+):
     settings = {
         "kind": kind,
         "hidden": (16, 16),
@@ -80,7 +75,7 @@ def test_permuting_assets_permutes_actions_and_leaves_the_value(
         "holdings": holdings,
     }
     network = NetworkSettings.model_validate(settings)
-    agent: Any = make_agent(PPO(network=network), LAYOUT, seed=1)
+    agent = make_agent(PPO(network=network), LAYOUT, seed=1)
     torch.manual_seed(1)
     for parameter in agent.modules.parameters():
         nn.init.normal_(parameter, std=0.2)
@@ -102,7 +97,7 @@ def test_permuting_assets_permutes_actions_and_leaves_the_value(
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-def test_a_latent_critic_sees_each_latent_at_its_asset(kind: str) -> None:
+def test_a_latent_critic_sees_each_latent_at_its_asset(kind):
     critic = make_critic(LAYOUT, network("none", kind=kind), latents=6)
     obs = torch.randn(3, LAYOUT.width)
     latent = torch.randn(3, 6)
@@ -118,7 +113,7 @@ def test_a_latent_critic_sees_each_latent_at_its_asset(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 @pytest.mark.parametrize("latents", [0, 6])
-def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
+def test_weights_hold_for_any_number_of_assets(kind, latents):
     """Every asset twice: means stay what they are, so both of a pair say what the one said."""
     settings = network("none", kind=kind, account=True, holdings=True)
     twice = dataclasses.replace(LAYOUT, num_assets=10)
@@ -149,12 +144,10 @@ def test_weights_hold_for_any_number_of_assets(kind: str, latents: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-def test_what_cannot_be_traded_leaves_numbers_finite(kind: str) -> None:
+def test_what_cannot_be_traded_leaves_numbers_finite(kind):
     """Nothing of the asset is left, its columns vary no more, and nothing of the market, once, is
     left at all."""
-    agent: Any = make_agent(
-        PPO(network=NetworkSettings.model_validate({"kind": kind})), LAYOUT, seed=1
-    )
+    agent = make_agent(PPO(network=NetworkSettings.model_validate({"kind": kind})), LAYOUT, seed=1)
     obs = torch.rand(8, LAYOUT.width)
     gone = {"holdings": slice(2, 3), "tradable": slice(2, 3), "features": slice(6, 9)}
     for name, columns in gone.items():
@@ -172,7 +165,7 @@ EVERY_NETWORK = [(kind, encoder, bars) for kind in KINDS for encoder, bars in WI
 
 
 @pytest.mark.parametrize(("kind", "encoder", "bars"), EVERY_NETWORK)
-def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> None:
+def test_a_clock_says_what_the_row_says(kind, encoder, bars):
     """Actions, values of both kinds of critic, and all gradients: also those of what an account
     holds."""
     layout = dataclasses.replace(LAYOUT, lookback=bars)
@@ -189,7 +182,7 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
     bar = torch.tensor([4, 0, 4, 8, 8, 4, 2])
     latent = torch.randn(7, 6)
 
-    def numbers(clocked: bool) -> list[Tensor]:
+    def numbers(clocked):
         private = torch.randn(
             7, layout.private_width, generator=torch.Generator().manual_seed(3)
         ).requires_grad_()
@@ -199,7 +192,7 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
         said = [*policy.actor(seen), critics[0](seen), critics[1](seen, latent)]
         said.append(policy.head.decode(obs, said[0]))
         modules.zero_grad()
-        sum((one * torch.arange(one.numel()).view_as(one).cos()).sum() for one in said).backward()  # type: ignore[union-attr]
+        sum((one * torch.arange(one.numel()).view_as(one).cos()).sum() for one in said).backward()
         return [*said, private.grad, *(parameter.grad for parameter in modules.parameters())]
 
     flat = numbers(False)
@@ -209,7 +202,7 @@ def test_a_clock_says_what_the_row_says(kind: str, encoder: str, bars: int) -> N
         torch.testing.assert_close(other, one, atol=1e-4, rtol=1e-4)
 
 
-def test_samples_taken_bring_the_rows_that_they_see() -> None:
+def test_samples_taken_bring_the_rows_that_they_see():
     private = torch.arange(6.0).unsqueeze(1)
     rows = 10 * torch.arange(4.0).unsqueeze(1)
     place = torch.tensor([3, 1, 1, 0, 3, 2])
@@ -222,7 +215,7 @@ def test_samples_taken_bring_the_rows_that_they_see() -> None:
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
-def test_networks_that_need_assets_say_so(kind: str) -> None:
+def test_networks_that_need_assets_say_so(kind):
     with pytest.raises(
         ConfigError, match=f"kind {kind} reads a market's assets; set it to mlp or auto"
     ):
@@ -232,7 +225,7 @@ def test_networks_that_need_assets_say_so(kind: str) -> None:
     assert resolve_network(network("none"), LAYOUT, orders=True).kind == "per_asset"
 
 
-def test_the_action_is_the_aim() -> None:
+def test_the_action_is_the_aim():
     head = ActionHead(LAYOUT, ActionHeadSettings(scale=2.0, cash_logit=0.5))
     obs = torch.zeros(1, LAYOUT.width)
     obs[0, LAYOUT.slices["holdings"]] = torch.tensor([0.4, 0.0, 0.0, 0.1, 0.0])
@@ -244,7 +237,7 @@ def test_the_action_is_the_aim() -> None:
     torch.testing.assert_close(head.decode(obs, latent), torch.tensor([expected]))
 
 
-def test_a_gap_inside_the_band_is_not_traded() -> None:
+def test_a_gap_inside_the_band_is_not_traded():
     head = ActionHead(LAYOUT, ActionHeadSettings(band=0.5))
     obs = torch.zeros(1, LAYOUT.width)
     aim = ActionHead(LAYOUT, ActionHeadSettings()).decode(obs, torch.zeros(1, 6))
@@ -255,7 +248,7 @@ def test_a_gap_inside_the_band_is_not_traded() -> None:
     torch.testing.assert_close(action[0, 3:], aim[0, 3:] + torch.tensor([0.1, -0.1]))
 
 
-def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values: Any) -> Tensor:
+def seen(market, lookback=BARS, count=30, **values):
     """Observations of one account that does nothing, from the first bar on."""
     env = TradingEnv(
         market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1
@@ -265,7 +258,7 @@ def seen(market: MarketTensors, lookback: int = BARS, count: int = 30, **values:
     return torch.cat(rows)
 
 
-def test_history_is_what_the_bars_before_showed() -> None:
+def test_history_is_what_the_bars_before_showed():
     market = make_market(60, 4)
     obs = seen(market)
     plain = seen(market, lookback=1)
@@ -288,7 +281,7 @@ def test_history_is_what_the_bars_before_showed() -> None:
 
 
 @pytest.mark.parametrize("cut", [5, 17])
-def test_no_future(cut: int) -> None:
+def test_no_future(cut):
     market = make_market(60, 4, seed=1)
     other = make_market(60, 4, seed=2)
     before = seen(market, fill="close")
@@ -302,7 +295,7 @@ def test_no_future(cut: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -> None:
+def test_a_network_reads_its_window_and_nothing_older(kind, encoder):
     market = make_market(60, 4)
     layout = ObservationLayout.of(market, BARS)
     torch.manual_seed(0)
@@ -318,7 +311,7 @@ def test_a_network_reads_its_window_and_nothing_older(kind: str, encoder: str) -
     assert moved.nonzero().flatten().tolist() == [10, 11, 12, 13]
 
 
-def test_the_gru_is_that_of_torch() -> None:
+def test_the_gru_is_that_of_torch():
     torch.manual_seed(0)
     ours = GruEncoder(3, 5, BARS)
     theirs = nn.GRU(3, 5, batch_first=True)
@@ -333,7 +326,7 @@ def test_the_gru_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_members_are_independent_networks(kind: str, encoder: str) -> None:
+def test_members_are_independent_networks(kind, encoder):
     several = make_critic(WINDOWED, network(encoder, kind=kind), latents=6, members=3)
     single = make_critic(WINDOWED, network(encoder, kind=kind), latents=6)
     obs = torch.randn(2, WINDOWED.width)
@@ -359,9 +352,7 @@ def test_members_are_independent_networks(kind: str, encoder: str) -> None:
         ),
     ],
 )
-def test_every_algorithm_takes_an_encoder_all_the_way(
-    tmp_path: Path, algo: str, encoder: str
-) -> None:
+def test_every_algorithm_takes_an_encoder_all_the_way(tmp_path, algo, encoder):
     market = make_market(60, 4)
     settings = EnvSettings(num_envs=4, episode_bars=20, lookback=BARS)
     small = (
@@ -392,7 +383,7 @@ def test_every_algorithm_takes_an_encoder_all_the_way(
     assert one.metrics == two.metrics
 
 
-def test_encoders_where_there_is_nothing_to_encode() -> None:
+def test_encoders_where_there_is_nothing_to_encode():
     with pytest.raises(ConfigError, match=r"env\.lookback"):
         make_agent(PPO(network=network("gru")), ObservationLayout(5, 3, 2))
     with pytest.raises(ConfigError, match="none"):

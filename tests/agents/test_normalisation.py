@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from fintrader.errors import ConfigError
 LAYOUT = ObservationLayout(5, 3, 2)
 
 
-def test_observation_statistics_pool_assets_and_match_numpy() -> None:
+def test_observation_statistics_pool_assets_and_match_numpy():
     groups = statistic_groups(LAYOUT)
     slices = LAYOUT.slices
     assert groups[slices["features"]].reshape(5, 3).unique(dim=0).shape[0] == 1
@@ -38,7 +36,7 @@ def test_observation_statistics_pool_assets_and_match_numpy() -> None:
 
 
 @pytest.mark.parametrize("lookback", [1, 4])
-def test_a_table_is_known_from_the_start(lookback: int) -> None:
+def test_a_table_is_known_from_the_start(lookback):
     """5,000 bars, which go into the statistics in two pieces."""
     layout = ObservationLayout(5, 3, 2, lookback=lookback)
     normaliser = ObservationNormaliser(layout)
@@ -69,7 +67,7 @@ def test_a_table_is_known_from_the_start(lookback: int) -> None:
     assert normaliser.count.tolist() == [6] * private + [bars] * len(by_hand)
 
 
-def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
+def test_what_is_private_goes_on_merging_and_the_market_stays():
     flat = ObservationNormaliser(LAYOUT)
     clocked = ObservationNormaliser(LAYOUT)
     table = torch.randn(30, LAYOUT.market_width)
@@ -90,7 +88,7 @@ def test_what_is_private_goes_on_merging_and_the_market_stays() -> None:
     assert ObservationNormaliser(FlatLayout(3, 1)).has_market_statistics  # there is none
 
 
-def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
+def test_rewards_are_divided_by_the_deviation_of_their_return():
     scaler = RewardScaler(0.5)
     rewards = torch.tensor([[1.0], [2.0], [4.0]])
     scaler.update(rewards[:2], torch.tensor([[False], [True]]))
@@ -100,7 +98,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_return() -> None:
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
 
 
-def test_clocks_without_a_market_are_refused() -> None:
+def test_clocks_without_a_market_are_refused():
     with pytest.raises(
         ConfigError,
         match=r"observations are 10 wide, the layout's 31; .* agent\.prepare_env\(env\)",

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from tests.engines.tiny import agent_settings
 from tests.factories import make_market
 
 
-def test_advantages_are_judged_against_the_others_at_the_bar() -> None:
+def test_advantages_are_judged_against_the_others_at_the_bar():
     place = torch.tensor([2, 0, 2, 5, 2, 0, 7])
     advantage = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     judged = subtract_group_baseline(advantage, place)
@@ -30,13 +27,13 @@ def test_advantages_are_judged_against_the_others_at_the_bar() -> None:
 
 
 @pytest.mark.parametrize("baseline", [True, False])
-def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> None:
+def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
     """Rollouts of accounts in two groups: what all of a group gained alike tells nothing."""
     env = TradingEnv(make_market(60, 3), EnvSettings(start_groups=2, episode_bars=30), num_envs=8)
-    agent: Any = make_agent(
+    agent = make_agent(
         agent_settings("a2c", {"num_steps": 4, "group_baseline": baseline}), env.layout, seed=1
     )
-    learned: list[Rollout] = []
+    learned = []
     agent.learner = lambda rollout: learned.append(rollout) or {}
     env = agent.prepare_env(env)
     obs = as_tensor(env.reset(seed=1)[0])
@@ -56,9 +53,7 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline: bool) -> 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("kind", ["market_once", "mlp"])
-def test_losses_in_pieces_are_the_loss(
-    algo: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_in_pieces_are_the_loss(algo, kind, monkeypatch):
     """In float64, so that the order of sums does not show."""
     layout = ObservationLayout(5, 3, 2)
     results = []
@@ -66,11 +61,11 @@ def test_losses_in_pieces_are_the_loss(
     for rows_at_once in (1_000, 7):
         monkeypatch.setattr(on_policy, "ROWS_AT_ONCE", rows_at_once)
         values = {"network": {"kind": kind}, "learn_noise": True, "ent_coef": 0.1, **small}
-        agent: Any = make_agent(agent_settings(algo, values), layout, seed=1)
+        agent = make_agent(agent_settings(algo, values), layout, seed=1)
         agent.modules.double()
         draw = torch.Generator().manual_seed(3)
 
-        def randn(*shape: int, draw: torch.Generator = draw) -> torch.Tensor:
+        def randn(*shape, draw=draw):
             return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
         seen = Batch(
@@ -88,7 +83,7 @@ def test_losses_in_pieces_are_the_loss(
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("algo", ["a2c", "sac"])
-def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
+def test_clocks_teach_what_rows_teach(algo, kind):
     """Two agents with equal experience, the one's flat, the other's clocked; accounts end and start
     anew in it."""
     env = TradingEnv(
@@ -96,10 +91,7 @@ def test_clocks_teach_what_rows_teach(algo: str, kind: str) -> None:
         EnvSettings(start_groups=3, episode_bars=7, observation="factored"),
         num_envs=6,
     )
-    values: dict[str, Any] = {
-        "normalise_observations": False,
-        "network": {"kind": kind, "hidden": [8, 8]},
-    }
+    values = {"normalise_observations": False, "network": {"kind": kind, "hidden": [8, 8]}}
     if algo == "a2c":
         values |= {"num_steps": 12, "group_baseline": False}
     else:

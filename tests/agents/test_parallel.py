@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,18 +6,18 @@ import torch
 from fintrader.agents import Budget, load_policy, make_agent, read_agent_state, save_policy, train
 from fintrader.agents.buffers import Transition
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.on_policy import OnPolicyAgent, Rollout
+from fintrader.agents.on_policy import Rollout
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent, average
 from fintrader.config import validate
 from fintrader.envs import ObservationLayout
-from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.envs.observation import FlatLayout
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.killing import Killed, assert_same_training, killed_after
 from tests.engines.tiny import DEVICES, Identity, agent_settings
 
-SMALL: dict[str, Any] = {"num_steps": 8, "network": {"hidden": [8]}}
-LEARNS: dict[str, Any] = {
+SMALL = {"num_steps": 8, "network": {"hidden": [8]}}
+LEARNS = {
     "gamma": 0.0,
     "num_steps": 32,
     "update_epochs": 4,
@@ -31,11 +27,11 @@ LEARNS: dict[str, Any] = {
 }
 
 
-def on_policy(algo: str, values: dict[str, Any], layout: Any, seed: int) -> OnPolicyAgent:
-    return make_agent(agent_settings(algo, values), layout, seed=seed)  # type: ignore[return-value]
+def on_policy(algo, values, layout, seed):
+    return make_agent(agent_settings(algo, values), layout, seed=seed)
 
 
-def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: bool) -> Rollout:
+def rollout_of(rows, layout, latents, seed, *, clocked):
     """Where clocked, accounts see four bars, and those of one learner not all of them."""
     draw = torch.Generator().manual_seed(seed)
     market = 0 if isinstance(layout, FlatLayout) else layout.market_width
@@ -51,19 +47,12 @@ def rollout_of(rows: int, layout: Layout, latents: int, seed: int, *, clocked: b
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp", "classic"])
 @pytest.mark.parametrize("clocked", [True, False])
-def test_learners_in_a_batch_are_learners_one_after_another(
-    algo: str, kind: str, clocked: bool
-) -> None:
+def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked):
     steps = 4
     accounts = 3
     learners = 3
     network = {"hidden": [8, 8], "kind": "auto" if kind == "classic" else kind, "account": True}
-    values: dict[str, Any] = {
-        "num_steps": steps,
-        "network": network,
-        "learn_noise": True,
-        "noise": 0.7,
-    }
+    values = {"num_steps": steps, "network": network, "learn_noise": True, "noise": 0.7}
     values |= {"num_minibatches": 2, "update_epochs": 3} if algo == "ppo" else {}
     layout = Identity().layout if kind == "classic" else ObservationLayout(3, 2, 1)
     together = on_policy(algo, {**values, "learners": learners}, layout, 4)
@@ -103,8 +92,8 @@ def test_learners_in_a_batch_are_learners_one_after_another(
             torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
-def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
-    def team(seed: int = 0) -> OnPolicyAgent:
+def test_learners_learn_and_pass_on(tmp_path):
+    def team(seed=0):
         agent = on_policy("ppo", LEARNS, Identity().layout, seed)
         assert isinstance(getattr(agent.learner, "__self__", None), BatchedLearners)
         return agent
@@ -126,7 +115,7 @@ def test_learners_learn_and_pass_on(tmp_path: Path) -> None:
         assert torch.equal(child.state_dict()[moments], whole.state_dict()[moments])
 
 
-def test_learners_that_make_no_sense() -> None:
+def test_learners_that_make_no_sense():
     for algo in ("ddpg", "td3", "sac", "redq", "apg"):
         with pytest.raises(ConfigError, match="ppo or a2c"):
             validate(RunConfig, {"agent": {"algo": algo, "learners": 2}}, "test.yaml")
@@ -145,7 +134,7 @@ def test_learners_that_make_no_sense() -> None:
             train(greedy, Identity(num_envs=4), Budget(env_steps=64))
 
 
-OFF: dict[str, Any] = {
+OFF = {
     "network": {"hidden": [32]},
     "learning_starts": 256,
     "batch_size": 128,
@@ -156,7 +145,7 @@ OFF: dict[str, Any] = {
 }
 
 
-def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) -> PipelinedAgent:
+def pipelined(algo, values=None, seed=0):
     agent = make_agent(
         agent_settings(algo, {**OFF, **(values or {})}), Identity().layout, seed=seed
     )
@@ -171,8 +160,8 @@ def pipelined(algo: str, values: dict[str, Any] | None = None, seed: int = 0) ->
     "algo",
     ["sac", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddpg", "td3", "redq"))],
 )
-def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Path) -> None:
-    def run(folder: str, on_progress: Any = None) -> int:
+def test_it_resumes_bit_exactly(algo, values, tmp_path):
+    def run(folder, on_progress=None):
         agent = pipelined(algo, values)
         budget = Budget(env_steps=16 * 60)
         train(
@@ -192,18 +181,18 @@ def test_it_resumes_bit_exactly(algo: str, values: dict[str, Any], tmp_path: Pat
     assert_same_training(tmp_path / "whole", tmp_path / "killed")
 
 
-def test_accounts_trade_on_while_an_update_runs() -> None:
+def test_accounts_trade_on_while_an_update_runs():
     """The update waits for the next step of the accounts: in turns, neither would ever end."""
     agent = pipelined("ddpg", {"report_every": 10_000})
     inner = agent.agent
     learn = agent.agent.learn
     acted = threading.Event()
 
-    def learn_after_the_accounts_acted(sample: Any) -> dict[str, torch.Tensor]:
+    def learn_after_the_accounts_acted(sample):
         assert acted.wait(timeout=600)
         return learn(sample)
 
-    inner.learn = learn_after_the_accounts_acted  # type: ignore[method-assign]
+    inner.learn = learn_after_the_accounts_acted
     never = torch.zeros(16, dtype=torch.bool)
     obs = torch.rand(16, 2)
     while agent._updates is None:
@@ -217,19 +206,19 @@ def test_accounts_trade_on_while_an_update_runs() -> None:
     assert inner.learned == 1
 
 
-def test_an_error_in_the_thread_reaches_the_loop() -> None:
+def test_an_error_in_the_thread_reaches_the_loop():
     agent = pipelined("sac")
 
-    def broken(sample: object) -> dict[str, torch.Tensor]:
+    def broken(sample):
         raise RuntimeError("the learner broke")
 
-    agent.agent.learn = broken  # type: ignore[method-assign]
+    agent.agent.learn = broken
     with pytest.raises(RuntimeError, match="the learner broke"):
         train(agent, Identity(seed=3), Budget(env_steps=10_000))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_thread_learns_what_the_agent_alone_learns(device: str) -> None:
+def test_the_thread_learns_what_the_agent_alone_learns(device):
     """From one replay buffer and one random stream both must come to the same weights."""
     values = {**OFF, "updates_per_step": 40.0, "report_every": 10_000}
     layout = Identity().layout
@@ -258,7 +247,7 @@ def test_the_thread_learns_what_the_agent_alone_learns(device: str) -> None:
         assert torch.equal(weights, mine[f"modules.policy.actor.{name}"]), name
 
 
-def test_parents_and_children_may_be_pipelined_or_not(tmp_path: Path) -> None:
+def test_parents_and_children_may_be_pipelined_or_not(tmp_path):
     parent = pipelined("sac", seed=1)
     train(parent, Identity(seed=3), Budget(env_steps=1_600), folder=tmp_path)
     theirs = read_agent_state(tmp_path)
@@ -282,6 +271,6 @@ def test_parents_and_children_may_be_pipelined_or_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "apg"])
-def test_pipelines_that_make_no_sense(algo: str) -> None:
+def test_pipelines_that_make_no_sense(algo):
     with pytest.raises(ConfigError, match="replay buffer"):
         validate(RunConfig, {"agent": {"algo": algo, "pipeline": True}}, "test.yaml")

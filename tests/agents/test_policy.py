@@ -1,10 +1,5 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +12,6 @@ from fintrader.agents import (
     Budget,
     EnsemblePolicy,
     NetworkSettings,
-    PolicyModule,
     load_policy,
     make_agent,
     save_policy,
@@ -34,12 +28,11 @@ MARKET = planted_market(80, 4)
 ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
 
 
-def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule:
+def policy(seed, *, kind="auto", head="auto"):
     """An untrained policy with outputs large enough to matter, and statistics that are not the
     start's."""
     settings = PPO(
-        network=NetworkSettings(hidden=(8, 8), kind=kind),  # type: ignore[arg-type]
-        head=ActionHeadSettings(kind=head),  # type: ignore[arg-type]
+        network=NetworkSettings(hidden=(8, 8), kind=kind), head=ActionHeadSettings(kind=head)
     )
     agent = make_agent(settings, ENV.layout, seed=seed)
     with torch.no_grad():
@@ -50,21 +43,21 @@ def policy(seed: int, *, kind: str = "auto", head: str = "auto") -> PolicyModule
     return agent.policy
 
 
-def observations() -> torch.Tensor:
+def observations():
     obs, _ = ENV.reset(seed=11)
     for _ in range(3):
         obs, *_ = ENV.step(torch.rand(6, 4))
     return obs
 
 
-def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
+def test_both_normalisations_travel_with_the_policy(tmp_path):
     agent = make_agent(
         PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1
     )
     train(agent, ENV, Budget(env_steps=6 * 8 * 3))
     save_policy(tmp_path / "one", agent, market=MARKET)
     save_policy(tmp_path / "both", EnsemblePolicy([load_policy(tmp_path / "one"), policy(2)]))
-    member = load_policy(tmp_path / "both").members[0]  # type: ignore[union-attr, index]
+    member = load_policy(tmp_path / "both").members[0]
     for loaded in (load_policy(tmp_path / "one"), member):
         assert loaded.rewards.gamma == 0.9
         given = torch.linspace(-0.01, 0.01, 5)
@@ -78,7 +71,7 @@ def test_both_normalisations_travel_with_the_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
 @pytest.mark.parametrize("head", ["aim", "direct"])
-def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) -> None:
+def test_a_stored_policy_acts_as_before(tmp_path, kind, head):
     original = policy(1, kind=kind, head=head)
     save_policy(tmp_path / "policy.safetensors", original, {"score": 1.5}, market=MARKET)
     loaded = load_policy(tmp_path / "policy.safetensors", market=MARKET)
@@ -92,9 +85,7 @@ def test_a_stored_policy_acts_as_before(tmp_path: Path, kind: str, head: str) ->
     assert torch.equal(action, loaded(obs))
 
 
-def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(
-    tmp_path: Path,
-) -> None:
+def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alone(tmp_path):
     save_policy(tmp_path / "a", policy(1))
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -105,7 +96,7 @@ def test_equal_policies_give_equal_bytes_and_leave_the_global_random_stream_alon
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_ensembles(tmp_path: Path) -> None:
+def test_ensembles(tmp_path):
     members = [policy(seed) for seed in (1, 2, 3)]
     obs = observations()
     actions = torch.stack([member(obs) for member in members]).detach()
@@ -115,7 +106,7 @@ def test_ensembles(tmp_path: Path) -> None:
         "vote": actions.sort(dim=0).values[1],
     }
     for mode, action in expected.items():
-        ensemble = EnsemblePolicy(members, [5.0, 3.0, 2.0], mode)  # type: ignore[arg-type]
+        ensemble = EnsemblePolicy(members, [5.0, 3.0, 2.0], mode)
         torch.testing.assert_close(ensemble(obs).detach(), action)
         save_policy(tmp_path / mode, ensemble, {"trials": 3})
         loaded = load_policy(tmp_path / mode)
@@ -124,7 +115,7 @@ def test_ensembles(tmp_path: Path) -> None:
         assert len({mode: action.sum() for mode, action in expected.items()}) == 3
 
 
-def test_ensembles_that_make_no_sense() -> None:
+def test_ensembles_that_make_no_sense():
     with pytest.raises(ConfigError, match="at least one"):
         EnsemblePolicy([])
     for weights, mode, message in (
@@ -133,13 +124,13 @@ def test_ensembles_that_make_no_sense() -> None:
         (None, "loudest", "mode"),
     ):
         with pytest.raises(ConfigError, match=message):
-            EnsemblePolicy([policy(1)], weights, mode)  # type: ignore[arg-type]
+            EnsemblePolicy([policy(1)], weights, mode)
     other = TradingEnv(planted_market(80, 5), EnvSettings(num_envs=2))
     with pytest.raises(CheckpointError, match="layout"):
         EnsemblePolicy([policy(1), make_agent(PPO(), other.layout).policy])
 
 
-def test_a_damaged_file(tmp_path: Path) -> None:
+def test_a_damaged_file(tmp_path):
     path = tmp_path / "p"
     save_policy(path, policy(1), {"score": 1.0})
     whole = path.read_bytes()
@@ -165,7 +156,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
-def test_networks_that_are_not_stored_are_not_built(tmp_path: Path, ensemble: bool) -> None:
+def test_networks_that_are_not_stored_are_not_built(tmp_path, ensemble):
     """Sealed as it should be; built as it says, it would take 29 GB."""
     path = tmp_path / "p"
     save_policy(path, EnsemblePolicy([policy(1), policy(2)]) if ensemble else policy(1), {})
@@ -180,7 +171,7 @@ def test_networks_that_are_not_stored_are_not_built(tmp_path: Path, ensemble: bo
 
 
 @pytest.mark.parametrize("name", ["num_assets", "account_width"])
-def test_a_layout_that_no_market_has_is_not_built(tmp_path: Path, name: str) -> None:
+def test_a_layout_that_no_market_has_is_not_built(tmp_path, name):
     """Networks that share their weights among assets are as small as ever: it would take 90 GB all
     the same."""
     path = tmp_path / "p"
@@ -192,7 +183,7 @@ def test_a_layout_that_no_market_has_is_not_built(tmp_path: Path, name: str) -> 
         load_policy(path)
 
 
-def test_members_that_are_not_stored_are_not_built(tmp_path: Path) -> None:
+def test_members_that_are_not_stored_are_not_built(tmp_path):
     """Twenty thousand of one that is: minutes, and as many networks."""
     path = tmp_path / "p"
     save_policy(path, EnsemblePolicy([policy(1), policy(2)]), {})
@@ -203,7 +194,7 @@ def test_members_that_are_not_stored_are_not_built(tmp_path: Path) -> None:
         load_policy(path)
 
 
-def test_another_market_is_refused(tmp_path: Path) -> None:
+def test_another_market_is_refused(tmp_path):
     path = tmp_path / "p"
     save_policy(path, policy(1), market=MARKET)
     with pytest.raises(CheckpointError, match="symbols differ"):
@@ -230,7 +221,7 @@ KINDS = [
 ]
 
 
-def test_files_are_what_the_library_reads(tmp_path: Path) -> None:
+def test_files_are_what_the_library_reads(tmp_path):
     tensors = {str(kind): torch.arange(7).to(kind) for kind in KINDS}
     tensors |= {
         "scalar": torch.tensor(3.0),
@@ -249,12 +240,12 @@ def test_files_are_what_the_library_reads(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def onnxruntime() -> Any:
+def onnxruntime():
     pytest.importorskip("onnxscript")
     return pytest.importorskip("onnxruntime")
 
 
-def encoding(encoder: str) -> PolicyModule:
+def encoding(encoder):
     """An untrained policy that reads the last bars too."""
     network = NetworkSettings.model_validate(
         {"hidden": (8,), "encoder": encoder, "encoder_width": 6}
@@ -265,7 +256,7 @@ def encoding(encoder: str) -> PolicyModule:
     return agent.policy
 
 
-POLICIES: dict[str, Callable[[], PolicyModule]] = {
+POLICIES = {
     "ensemble": lambda: EnsemblePolicy([policy(1), policy(2), policy(3, kind="per_asset")]),
     "mlp": lambda: policy(1, kind="mlp"),
     "gru": lambda: encoding("gru"),
@@ -277,7 +268,7 @@ POLICIES: dict[str, Callable[[], PolicyModule]] = {
     "kind",
     ["ensemble", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(POLICIES)[1:])],
 )
-def test_an_exported_policy_acts_alike(tmp_path: Path, kind: str, onnxruntime: Any) -> None:
+def test_an_exported_policy_acts_alike(tmp_path, kind, onnxruntime):
     original = POLICIES[kind]()
     assert export_onnx(original, tmp_path / "p.onnx") < 1e-5
     session = onnxruntime.InferenceSession(
@@ -291,7 +282,7 @@ def test_an_exported_policy_acts_alike(tmp_path: Path, kind: str, onnxruntime: A
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("onnxruntime")
-def test_a_model_that_differs_is_not_written(tmp_path: Path) -> None:
+def test_a_model_that_differs_is_not_written(tmp_path):
     with pytest.raises(CheckpointError, match="differs"):
         export_onnx(policy(1), tmp_path / "p.onnx", tolerance=-1.0)
     assert not (tmp_path / "p.onnx").exists()

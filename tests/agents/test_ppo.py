@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 from itertools import chain
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import PPO, ActionHeadSettings, Budget, FlatLayout, make_agent, ppo, train
 from fintrader.agents.normalisation import Batch
@@ -24,7 +20,7 @@ LAYOUT = ObservationLayout(5, 3, 2)
     ("ratio", "advantage", "gradient"),
     [(3.0, 1.0, 0.0), (3.0, -1.0, -1.0), (0.5, 1.0, 1.0), (0.5, -1.0, 0.0), (1.0, 2.0, 2.0)],
 )
-def test_gradient_of_the_clipped_objective(ratio: float, advantage: float, gradient: float) -> None:
+def test_gradient_of_the_clipped_objective(ratio, advantage, gradient):
     r = torch.tensor(ratio, requires_grad=True)
     ppo_objective(r, torch.tensor(advantage), 0.2).backward()
     assert r.grad.item() == gradient
@@ -33,20 +29,18 @@ def test_gradient_of_the_clipped_objective(ratio: float, advantage: float, gradi
 @pytest.mark.parametrize(
     ("steps", "accounts", "minibatches"), [(4, 3, 4), (5, 7, 4), (10, 1, 4), (3, 3, 5), (7, 1, 7)]
 )
-def test_every_pass_visits_every_transition_once(
-    steps: int, accounts: int, minibatches: int
-) -> None:
+def test_every_pass_visits_every_transition_once(steps, accounts, minibatches):
     """The observations name their transitions; batches that do not divide the rollout lose none."""
     settings = PPO(num_steps=steps, num_minibatches=minibatches, update_epochs=3)
     agent = make_agent(settings, FlatLayout(1, 1), seed=1)
-    visited: list[list[float]] = []
+    visited = []
     loss = agent.loss
 
-    def spy(rollout: Rollout) -> Any:
+    def spy(rollout):
         visited.append(rollout.batch.private[:, 0].tolist())
         return loss(rollout)
 
-    agent.loss = spy  # type: ignore[method-assign]
+    agent.loss = spy
     rows = steps * accounts
     names = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
     latent, log_prob = torch.randn(2, rows, 1)
@@ -62,8 +56,8 @@ def test_every_pass_visits_every_transition_once(
 
 
 @pytest.mark.parametrize(("accounts", "minibatches"), [(12, 4), (3, 4), (16, 5), (1, 3)])
-def test_minibatches_cut_hardly_a_bar_in_two(accounts: int, minibatches: int) -> None:
-    agent: Any = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
+def test_minibatches_cut_hardly_a_bar_in_two(accounts, minibatches):
+    agent = make_agent(PPO(num_minibatches=minibatches, update_epochs=3), LAYOUT, seed=1)
     place = torch.arange(accounts * 15) % 15
     place[:4] = 3  # not all bars have as many
     passes = list(agent.draw_passes(len(place), place))
@@ -78,7 +72,7 @@ def test_minibatches_cut_hardly_a_bar_in_two(accounts: int, minibatches: int) ->
     assert not torch.equal(torch.cat(passes[0]), torch.cat(passes[1]))
 
 
-def some_rollout(agent: Any, rows: int = 40) -> Rollout:
+def some_rollout(agent, rows=40):
     """Experience of the agent as it stands: all ratios are 1. Rows see nine bars."""
     draw = torch.Generator().manual_seed(5)
     private = torch.randn(rows, LAYOUT.private_width, generator=draw)
@@ -92,13 +86,13 @@ def some_rollout(agent: Any, rows: int = 40) -> Rollout:
     return Rollout(seen, latent, log_prob, *torch.randn(2, rows, generator=draw))
 
 
-def slopes(loss: Tensor, agent: Any) -> list[Tensor]:
+def slopes(loss, agent):
     weights = [*agent.actor.parameters(), agent.noise["log_std"]]
     return [slope.clone() for slope in torch.autograd.grad(loss, weights, retain_graph=True)]
 
 
-def test_the_first_step_is_that_of_the_joint_ratio() -> None:
-    agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+def test_the_first_step_is_that_of_the_joint_ratio():
+    agent = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
     batch = some_rollout(agent)
     log_std = agent.noise["log_std"]
     _, found = agent.loss(batch)
@@ -116,11 +110,9 @@ def test_the_first_step_is_that_of_the_joint_ratio() -> None:
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset"])
 @pytest.mark.parametrize("moved", [0.0, 0.3, 3.0])
-def test_the_compiled_pass_is_the_tensors(
-    kind: str, moved: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiled_pass_is_the_tensors(kind, moved, monkeypatch):
     network = {"kind": kind, "hidden": [8]}
-    agent: Any = make_agent(
+    agent = make_agent(
         PPO.model_validate({"learn_noise": True, "network": network}), LAYOUT, seed=1
     )
     batch = some_rollout(agent)
@@ -144,8 +136,8 @@ def test_the_compiled_pass_is_the_tensors(
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
 
 
-def test_a_latent_out_of_range_holds_no_other_back() -> None:
-    agent: Any = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
+def test_a_latent_out_of_range_holds_no_other_back():
+    agent = make_agent(PPO(learn_noise=True), LAYOUT, seed=1)
     batch = some_rollout(agent)
     batch = batch._replace(advantage=batch.advantage.abs())
     batch.log_prob[:, 2] -= 1.0  # its ratios are e: beyond the range, and advantages are positive
@@ -155,7 +147,7 @@ def test_a_latent_out_of_range_holds_no_other_back() -> None:
     assert float(found["clip_fraction"]) == pytest.approx(1 / 6)
 
 
-def test_noise_becomes_less_with_every_update_down_to_its_least() -> None:
+def test_noise_becomes_less_with_every_update_down_to_its_least():
     env = Identity(seed=5)
     for start, updates, left in ((1.0, 3, 0.9**3), (0.4, 9, 0.25), (0.1, 3, 0.1)):
         settings = PPO(num_steps=8, noise=start, noise_decay=0.1, noise_floor=0.25)
@@ -166,7 +158,7 @@ def test_noise_becomes_less_with_every_update_down_to_its_least() -> None:
         )
 
 
-def test_fixed_noise_stays_and_learned_noise_moves() -> None:
+def test_fixed_noise_stays_and_learned_noise_moves():
     for learn in (False, True):
         env = Identity(seed=5)
         agent = make_agent(PPO(num_steps=8, learn_noise=learn, noise_decay=0.0), env.layout, seed=0)
@@ -175,7 +167,7 @@ def test_fixed_noise_stays_and_learned_noise_moves() -> None:
         assert torch.equal(before, agent.noise["log_std"]) is not learn
 
 
-def test_target_kl_stops_the_passes() -> None:
+def test_target_kl_stops_the_passes():
     env = Identity(seed=5)
     moved = []
     for target in (1e-8, None):
@@ -187,7 +179,7 @@ def test_target_kl_stops_the_passes() -> None:
     assert moved[0] < moved[1]
 
 
-def test_aim_actions_are_refused_by_a_trade_environment() -> None:
+def test_aim_actions_are_refused_by_a_trade_environment():
     env = TradingEnv(planted_market(100, 2), EnvSettings(num_envs=4, action="trade"))
     with pytest.raises(ConfigError, match=r"env\.action"):
         train(make_agent(PPO(), env.layout), env, Budget(env_steps=10))
@@ -206,15 +198,15 @@ class Unwaiting(PPOAgent):
 
     updates = unwaited = 0
 
-    def forbid(self, waiting: bool) -> None:
+    def forbid(self, waiting):
         if self.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("error" if waiting else "default")
 
-    def act(self, obs: Tensor) -> Tensor:
+    def act(self, obs):
         self.unwaited += self.updates > 0
         return super().act(obs)
 
-    def update(self) -> dict[str, float] | None:
+    def update(self):
         if self.buffer is None or not self.buffer.is_full:
             return super().update()
         self.forbid(False)
@@ -227,9 +219,7 @@ class Unwaiting(PPOAgent):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("network", [{"kind": "mlp", "hidden": (256, 256)}, {}])
 @pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_ppo_waits_for_the_device_only_to_update(
-    device: str, network: dict[str, Any], engine: Any
-) -> None:
+def test_ppo_waits_for_the_device_only_to_update(device, network, engine):
     """The same loop runs on the CPU, so that what a GPU is asked to do has been done once."""
     env = TradingEnv(
         make_market(60, 6),

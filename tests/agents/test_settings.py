@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
 
-def test_settings_of_agents_load_no_torch() -> None:
+def test_settings_of_agents_load_no_torch():
     """So that help texts, refusals and configurations stay light."""
     code = (
         "import sys; from fintrader.agents import PPO, SAC, Budget, NetworkSettings;"

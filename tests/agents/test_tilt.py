@@ -1,23 +1,16 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import APG, PPO, SAC, NetworkSettings, make_agent
 from fintrader.agents.base import BaseAgent
 from fintrader.agents.heads import ActionHead
-from fintrader.agents.policy import EnsemblePolicy, PolicyModule, export_onnx
+from fintrader.agents.policy import EnsemblePolicy, export_onnx
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
-from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 from tests.oracles.tilt_oracle import tilted
 
@@ -46,7 +39,7 @@ WINDOWS = [
 ]
 
 
-def weights(cases: int, assets: int, seed: int, *, cash: bool) -> Tensor:
+def weights(cases, assets, seed, *, cash):
     """Portfolios `[cases, N]`, with names that have no weight; with `cash`, part of them is not
     invested."""
     rng = np.random.default_rng(seed)
@@ -58,9 +51,7 @@ def weights(cases: int, assets: int, seed: int, *, cash: bool) -> Tensor:
 
 @pytest.mark.parametrize("algo", [PPO, APG, SAC])
 @pytest.mark.parametrize(("market", "interval", "window", "bps"), WINDOWS)
-def test_untrained_it_is_its_benchmark(
-    algo: Any, market: MarketTensors, interval: int, window: tuple[int, int], bps: float
-) -> None:
+def test_untrained_it_is_its_benchmark(algo, market, interval, window, bps):
     settings = SETTINGS.model_copy(update={"decision_interval": interval})
     agent = make_agent(algo(), TradingEnv(market, settings, num_envs=1).layout, seed=1)
     assert isinstance(agent, BaseAgent)
@@ -88,7 +79,7 @@ def test_untrained_it_is_its_benchmark(
     ],
     ids=["default", "tight", "shrunk", "cash", "bold"],
 )
-def test_the_formula(values: dict[str, Any]) -> None:
+def test_the_formula(values):
     settings = ActionHeadSettings(kind="tilt", **values)
     head = ActionHead(LAYOUT, settings)
     cases = 200
@@ -111,11 +102,11 @@ def test_the_formula(values: dict[str, Any]) -> None:
     for row in range(cases):
         expected = tilted(
             benchmark[row].tolist(), held[row].tolist(), latent[row].tolist(), **given
-        )  # type: ignore[arg-type]
+        )
         assert actions[row].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold() -> None:
+def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold():
     head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt"))
     benchmark = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0.0]], dtype=torch.float64)
     held = torch.tensor([[0.2, 0.1, 0.1, 0.4, 0.0]], dtype=torch.float64)
@@ -131,12 +122,12 @@ def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold() -> None:
     )
 
 
-def test_no_more_than_allowed_lies_elsewhere() -> None:
+def test_no_more_than_allowed_lies_elsewhere():
     latent = 3 * torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     benchmark = weights(50, 5, 1, cash=False)
     cash = torch.zeros_like(benchmark)
 
-    def elsewhere(**values: Any) -> Tensor:
+    def elsewhere(**values):
         head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", **values))
         return 0.5 * (head.tilt(benchmark, cash, latent) - benchmark).abs().sum(1)
 
@@ -150,7 +141,7 @@ def test_no_more_than_allowed_lies_elsewhere() -> None:
     assert torch.allclose(elsewhere(tilt_scale=2.0)[timid], 2 * free[timid])
 
 
-def test_permuting_symbols_permutes_the_action() -> None:
+def test_permuting_symbols_permutes_the_action():
     head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", max_active_tilt=0.2))
     benchmark = weights(20, 5, 1, cash=False)
     held = weights(20, 5, 2, cash=True)
@@ -160,7 +151,7 @@ def test_permuting_symbols_permutes_the_action() -> None:
     assert torch.allclose(moved, head.tilt(benchmark, held, latent)[:, order], atol=1e-14)
 
 
-def acting(seed: int, settings: Any) -> tuple[PolicyModule, Tensor, Tensor]:
+def acting(seed, settings):
     """A policy that bets a lot, and private parts `[R, A + N]` and rows of the market `[R, W]` that
     it may meet."""
     env = TradingEnv(MARKET, SETTINGS, num_envs=30)
@@ -176,11 +167,11 @@ def acting(seed: int, settings: Any) -> tuple[PolicyModule, Tensor, Tensor]:
 
 
 NETWORKS = [{}, {"account": True, "holdings": True}]
-HEADS: list[dict[str, Any]] = [{}, {"max_active_tilt": 0.1}, {"fully_invested": False}]
+HEADS = [{}, {"max_active_tilt": 0.1}, {"fully_invested": False}]
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=["blind", "seeing"])
-def test_bound_to_a_market_it_acts_as_it_does_itself(network: dict[str, Any]) -> None:
+def test_bound_to_a_market_it_acts_as_it_does_itself(network):
     members = []
     for seed, head in enumerate(HEADS):
         settings = PPO(network=NetworkSettings(**network), head=ActionHeadSettings(**head))
@@ -196,7 +187,7 @@ def test_bound_to_a_market_it_acts_as_it_does_itself(network: dict[str, Any]) ->
         assert found == pytest.approx(expected, abs=2e-5)
 
 
-def test_it_is_exported(tmp_path: Path) -> None:
+def test_it_is_exported(tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     policy, private, rows = acting(1, PPO())
@@ -207,7 +198,7 @@ def test_it_is_exported(tmp_path: Path) -> None:
     np.testing.assert_allclose(action, policy(obs).numpy(), atol=1e-5)
 
 
-def test_without_a_benchmark_or_features_it_is_refused() -> None:
+def test_without_a_benchmark_or_features_it_is_refused():
     asked = ActionHeadSettings(kind="tilt")
     with pytest.raises(
         ConfigError, match=r"needs a benchmark to tilt away from: set env.benchmark to equal_weight"

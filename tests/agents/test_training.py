@@ -1,25 +1,13 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.agents import (
-    PPO,
-    Budget,
-    NetworkSettings,
-    TrainProgress,
-    make_agent,
-    train,
-    training,
-)
+from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -30,11 +18,11 @@ SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSett
 MARKET = planted_market(300, 3)
 
 
-def market_env(seed: int = 3) -> TradingEnv:
+def market_env(seed=3):
     return TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), seed=seed)
 
 
-def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
+def test_an_ended_training_returns_at_once(tmp_path):
     env = Identity()
     first = train(make_agent(SMALL, env.layout), env, Budget(env_steps=300), folder=tmp_path)
     before = (tmp_path / "state.safetensors").read_bytes()
@@ -46,27 +34,25 @@ def test_an_ended_training_returns_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "state.safetensors").read_bytes() == before
 
 
-def test_a_budget_in_seconds_ends() -> None:
+def test_a_budget_in_seconds_ends():
     env = Identity()
     result = train(make_agent(SMALL, env.layout), env, Budget(seconds=0.3))
     assert result.seconds >= 0.3
     assert result.updates >= 1
 
 
-def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(monkeypatch):
     """On a clock of the test's own: an action takes a second, and each look at where training
     stands an hour."""
     now = [0.0]
     seen = []
 
-    def look(progress: TrainProgress) -> None:
+    def look(progress):
         now[0] += 3600.0
         seen.append(progress)
 
     class Slow(Identity):
-        def step(self, action: Any) -> Any:
+        def step(self, action):
             now[0] += 1.0
             return super().step(action)
 
@@ -80,25 +66,25 @@ def test_what_is_done_with_its_progress_takes_no_second_of_the_budget(
 @pytest.mark.parametrize(
     "values", [{}, {"env_steps": 1, "seconds": 1.0}, {"env_steps": 0}, {"seconds": 0.0}]
 )
-def test_a_budget_is_exactly_one_positive_number(values: dict[str, Any]) -> None:
+def test_a_budget_is_exactly_one_positive_number(values):
     with pytest.raises(ConfigError, match=r"^Budget: (set exactly one|env_steps: |seconds: )"):
         Budget(**values)
 
 
-def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_saves_become_rare(tmp_path, monkeypatch):
     """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies
     between two saves."""
     now = [0.0]
     saves = []
 
-    def save(self: Any, name: str = "") -> None:
+    def save(self, name=""):
         saves.append(self.updates)
         now[0] += 0.05
 
     monkeypatch.setattr(training.TrainingRun, "save", save)
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    def tick(_: TrainProgress) -> None:
+    def tick(_):
         now[0] += 0.01
 
     env = Identity()
@@ -115,8 +101,8 @@ def test_slow_saves_become_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_progress_and_metrics(tmp_path: Path) -> None:
-    seen: list[TrainProgress] = []
+def test_progress_and_metrics(tmp_path):
+    seen = []
     env = Identity()
     train(
         make_agent(SMALL, env.layout),
@@ -143,8 +129,8 @@ def test_progress_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "redq", "apg"])
-def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"learning_rate": 1e38, "network": {"hidden": [8]}}
+def test_weights_that_run_away_stop_every_algorithm_early(algo, tmp_path):
+    values = {"learning_rate": 1e38, "network": {"hidden": [8]}}
     if algo not in (
         "ppo",
         "a2c",
@@ -163,44 +149,44 @@ def test_weights_that_run_away_stop_every_algorithm_early(algo: str, tmp_path: P
 class Spoilt:
     """An agent whose actions are NaN from the third on, made to believe that it works on a GPU."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent):
         self.agent = agent
         self.acted = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return torch.device("meta") if name == "device" else getattr(self.agent, name)
 
-    def act(self, obs: torch.Tensor) -> torch.Tensor:
+    def act(self, obs):
         self.acted += 1
-        action: torch.Tensor = self.agent.act(obs)
+        action = self.agent.act(obs)
         return action if self.acted < 3 else torch.full_like(action, torch.nan)
 
 
 class Forgiving(Identity):
     """Takes a NaN for 0, as the trading environment does on a GPU."""
 
-    def step(self, action: torch.Tensor) -> Any:
+    def step(self, action):
         return super().step(action.nan_to_num())
 
 
-def test_on_a_gpu_bad_actions_are_noticed_where_metrics_are_read() -> None:
+def test_on_a_gpu_bad_actions_are_noticed_where_metrics_are_read():
     env = Forgiving()
     agent = Spoilt(make_agent(SMALL, env.layout))
     with pytest.raises(TrainingError, match="update 1: no longer finite: actions"):
-        train(agent, env, Budget(env_steps=10_000))  # type: ignore[arg-type]
+        train(agent, env, Budget(env_steps=10_000))
     assert (
         agent.acted == SMALL.num_steps
     )  # not in the step itself, which would be to wait for the device
 
 
-def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_path: Path) -> None:
+def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_path):
     env = Identity()
     agent = make_agent(SMALL, env.layout)
 
     learn = agent.update
     learned = []
 
-    def update() -> Any:
+    def update():
         metrics = learn()
         if metrics:
             learned.append(metrics)
@@ -209,7 +195,7 @@ def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_pat
                 next(agent.policy.parameters()).fill_(torch.nan)
         return metrics
 
-    agent.update = update  # type: ignore[method-assign]
+    agent.update = update
     with pytest.raises(TrainingError, match="update 3: no longer finite: weights"):
         train(agent, env, Budget(env_steps=3 * 128), folder=tmp_path, checkpoint_seconds=0)
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")
@@ -224,19 +210,17 @@ def test_a_last_update_that_breaks_the_policy_leaves_the_last_good_state(tmp_pat
         ({}, "layout"),
     ],
 )
-def test_environments_that_do_not_fit_are_refused(how: dict[str, Any], message: str) -> None:
+def test_environments_that_do_not_fit_are_refused(how, message):
     env = TradingEnv(MARKET, EnvSettings(num_envs=8, episode_bars=20), **how)
     layout = Identity().layout if message == "layout" else env.layout
     with pytest.raises(ConfigError, match=message):
         train(make_agent(SMALL, layout), env, Budget(env_steps=64))
 
 
-def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Path) -> None:
+def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path):
     settings = EnvSettings(num_envs=8, episode_bars=20)
 
-    def go_on(
-        market: Any, settings: EnvSettings, steps: int = 64, agent: PPO = SMALL, seed: int = 0
-    ) -> None:
+    def go_on(market, settings, steps=64, agent=SMALL, seed=0):
         env = TradingEnv(market, settings)
         train(
             make_agent(agent, env.layout, seed=seed), env, Budget(env_steps=steps), folder=tmp_path
@@ -272,7 +256,7 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path: Pa
     assert header["env_steps"] == 128
 
 
-def test_a_parent_of_another_shape_is_refused() -> None:
+def test_a_parent_of_another_shape_is_refused():
     layout = market_env().layout
     parent = make_agent(SMALL, layout).state_dict()
     wide = make_agent(SMALL.model_copy(update={"network": NetworkSettings(hidden=(16,))}), layout)
@@ -288,22 +272,22 @@ def test_a_parent_of_another_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
-def test_step_sizes_fall_to_zero_over_the_budget(algo: str, tmp_path: Path) -> None:
+def test_step_sizes_fall_to_zero_over_the_budget(algo, tmp_path):
     given = {
         "anneal": True,
         "network": {"hidden": [8]},
         **({"report_every": 8} if algo == "sac" else {}),
     }
 
-    def rate() -> float:
+    def rate():
         return float(next(iter(agent.optimisers.values())).param_groups[0]["lr"])
 
     for steps in (8 * 16 * 4, 8 * 16 * 8):  # the longer budget goes on where its own line stands
-        agent: Any = make_agent(agent_settings(algo, given), market_env().layout, seed=5)
+        agent = make_agent(agent_settings(algo, given), market_env().layout, seed=5)
         first = rate()
         seen = []
 
-        def look(progress: TrainProgress, seen: list[Any] = seen) -> None:
+        def look(progress, seen=seen):
             seen.append((rate(), 1 - progress.fraction))
 
         train(agent, market_env(), Budget(env_steps=steps), folder=tmp_path, on_progress=look)

@@ -1,11 +1,7 @@
 """Policies on symbols they were not trained on: what they see, what is refused, and what they earn
 there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,28 +12,26 @@ from fintrader.agents import (
     PPO,
     EnsemblePolicy,
     NetworkSettings,
-    PolicyModule,
     load_policy,
     make_agent,
     save_policy,
 )
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
-from fintrader.market.tensors import MarketTensors
 from tests.factories import pick_assets, planted_market
 
 
-def restandardise(market: MarketTensors, seed: int) -> MarketTensors:
+def restandardise(market, seed):
     """`market` with its features as raw numbers brought to some standardisation of its own, which
     it notes."""
     rng = np.random.default_rng(seed)
-    scales: dict[str, Any] = {"clip": 10.0}
+    scales = {"clip": 10.0}
     for part, names in (("features", market.feature_names), ("context", market.context_names)):
         scales[part] = {
             name: {"mean": rng.normal(), "std": rng.uniform(0.5, 2.0)} for name in names
         }
 
-    def scaled(values: torch.Tensor, part: str) -> torch.Tensor:
+    def scaled(values, part):
         mean, std = (
             torch.tensor([one[key] for one in scales[part].values()]) for key in ("mean", "std")
         )
@@ -54,14 +48,12 @@ SAME = restandardise(pick_assets(RAW, (2, 0, 3, 1)), 2)
 AWAY = restandardise(replace(planted_market(120, 7, seed=3), symbols=tuple("TUVWXYZ")), 3)
 
 
-def stored(
-    path: Path, kind: str = "market_once", *, head: str = "auto", members: int = 1
-) -> PolicyModule:
+def stored(path, kind="market_once", *, head="auto", members=1):
     """A policy of `HOME` with outputs large enough to matter, as a file."""
     env = TradingEnv(HOME, EnvSettings(num_envs=6))
     policies = []
     for seed in range(members):
-        network = NetworkSettings(hidden=(8, 8), kind=kind, holdings=True)  # type: ignore[arg-type]
+        network = NetworkSettings(hidden=(8, 8), kind=kind, holdings=True)
         agent = make_agent(PPO(network=network, head={"kind": head}), env.layout, seed=seed)
         with torch.no_grad():
             for parameter in agent.actor.parameters():
@@ -74,7 +66,7 @@ def stored(
     return policy
 
 
-def observed(market: MarketTensors) -> torch.Tensor:
+def observed(market):
     env = TradingEnv(market, EnvSettings(num_envs=5, episode_bars=40))
     obs, _ = env.reset(seed=1)
     for _ in range(3):
@@ -85,9 +77,7 @@ def observed(market: MarketTensors) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "head"), [("market_once", "auto"), ("per_asset", "auto"), ("per_asset", "direct")]
 )
-def test_rows_of_another_standardisation_are_seen_as_its_own(
-    tmp_path: Path, kind: str, head: str
-) -> None:
+def test_rows_of_another_standardisation_are_seen_as_its_own(tmp_path, kind, head):
     """The same raw rows in other places: the same decisions, in those places."""
     policy = stored(tmp_path / "one", kind, head=head, members=2)
     moved = load_policy(tmp_path / "one", universe=SAME)
@@ -102,7 +92,7 @@ def test_rows_of_another_standardisation_are_seen_as_its_own(
     torch.testing.assert_close(own(observed(HOME)), policy(observed(HOME)).detach())
 
 
-def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_path):
     stored(tmp_path / "one", members=2)
     moved = load_policy(tmp_path / "one", universe=AWAY)
     assert moved(observed(AWAY)).shape == (5, 7)
@@ -125,36 +115,36 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     )
 
 
-def test_a_column_that_did_not_vary_in_training_says_nothing(tmp_path: Path) -> None:
+def test_a_column_that_did_not_vary_in_training_says_nothing(tmp_path):
     stored(tmp_path / "one")  # there everything traded in every bar
     moved = load_policy(tmp_path / "one", universe=AWAY)
     obs = observed(AWAY)
     silent = obs.clone()
-    silent[:, moved.layout.slices["tradable"]] = 0.0  # type: ignore[union-attr]
+    silent[:, moved.layout.slices["tradable"]] = 0.0
     torch.testing.assert_close(moved(silent), moved(obs))
 
 
-def test_holdings_count_as_multiples_of_an_equal_share(tmp_path: Path) -> None:
+def test_holdings_count_as_multiples_of_an_equal_share(tmp_path):
     policy = stored(tmp_path / "one", "per_asset")
     moved = load_policy(tmp_path / "one", universe=AWAY)
     held = torch.full((1, 11), 1 / 7)
     seen = moved.normaliser.normalise(
         torch.cat([held, torch.zeros(1, moved.layout.row_width)], 1)
-    ).private  # type: ignore
+    ).private
     there = torch.full((1, 8), 1 / 4)
     expected = policy.normaliser.normalise(
         torch.cat([there, torch.zeros(1, HOME.num_assets * 4 + 1)], 1)
-    ).private  # type: ignore
+    ).private
     torch.testing.assert_close(seen[:, -1], expected[:, -1])
 
 
-def refused(path: Path, market: MarketTensors) -> str:
+def refused(path, market):
     with pytest.raises(CheckpointError) as told:
         load_policy(path, universe=market)
     return str(told.value)
 
 
-def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
     path = tmp_path / "one"
     stored(path, "mlp")
     assert "by their places in the row" in refused(path, AWAY)
@@ -176,7 +166,7 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "does not say on which market it was trained" in refused(path, AWAY)
 
 
-def planted(seed: int, symbols: int) -> MarketTensors:
+def planted(seed, symbols):
     source = {"kind": "synthetic", "seed": seed, "num_symbols": symbols, "num_sessions": 12}
     source["planted"] = {"drift_bps": 3.0, "switch": 0.003}
     chosen = {"names": ["return_1", "volatility_30"], "extra_raw": ["signal"]}
@@ -185,9 +175,7 @@ def planted(seed: int, symbols: int) -> MarketTensors:
     )
 
 
-def test_what_is_learned_on_some_planted_symbols_pays_on_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_learned_on_some_planted_symbols_pays_on_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home = planted(1, 4)
     away = planted(2, 9)

@@ -1,11 +1,8 @@
 """Folders of very many runs, or very long ones, and a way to open a page on any."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +24,7 @@ idle core."""
 
 
 @pytest.fixture(scope="session")
-def crowd(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def crowd(template, tmp_path_factory):
     """A thousand runs. Nobody may change them."""
     root = tmp_path_factory.mktemp("crowd")
     fakes.many_runs(RunFolder.named("demo", template / "runs"), root / "runs", 1000)
@@ -36,7 +33,7 @@ def crowd(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long(template, tmp_path_factory):
     """`demo` with a backtest of a million rows, and a race of 2,000 pods. Nobody may change it."""
     root = tmp_path_factory.mktemp("long") / "site"
     shutil.copytree(template, root)
@@ -47,13 +44,11 @@ def long(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
+def open_page(monkeypatch, tmp_path):
     """`open_page(site, "backtest", run="demo")`: that page as a reader would see it; without
     `ready` at first."""
 
-    def opened(
-        site: Path, page: str, *, times: int = 1, ready: bool = True, **query: str
-    ) -> AppTest:
+    def opened(site, page, *, times=1, ready=True, **query):
         monkeypatch.setenv(launch.RUNS_DIR_VARIABLE, str(site / "runs"))
         monkeypatch.setenv(launch.CACHE_VARIABLE, str(site / "data" / "tensors"))
         monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(Path(__file__).parents[2] / "configs"))
@@ -75,12 +70,12 @@ def open_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Open:
     return opened
 
 
-def box(test: AppTest, label: str) -> Any:
+def box(test, label):
     """The select box of that label."""
     return next(one for one in test.selectbox if one.label == label)
 
 
-def said(test: AppTest) -> str:
+def said(test):
     """Everything that the page says in words."""
     kinds = (
         "title",
@@ -97,7 +92,7 @@ def said(test: AppTest) -> str:
     return "\n".join(str(element.value) for kind in kinds for element in getattr(test, kind))
 
 
-def healthy(test: AppTest) -> None:
+def healthy(test):
     """No traceback, no fault that was merely caught, and something to look at."""
     assert not test.exception, [element.value for element in test.exception]
     assert "could not be drawn" not in said(test), said(test)
@@ -111,11 +106,11 @@ def healthy(test: AppTest) -> None:
     assert drawn or test.info or test.error or test.warning
 
 
-def cards(test: AppTest) -> dict[str, str]:
+def cards(test):
     """Label and value of every metric on the page."""
     return {metric.label: metric.value.replace("\\", "") for metric in test.metric}
 
 
-def table_with(test: AppTest, column: str) -> Any:
+def table_with(test, column):
     """The first table that has such a column."""
     return next(frame.value for frame in test.dataframe if column in frame.value)

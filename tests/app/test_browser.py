@@ -1,14 +1,9 @@
 """A real browser walks through every page, at two widths and in both themes. Skips where there is
 none."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +55,7 @@ PARTS = {
 
 
 @contextmanager
-def served(site: Path) -> Iterator[str]:
+def served(site):
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
     port = free_port()
     variables = launch.environment(site / "runs", site / "data" / "tensors")
@@ -83,7 +78,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def addresses(template: Path, long: Path) -> Iterator[dict[str, str]]:
+def addresses(template, long):
     """Two servers: over the small runs, one of which is at work, and over the long ones."""
     with (
         RunFolder.named("racing", template / "runs").lock(),
@@ -94,7 +89,7 @@ def addresses(template: Path, long: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(
             executable_path=CHROMIUM,
@@ -104,7 +99,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def links() -> list[tuple[str, str, str]]:
+def links():
     """Name, server and address of every page, with its parts."""
     found = [
         (f"{page.path} {part}".strip(), "small", f"{page.path}?run=demo&{part}".rstrip("&"))
@@ -119,7 +114,7 @@ def links() -> list[tuple[str, str, str]]:
     return found
 
 
-def settled(page: Any) -> None:
+def settled(page):
     """Wait until the script has ended and charts stand; of a page that redraws itself, once is
     enough."""
     page.wait_for_selector("h1", timeout=PATIENCE_MS)
@@ -133,22 +128,22 @@ def settled(page: Any) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) -> None:
+def test_walk(chromium, addresses, width, theme):
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     for address in addresses.values():
         page.goto(f"{address}/?token={TOKEN}")
-    trouble: list[str] = []
+    trouble = []
     name = ""
 
-    def heard(line: Any) -> None:
+    def heard(line):
         if line.type == "error" and not line.text.startswith(
             "Failed to load resource"
         ):  # see `answered`
             trouble.append(f"{name}: console: {line.text} {line.location['url']}")
 
-    def answered(response: Any) -> None:
+    def answered(response):
         if response.status >= 400 and OWN not in response.url:
             trouble.append(f"{name}: {response.status} for {response.url}")
 
@@ -156,7 +151,7 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     page.on("response", answered)
     page.on("pageerror", lambda error: trouble.append(f"{name}: script: {error}"))
 
-    def seen(request: Any) -> None:
+    def seen(request):
         if not request.url.replace("ws://", "http://").startswith(
             (*addresses.values(), "data:", "blob:")
         ):
@@ -182,7 +177,7 @@ def test_walk(chromium: Any, addresses: dict[str, str], width: int, theme: str) 
     assert not trouble, "\n".join(trouble)
 
 
-def test_nobody_shows_it_inside_their_own_page(addresses: dict[str, str], chromium: Any) -> None:
+def test_nobody_shows_it_inside_their_own_page(addresses, chromium):
     context = chromium.new_context()
     context.new_page().goto(f"{addresses['small']}/?token={TOKEN}")
     page = context.new_page()
@@ -193,7 +188,7 @@ def test_nobody_shows_it_inside_their_own_page(addresses: dict[str, str], chromi
     context.close()
 
 
-def test_the_token_opens_the_app_and_stays(addresses: dict[str, str], chromium: Any) -> None:
+def test_the_token_opens_the_app_and_stays(addresses, chromium):
     address = addresses["small"]
     context = chromium.new_context()
     page = context.new_page()
@@ -216,7 +211,7 @@ def test_the_token_opens_the_app_and_stays(addresses: dict[str, str], chromium: 
     context.close()
 
 
-def test_a_link_on_another_site_needs_a_click(addresses: dict[str, str], chromium: Any) -> None:
+def test_a_link_on_another_site_needs_a_click(addresses, chromium):
     """A browser that comes from another site sends no strict cookie, and from our page it does."""
     address = addresses["small"]
     context = chromium.new_context()
@@ -224,7 +219,7 @@ def test_a_link_on_another_site_needs_a_click(addresses: dict[str, str], chromiu
     page.set_default_timeout(PATIENCE_MS)
     link = f'<a href="{address}/honesty?run=demo&token={TOKEN}">there</a>'
 
-    def answer(route: Any) -> None:
+    def answer(route):
         route.fulfill(content_type="text/html", body=link)
 
     page.route("http://other.example/", answer)

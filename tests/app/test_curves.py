@@ -1,16 +1,12 @@
 """The validation curve of a pod, on its own page and on its tournament's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from fintrader.files import append_jsonl
 from fintrader_app import race
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import healthy, said
 
 LOOKS = [
     {"share": 0.25, "env_steps": 100, "fold": 0, "score": 1.0, "return": 0.01},
@@ -19,7 +15,7 @@ LOOKS = [
 ]
 
 
-def looked(site: Path, pod: str, *, torn: bool = False) -> None:
+def looked(site, pod, *, torn=False):
     path = site / "runs" / "demo" / "pods" / pod / "validation.jsonl"
     for record in LOOKS:
         append_jsonl(path, record)
@@ -28,7 +24,7 @@ def looked(site: Path, pod: str, *, torn: bool = False) -> None:
             file.write('{"share": 0.5, "env_st')
 
 
-def test_folds_are_faint_and_their_mean_is_the_line() -> None:
+def test_folds_are_faint_and_their_mean_is_the_line():
     figure = race.curve_figure({"p0001": pd.DataFrame(LOOKS)}, "score")
     *folds, line = figure.data
     assert [trace.opacity for trace in folds] == [0.25, 0.25]
@@ -37,7 +33,7 @@ def test_folds_are_faint_and_their_mean_is_the_line() -> None:
 
 
 @pytest.mark.parametrize("page", ["pod", "tournament"])
-def test_the_curve_stands_before_any_loss(open_page: Open, site: Path, page: str) -> None:
+def test_the_curve_stands_before_any_loss(open_page, site, page):
     test = open_page(site, page, run="demo", pod="p0001")
     healthy(test)
     assert not any("return" in str(one.value).lower() for one in test.subheader)

@@ -1,17 +1,13 @@
 """The guard of the app's server, over real sockets: known hosts with the token get in."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,7 @@ pytest.importorskip("streamlit")
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from fintrader.errors import ConfigError
 from fintrader_app import guard, launch
@@ -34,19 +30,13 @@ STREAM = "/_stcore/stream"
 class AppProcess:
     """A real app on loopback, and requests to it with any headers."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+    def __init__(self, process, port):
         self.process = process
         self.port = port
         self.printed = ""
         self.token = ""
 
-    def get(
-        self,
-        path: str,
-        host: str | None = None,
-        method: str = "GET",
-        **headers: str,
-    ) -> tuple[int, Any, str]:
+    def get(self, path, host=None, method="GET", **headers):
         """Status, headers and body of the answer; `host` is what the request asks for."""
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         host = f"127.0.0.1:{self.port}" if host is None else host
@@ -56,7 +46,7 @@ class AppProcess:
         link.close()
         return answer.status, answer.headers, body
 
-    def open(self, host: str | None = None, path: str = STREAM, **headers: str) -> ClientConnection:
+    def open(self, host=None, path=STREAM, **headers):
         """A websocket that asked for `host`. Raises InvalidStatus where it is refused."""
         host = host or f"127.0.0.1:{self.port}"
         link = socket.create_connection(("127.0.0.1", self.port))
@@ -68,7 +58,7 @@ class AppProcess:
             proxy=None,
         )
 
-    def status_of_socket(self, host: str | None = None, path: str = STREAM, **headers: str) -> int:
+    def status_of_socket(self, host=None, path=STREAM, **headers):
         """101 for a websocket that is let in, else the status with which it is refused."""
         try:
             with self.open(host, path, **headers):
@@ -77,17 +67,17 @@ class AppProcess:
             return refused.response.status_code
 
     @property
-    def origin(self) -> str:
+    def origin(self):
         return f"http://127.0.0.1:{self.port}"
 
-    def cookie(self) -> str:
+    def cookie(self):
         """What a browser sends after it has opened the printed address."""
         _, headers, _ = self.get(f"/?token={self.token}")
         return str(headers["set-cookie"]).partition(";")[0]
 
 
 @contextmanager
-def started(folder: Path, *options: str) -> Iterator[AppProcess]:
+def started(folder, *options):
     """`fintrader app` with these options, from when it answers."""
     port = free_port()
     runs = str(folder / "runs")
@@ -111,7 +101,7 @@ def started(folder: Path, *options: str) -> Iterator[AppProcess]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppProcess]:
+def guarded(tmp_path_factory):
     """The app as `fintrader app` starts it, with one more name."""
     names = ("--allow-host", "lab.example", "--allow-host", "fd00::5")
     with started(tmp_path_factory.mktemp("guarded"), *names) as app:
@@ -119,12 +109,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppProcess]:
 
 
 @pytest.fixture(scope="module")
-def unlocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppProcess]:
+def unlocked(tmp_path_factory):
     with started(tmp_path_factory.mktemp("unlocked"), "--no-token") as app:
         yield app
 
 
-def rendered(link: ClientConnection, page: str = "") -> str:
+def rendered(link, page=""):
     """Everything a page says when its script is run over this websocket."""
     asked = BackMsg()
     asked.rerun_script.query_string = ""
@@ -139,7 +129,7 @@ def rendered(link: ClientConnection, page: str = "") -> str:
             return said
 
 
-def test_the_printed_address_gives_a_cookie_and_leads_to_the_page(guarded: AppProcess) -> None:
+def test_the_printed_address_gives_a_cookie_and_leads_to_the_page(guarded):
     assert guarded.printed.strip().endswith(f" {guarded.origin}/?token={guarded.token}")
     assert len(guarded.token) >= 32
     status, headers, body = guarded.get(f"/backtest?run=demo&token={guarded.token}&part=curves")
@@ -152,7 +142,7 @@ def test_the_printed_address_gives_a_cookie_and_leads_to_the_page(guarded: AppPr
     assert guarded.get("/backtest?run=demo&part=curves", Cookie=name)[0] == 200
 
 
-def test_the_address_without_the_token_stays_on_the_host(guarded: AppProcess) -> None:
+def test_the_address_without_the_token_stays_on_the_host(guarded):
     for path in (
         "//evil.example/",
         "//evil.example",
@@ -181,7 +171,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_without_token_or_cookie_everything_is_403(guarded: AppProcess, path: str) -> None:
+def test_without_token_or_cookie_everything_is_403(guarded, path):
     for asked in (path, f"{path}?token=", f"{path}?token={TOKEN}", f"{path}?x={guarded.token}"):
         status, headers, body = guarded.get(asked)
         assert status == 403
@@ -190,7 +180,7 @@ def test_without_token_or_cookie_everything_is_403(guarded: AppProcess, path: st
         assert headers["content-security-policy"] == "frame-ancestors 'self'"
 
 
-def test_whatever_is_not_the_cookie_is_403(guarded: AppProcess) -> None:
+def test_whatever_is_not_the_cookie_is_403(guarded):
     name, _, value = guarded.cookie().partition("=")
     wrong = (
         f"{name}=",
@@ -211,7 +201,7 @@ def test_whatever_is_not_the_cookie_is_403(guarded: AppProcess) -> None:
         assert guarded.get("/_stcore/health", method=method)[0] == 403
 
 
-def test_downloads_and_uploads_pass_with_the_cookie(guarded: AppProcess) -> None:
+def test_downloads_and_uploads_pass_with_the_cookie(guarded):
     """The server itself answers: there is no such download, and no session to upload to."""
     cookie = guarded.cookie()
     assert guarded.get("/media/absent.csv", Cookie=cookie, Origin=guarded.origin)[0] == 404
@@ -225,7 +215,7 @@ def test_downloads_and_uploads_pass_with_the_cookie(guarded: AppProcess) -> None
     assert body.startswith("Invalid session_id")
 
 
-def test_health_is_open_to_probes_by_any_address(guarded: AppProcess) -> None:
+def test_health_is_open_to_probes_by_any_address(guarded):
     assert guarded.get("/_stcore/health", host="10.0.0.7:8501")[::2] == (200, "ok")
 
 
@@ -252,14 +242,14 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_a_foreign_host_is_refused(guarded: AppProcess, host: str) -> None:
+def test_a_foreign_host_is_refused(guarded, host):
     status, _, body = guarded.get("/", host=host, Cookie=guarded.cookie())
     assert status in (400, 403)  # some of these the server itself calls no request
     assert "set-cookie" not in guarded.get(f"/?token={guarded.token}", host=host)[1]
     assert status == 400 or "--allow-host" in body
 
 
-def test_two_hosts_or_none_are_refused(guarded: AppProcess) -> None:
+def test_two_hosts_or_none_are_refused(guarded):
     cookie = guarded.cookie()
     for lines in (
         "Host: 127.0.0.1\r\nHost: 127.0.0.1\r\n",
@@ -277,13 +267,13 @@ ALLOWED = ("lab.example", "LAB.example.", "[fd00::5]", "[FD00:0:0::5]")
 
 
 @pytest.mark.parametrize("host", [*OWN, *ALLOWED])
-def test_a_known_host_is_allowed_however_it_is_written(guarded: AppProcess, host: str) -> None:
+def test_a_known_host_is_allowed_however_it_is_written(guarded, host):
     for asked in (host, f"{host}:80", f"{host}:{guarded.port}"):
         assert guarded.get("/", host=asked, Authorization=f"Bearer {guarded.token}")[0] == 200
         assert guarded.get("/", host=asked)[0] == 403
 
 
-def test_a_foreign_origin_is_refused(guarded: AppProcess) -> None:
+def test_a_foreign_origin_is_refused(guarded):
     cookie = guarded.cookie()
     port = guarded.port
     foreign = (
@@ -314,14 +304,14 @@ def test_a_foreign_origin_is_refused(guarded: AppProcess) -> None:
     assert guarded.get("/", **behind_a_proxy, Origin="https://lab.example:8443")[0] == 403
 
 
-def test_a_rebound_name_opens_no_websocket(guarded: AppProcess) -> None:
+def test_a_rebound_name_opens_no_websocket(guarded):
     evil = {"host": f"evil.example:{guarded.port}", "Origin": f"http://evil.example:{guarded.port}"}
     assert guarded.status_of_socket(**evil) == 403
     assert guarded.status_of_socket(**evil, Cookie=guarded.cookie()) == 403
     assert guarded.status_of_socket(**evil, path=f"{STREAM}?token={guarded.token}") == 403
 
 
-def test_a_websocket_needs_the_cookie_or_the_token(guarded: AppProcess) -> None:
+def test_a_websocket_needs_the_cookie_or_the_token(guarded):
     origin = guarded.origin
     assert guarded.status_of_socket(Origin=origin) == 403
     assert guarded.status_of_socket() == 403
@@ -330,7 +320,7 @@ def test_a_websocket_needs_the_cookie_or_the_token(guarded: AppProcess) -> None:
     assert guarded.status_of_socket(Authorization=f"Bearer {guarded.token}") == 101
 
 
-def test_pages_render_over_a_websocket_with_the_cookie(guarded: AppProcess) -> None:
+def test_pages_render_over_a_websocket_with_the_cookie(guarded):
     cookie = guarded.cookie()
     with guarded.open(Cookie=cookie, Origin=guarded.origin) as link:
         assert "Runs" in rendered(link)
@@ -339,7 +329,7 @@ def test_pages_render_over_a_websocket_with_the_cookie(guarded: AppProcess) -> N
         assert "Runs" in rendered(link)
 
 
-def test_without_a_token_hosts_and_origins_are_checked_all_the_same(unlocked: AppProcess) -> None:
+def test_without_a_token_hosts_and_origins_are_checked_all_the_same(unlocked):
     assert unlocked.printed.strip().endswith(f"http://127.0.0.1:{unlocked.port}/")
     assert unlocked.get("/")[0] == 200
     assert unlocked.get("/", host="evil.example")[0] == 403
@@ -354,14 +344,14 @@ def test_without_a_token_hosts_and_origins_are_checked_all_the_same(unlocked: Ap
 
 
 @pytest.mark.slow
-def test_another_server_shows_no_page(tmp_path: Path) -> None:
+def test_another_server_shows_no_page(tmp_path):
     """`streamlit run` of the pages themselves has no guard in front of them."""
     port = free_port()
     words = launch.command(port, headless=True)
     words = [word.replace("served.py", "streamlit_app.py") for word in words]
     variables = launch.environment(tmp_path / "runs")
     process = subprocess.Popen(words, env=variables, cwd=ROOT, stdout=subprocess.DEVNULL)
-    app = AppProcess(process, port)  # type: ignore[arg-type]
+    app = AppProcess(process, port)
     try:
         until(lambda: process.poll() is not None or answers(f"{app.origin}/_stcore/health"))
         with app.open(Origin=app.origin) as link:
@@ -376,21 +366,21 @@ def test_another_server_shows_no_page(tmp_path: Path) -> None:
 # --- in this process ------------------------------------------------------------------------------
 
 
-def passed(scope: dict[str, Any], admission: guard.Admission) -> dict[str, Any] | None:
+def passed(scope, admission):
     """The scope that the guard passes on, or None where it refuses."""
-    found: list[Any] = []
+    found = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(scope, receive, send):
         found.append(scope)
 
-    async def send(message: Any) -> None:
+    async def send(message):
         assert message["type"] in ("http.response.start", "http.response.body", "websocket.close")
 
-    asyncio.run(guard.Guard(app, admission)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(guard.Guard(app, admission)(scope, None, send))
     return found[0] if found else None
 
 
-def test_a_servers_log_sees_no_token() -> None:
+def test_a_servers_log_sees_no_token():
     """uvicorn writes the address of a websocket to its log, from the scope that the app had."""
     admission = guard.Admission(frozenset({"localhost"}), TOKEN, True, False)
     for query in (f"token={TOKEN}&a=1", f"a=1&%74oken={TOKEN}", f"token=x&a=1&token={TOKEN}"):
@@ -409,7 +399,7 @@ HOSTS = ([], [b"localhost", b"localhost"], [b"localhost", b"evil.example"], [b"\
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_a_scope_with_two_hosts_or_none_is_refused(hosts: list[bytes]) -> None:
+def test_a_scope_with_two_hosts_or_none_is_refused(hosts):
     admission = guard.Admission(frozenset({"localhost"}), None, False, False)
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b""}
     assert passed({**scope, "headers": [(b"host", host) for host in hosts]}, admission) is None
@@ -422,7 +412,7 @@ def test_a_scope_with_two_hosts_or_none_is_refused(hosts: list[bytes]) -> None:
     assert passed({**scope, "headers": two_origins}, admission) is None
 
 
-def test_a_wildcard_makes_no_host_known() -> None:
+def test_a_wildcard_makes_no_host_known():
     for bound in ("0.0.0.0", "::", "[::]"):
         assert guard.list_hosts(bound, []) == {"localhost", "127.0.0.1", "::1"}
     assert "lab.example" in guard.list_hosts("0.0.0.0", ["LAB.example."])
@@ -447,17 +437,17 @@ def test_a_wildcard_makes_no_host_known() -> None:
         "[::]",
     ],
 )
-def test_a_host_that_is_none_is_a_typed_error(name: str) -> None:
+def test_a_host_that_is_none_is_a_typed_error(name):
     with pytest.raises(ConfigError, match="--allow-host"):
         launch.command(8501, allow_hosts=[name])
 
 
-def lines(*words: str, bound: str = "127.0.0.1", **variables: str) -> list[str]:
+def lines(*words, bound="127.0.0.1", **variables):
     admission = guard.read_admission(bound, words, dict(variables))
     return list(guard.describe(admission, bound, 8501, "", scheme="http"))
 
 
-def test_what_is_printed_warns_where_it_should() -> None:
+def test_what_is_printed_warns_where_it_should():
     assert lines("--no-token") == ["fintrader app: http://127.0.0.1:8501/"]
     assert lines("--no-token", bound="::1") == ["fintrader app: http://[::1]:8501/"]
     (address, wildcard) = lines(bound="0.0.0.0")
@@ -470,7 +460,7 @@ def test_what_is_printed_warns_where_it_should() -> None:
     assert "warning" in warning
 
 
-def test_a_token_of_the_environment_is_not_printed_and_not_inherited() -> None:
+def test_a_token_of_the_environment_is_not_printed_and_not_inherited():
     variables = {guard.TOKEN_VARIABLE: f" {TOKEN}\n"}
     admission = guard.read_admission("127.0.0.1", [], variables)
     assert admission.token == TOKEN
@@ -482,7 +472,7 @@ def test_a_token_of_the_environment_is_not_printed_and_not_inherited() -> None:
 @pytest.mark.parametrize(
     "token", ["short", "x" * 15, "with a space in it", "semicolon;0123456789", "ü" * 20, "x" * 600]
 )
-def test_a_weak_token_is_a_typed_error_that_does_not_repeat_it(token: str) -> None:
+def test_a_weak_token_is_a_typed_error_that_does_not_repeat_it(token):
     with pytest.raises(ConfigError, match=guard.TOKEN_VARIABLE) as caught:
         guard.read_token({guard.TOKEN_VARIABLE: token})
     assert token not in str(caught.value)

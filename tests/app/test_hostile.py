@@ -1,12 +1,9 @@
 """Names, paths and contents made by somebody who means harm: nothing outside the runs folder is
 ever read."""
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.parse
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +12,12 @@ from fintrader.errors import FintraderError
 from fintrader.market.settings import DataSettings
 from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
 from fintrader_app import artifacts, jobs, launch, markets, race
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import healthy, said
 
 SECRET = "the-secret-nobody-may-see"
 
 
-def payloads() -> list[str]:
+def payloads():
     """Traversal, absolute paths, NUL, control characters, encodings, look-alikes, devices, overlong
     names."""
     ups = ["..", "../", "..\\", "....//", "..;/", "..%2f", "..%5c", "..%c0%af"]
@@ -123,7 +120,7 @@ def payloads() -> list[str]:
 
 
 @pytest.fixture
-def fortress(site: Path) -> Path:
+def fortress(site):
     """The site with a secret beside the runs folder, and links inside that lead to it."""
     secret = site / "secret"
     secret.mkdir()
@@ -135,12 +132,12 @@ def fortress(site: Path) -> Path:
     return site
 
 
-def test_no_payload_opens_anything_outside(fortress: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_payload_opens_anything_outside(fortress, monkeypatch):
     runs = RunsFolder.at(fortress / "runs")
-    opened: list[str] = []
+    opened = []
     real = os.open
 
-    def watched(path: str | os.PathLike[str], *args: int, **kwargs: int) -> int:
+    def watched(path, *args, **kwargs):
         opened.append(os.fspath(path))
         return real(path, *args, **kwargs)
 
@@ -163,7 +160,7 @@ def test_no_payload_opens_anything_outside(fortress: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("payload", payloads()[::20])
-def test_links_with_payloads_show_a_message(open_page: Open, fortress: Path, payload: str) -> None:
+def test_links_with_payloads_show_a_message(open_page, fortress, payload):
     if any(0xD800 <= ord(char) < 0xE000 for char in payload):
         payload = urllib.parse.quote(payload, errors="surrogatepass")
     test = open_page(
@@ -180,7 +177,7 @@ def test_links_with_payloads_show_a_message(open_page: Open, fortress: Path, pay
     assert payload == "" or "is not here" in said(test)
 
 
-def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortress: Path) -> None:
+def test_links_and_devices_inside_a_run_are_not_followed(open_page, fortress):
     demo = fortress / "runs" / "demo"
     for name in ("config.yaml", "events.jsonl", "backtest/context.json", "leaderboard.sqlite-wal"):
         (demo / name).unlink(missing_ok=True)
@@ -211,7 +208,7 @@ def test_links_and_devices_inside_a_run_are_not_followed(open_page: Open, fortre
     ],
     ids=lambda names: names[0],
 )
-def test_no_page_waits_for_a_pipe(open_page: Open, site: Path, names: tuple[str, ...]) -> None:
+def test_no_page_waits_for_a_pipe(open_page, site, names):
     for name in names:
         (site / "runs" / "demo" / name).unlink(missing_ok=True)
         os.mkfifo(site / "runs" / "demo" / name)
@@ -219,7 +216,7 @@ def test_no_page_waits_for_a_pipe(open_page: Open, site: Path, names: tuple[str,
         healthy(open_page(site, page, run="demo"))
 
 
-def test_a_market_elsewhere_is_not_read(open_page: Open, fortress: Path) -> None:
+def test_a_market_elsewhere_is_not_read(open_page, fortress):
     manifest = fortress / "runs" / "demo" / "manifest.json"
     values = json.loads(manifest.read_text())
     for market in (
@@ -242,7 +239,7 @@ HOSTILE_TEXT = (
 )
 
 
-def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -> None:
+def test_texts_of_a_run_are_escaped_on_every_page(open_page, site):
     demo = site / "runs" / "demo"
     manifest = json.loads((demo / "manifest.json").read_text())
     verdict = json.loads((demo / "backtest" / "verdict.json").read_text())
@@ -277,7 +274,7 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page: Open, site: Path) -
             assert live not in rendered, (page, live)
 
 
-def test_secrets_in_settings_and_events_are_never_shown(open_page: Open, site: Path) -> None:
+def test_secrets_in_settings_and_events_are_never_shown(open_page, site):
     demo = site / "runs" / "demo"
     secrets = (
         "api_key: s3cr3t-a",
@@ -309,7 +306,7 @@ DATA_URLS = (
 
 
 @pytest.mark.parametrize("url", DATA_URLS)
-def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
+def test_credentials_in_data_urls_are_refused_untold(url):
     for values in ({"source": {"kind": "files", "path": url}}, {"path": url}, {"store": url}):
         with pytest.raises(FintraderError, match="password or a key") as caught:
             validate(DataSettings, values, "settings")
@@ -328,8 +325,8 @@ def test_credentials_in_data_urls_are_refused_untold(url: str) -> None:
     ],
 )
 def test_a_configuration_that_is_wrong_or_holds_credentials_is_a_message(
-    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
-) -> None:
+    open_page, tmp_path, monkeypatch, text, expected
+):
     test = open_page(tmp_path, "new_run")
     monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(tmp_path / "configs"))
     (tmp_path / "configs").mkdir()
@@ -343,7 +340,7 @@ def test_a_configuration_that_is_wrong_or_holds_credentials_is_a_message(
 
 
 @pytest.mark.parametrize("text", ["{" * 3000, "a: !!timestamp 99", "a: &a [*a]", "tournament: [1"])
-def test_a_hostile_configuration_of_a_run_is_damaged_and_no_fault(site: Path, text: str) -> None:
+def test_a_hostile_configuration_of_a_run_is_damaged_and_no_fault(site, text):
     demo = RunsFolder.at(site / "runs").run("demo")
     (site / "runs" / "demo" / "config.yaml").write_text(text)
     with pytest.raises(DamagedFileError, match=r"config\.yaml"):
@@ -351,7 +348,7 @@ def test_a_hostile_configuration_of_a_run_is_damaged_and_no_fault(site: Path, te
     assert race.planned_pods(demo) is None
 
 
-def test_folder_refuses_what_is_too_large(tmp_path: Path) -> None:
+def test_folder_refuses_what_is_too_large(tmp_path):
     (tmp_path / "big.json").write_text("[" * 100_000)
     (tmp_path / "deep.json").write_text('{"a":' * 100_000)
     folder = Folder(tmp_path.resolve())

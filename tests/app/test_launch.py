@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import asyncio
 import os
@@ -7,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ from fintrader_app import launch
 from tests.engines.chaos import race
 
 
-def test_binds_to_loopback_and_sends_nothing() -> None:
+def test_binds_to_loopback_and_sends_nothing():
     command = launch.command(8600)
     assert "--server.address=127.0.0.1" in command
     assert "--server.port=8600" in command
@@ -39,18 +36,18 @@ def test_binds_to_loopback_and_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("host", ["", "http://127.0.0.1", "127.0.0.1:80", "unix:///tmp/x"])
-def test_host_is_checked(host: str) -> None:
+def test_host_is_checked(host):
     with pytest.raises(ConfigError, match="--host"):
         launch.command(8600, host=host)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_port_is_checked(port: int) -> None:
+def test_port_is_checked(port):
     with pytest.raises(ConfigError, match="port"):
         launch.command(port)
 
 
-def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
+def test_the_command_starts_a_process_and_imports_nothing_of_the_app():
     program = (
         "import os, sys; from fintrader import cli; os.execve = lambda path, words, variables:"
         " print(words); cli.main(['app', '--allow-host', 'a', 'b', '--runs-dir', 'here', '--port',"
@@ -66,8 +63,8 @@ def test_the_command_starts_a_process_and_imports_nothing_of_the_app() -> None:
     assert ast.literal_eval(done.stdout)[1:] == ["-P", "-m", "fintrader_app.launch", *asked]
 
 
-def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[tuple[object, ...]] = []
+def test_what_the_command_asked_for_is_served(monkeypatch):
+    served = []
     monkeypatch.setattr(launch, "serve", lambda *args, **named: served.append((*args, named)))
     monkeypatch.setattr(sys, "argv", ["launch", "--runs-dir", "here", "--port", "8600"])
     launch.main()
@@ -78,7 +75,7 @@ def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -
     launch.main()
     assert served[1] == ("runs", 8501, {**usual, "allow_hosts": ["a", "b"], "no_token": True})
 
-    def refused(*args: object, **named: object) -> None:
+    def refused(*args, **named):
         raise ConfigError("no streamlit")
 
     monkeypatch.setattr(launch, "serve", refused)
@@ -87,19 +84,19 @@ def test_what_the_command_asked_for_is_served(monkeypatch: pytest.MonkeyPatch) -
     assert stopped.value.code == 2
 
 
-def test_a_weak_token_is_found_before_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weak_token_is_found_before_the_server_starts(monkeypatch):
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))
     monkeypatch.setenv(launch.TOKEN_VARIABLE, "weak")
     with pytest.raises(ConfigError, match=launch.TOKEN_VARIABLE):
         launch.serve("here", 8600)
 
 
-def test_allow_host_without_a_name_is_a_mistake() -> None:
+def test_allow_host_without_a_name_is_a_mistake():
     with pytest.raises(ConfigError, match="--allow-host needs a value"):
         cli.dispatch(["app", "--allow-host", "--no-token"])
 
 
-def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own() -> None:
+def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own():
     for path in Path(launch.__file__).parent.rglob("*.py"):
         for source in (
             "np.random",
@@ -113,7 +110,7 @@ def test_no_page_draws_random_numbers_unpickles_or_writes_markup_of_its_own() ->
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def store(tmp_path, monkeypatch):
     """A store with one finished tournament."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = f"file://{tmp_path}/store"
@@ -122,14 +119,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def test_the_server_is_told_of_copies(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-    inherited: list[dict[str, str]] = []
-    served: list[dict[str, str]] = []
+def test_the_server_is_told_of_copies(tmp_path, store, monkeypatch):
+    started = []
+    inherited = []
+    served = []
 
-    def start(words: list[str], *, env: dict[str, str], **_: Any) -> None:
+    def start(words, *, env, **_):
         started.append(words)
         inherited.append(env)
 
@@ -149,20 +144,18 @@ def test_the_server_is_told_of_copies(
     ]
 
 
-def test_copies_follow_until_the_app_has_gone(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copies_follow_until_the_app_has_gone(tmp_path, store, monkeypatch, capsys):
     home = pipeline.open_store(store)
-    turns: list[Any] = [
+    turns = [
         lambda: race(RunFolder(tmp_path / "runs" / "one"), 3, processes=False),
         lambda: monkeypatch.setattr(ObjectStore, "check_access", away),
         lambda: None,
     ]
 
-    def away(_: ObjectStore) -> None:
+    def away(_):
         raise StorageError("no answer")
 
-    def sleep(_: float) -> None:
+    def sleep(_):
         turns.pop(0)()
 
     monkeypatch.setattr(launch, "time", SimpleNamespace(sleep=sleep))
@@ -173,7 +166,7 @@ def test_copies_follow_until_the_app_has_gone(
     assert capsys.readouterr().err.count("no answer") == 1
 
 
-def test_a_run_at_work_elsewhere_is_shown_as_such(store: str) -> None:
+def test_a_run_at_work_elsewhere_is_shown_as_such(store):
     with hold(ObjectStore(f"{store}/one")):
         runs = RunsFolder.at(pipeline.open_store(store))
         assert is_locked(runs.run("one"))
@@ -184,19 +177,19 @@ def test_a_run_at_work_elsewhere_is_shown_as_such(store: str) -> None:
     assert not is_locked(runs.run("one"))
 
 
-def test_every_answer_keeps_other_sites_from_framing_it() -> None:
+def test_every_answer_keeps_other_sites_from_framing_it():
     from fintrader_app.served import Unframed
 
-    sent: list[Any] = []
+    sent = []
 
-    async def answers(scope: Any, receive: Any, send: Any) -> None:
+    async def answers(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"etag", b"1")]})
         await send({"type": "http.response.body", "body": b"page"})
 
-    async def send(message: Any) -> None:
+    async def send(message):
         sent.append(message)
 
-    asyncio.run(Unframed(answers)({"type": "http"}, None, send))  # type: ignore[arg-type]
+    asyncio.run(Unframed(answers)({"type": "http"}, None, send))
     headers = dict(sent[0]["headers"])
     assert headers[b"x-frame-options"] == b"SAMEORIGIN"
     assert headers[b"content-security-policy"] == b"frame-ancestors 'self'"

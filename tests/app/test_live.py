@@ -1,7 +1,5 @@
 """The page of deployments: finished, halted, damaged, absent."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -17,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "app" / "fintrader_app" / "views"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with one deployment that has ended."""
     folder = tmp_path_factory.mktemp("deployments")
     data = settings(
@@ -28,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+def drawn(folder, monkeypatch):
     monkeypatch.setenv(DEPLOYMENTS_DIR_VARIABLE, str(folder))
     monkeypatch.setenv(RUNS_DIR_VARIABLE, str(folder / "runs"))
     page = AppTest.from_file(str(SCRIPT), default_timeout=60).run()
@@ -36,7 +34,7 @@ def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
     return page
 
 
-def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_is_shown(made, monkeypatch):
     page = drawn(made, monkeypatch)
     assert {metric.label for metric in page.metric} >= {
         "Bars",
@@ -52,7 +50,7 @@ def test_a_deployment_is_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not page.button  # nothing here trades
 
 
-def test_a_deployment_is_on_one_clock(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployment_is_on_one_clock(made, monkeypatch):
     page = drawn(made, monkeypatch)
     decided = {metric.label: metric.value for metric in page.metric}["Newest decision"]
     assert decided.endswith(("EST", "EDT"))
@@ -66,7 +64,7 @@ def test_a_deployment_is_on_one_clock(made: Path, monkeypatch: pytest.MonkeyPatc
     assert all(when.endswith("UTC") for when in page.dataframe[-1].value["When"])
 
 
-def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_halt_says_why_and_what_goes_on(tmp_path, monkeypatch):
     bundle, market = frozen(
         tmp_path / "mine-paper", settings(features={"names": ["return_1", "sma_26"]})
     )
@@ -78,9 +76,7 @@ def test_a_halt_says_why_and_what_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert "`fintrader resume mine-paper`" in page.error[0].value  # to be copied as it stands
 
 
-def test_damage_and_absence_are_sentences(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_and_absence_are_sentences(made, tmp_path, monkeypatch):
     assert "fintrader paper" in drawn(tmp_path, monkeypatch).info[0].value.replace("\\", "")
     shutil.copytree(made / "mine", tmp_path / "mine")
     (tmp_path / "mine" / "journal.sqlite").write_bytes(b"123")

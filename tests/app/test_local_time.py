@@ -1,11 +1,7 @@
 """One clock a page, and the tables that the report has too."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,19 +9,19 @@ import pytest
 from fintrader.results.allocation import OTHER, pnl_table, symbol_pnl
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import percent
-from tests.app.conftest import Open, healthy, said, table_with
+from tests.app.conftest import healthy, said, table_with
 
 ZONE = "America/New_York"
 OPENING = {"market": "09:30", "utc": "14:30"}  # of the market of these tests, in winter
 
 
-def charts(test: Any) -> str:
+def charts(test):
     """Everything that the charts of a page hold, as JSON."""
     return "\n".join(chart.proto.spec for chart in test.get("plotly_chart"))
 
 
 @pytest.mark.parametrize("clock", ["market", "utc"])
-def test_the_backtest_is_on_one_clock(open_page: Open, template: Path, clock: str) -> None:
+def test_the_backtest_is_on_one_clock(open_page, template, clock):
     ends = {"market": "EST", "utc": "UTC"}
     for part in ("curves", "trades", "profit", "calendar", "decisions"):
         test = open_page(template, "backtest", run="demo", part=part, clock=clock)
@@ -50,9 +46,7 @@ def test_the_backtest_is_on_one_clock(open_page: Open, template: Path, clock: st
     assert title in "".join(str(frame.proto.columns) for frame in test.dataframe)
 
 
-def test_the_clock_is_in_the_address_and_the_market_page_follows_it(
-    open_page: Open, template: Path
-) -> None:
+def test_the_clock_is_in_the_address_and_the_market_page_follows_it(open_page, template):
     test = open_page(template, "backtest", run="demo")
     (switch,) = [one for one in test.get("button_group") if one.label == "Clock"]
     assert "Times are New York's." in said(test).replace("\\", "")
@@ -72,7 +66,7 @@ def test_the_clock_is_in_the_address_and_the_market_page_follows_it(
     assert test.query_params["run"] == "demo"
 
 
-def test_a_market_in_utc_has_no_switch(open_page: Open, site: Path) -> None:
+def test_a_market_in_utc_has_no_switch(open_page, site):
     path = site / "runs" / "demo" / "backtest" / "context.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"timezone": "UTC"}))
     test = open_page(site, "backtest", run="demo")
@@ -81,13 +75,13 @@ def test_a_market_in_utc_has_no_switch(open_page: Open, site: Path) -> None:
     assert "Times are UTC, the market's own" in said(test)
 
 
-def test_an_unknown_clock_is_said_and_the_markets_taken(open_page: Open, template: Path) -> None:
+def test_an_unknown_clock_is_said_and_the_markets_taken(open_page, template):
     test = open_page(template, "backtest", run="demo", clock="<b>moon")
     assert any("clock" in str(one.value) for one in test.warning)
     assert "Times are New York" in said(test)
 
 
-def test_profit_and_round_trips_are_the_reports(open_page: Open, template: Path) -> None:
+def test_profit_and_round_trips_are_the_reports(open_page, template):
     stored = read_backtest(template / "runs" / "demo" / "backtest")
     test = open_page(template, "backtest", run="demo", part="profit")
     mine = stored.trades[stored.trades["strategy"] == "ensemble"]
@@ -113,7 +107,7 @@ def test_profit_and_round_trips_are_the_reports(open_page: Open, template: Path)
     assert lots["closed"].is_monotonic_decreasing
 
 
-def test_years_and_months_are_the_stored_returns(open_page: Open, template: Path) -> None:
+def test_years_and_months_are_the_stored_returns(open_page, template):
     stored = read_backtest(template / "runs" / "demo" / "backtest")
     test = open_page(template, "backtest", run="demo", part="calendar", beside="equal_weight")
     year = table_with(test, "Year")
@@ -125,7 +119,7 @@ def test_years_and_months_are_the_stored_returns(open_page: Open, template: Path
     assert table_with(test, "Month")["Sessions"].sum() == len(stored.ends)
 
 
-def test_a_backtest_on_another_clock_is_the_same_backtest(template: Path) -> None:
+def test_a_backtest_on_another_clock_is_the_same_backtest(template):
     stored = read_backtest(template / "runs" / "demo" / "backtest")
     local = stored.on_clock(ZONE)
     assert (stored.timezone, local.timezone) == ("UTC", ZONE)

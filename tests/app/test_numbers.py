@@ -4,14 +4,10 @@ What a report shows as well is compared in `tests/results`: texts in `test_same_
 `test_figures.py`.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import sqlite3
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import DASH, count, duration, percent, ratio, statistic
 from fintrader_app import tables
-from tests.app.conftest import Open, box, cards, healthy, said, table_with
+from tests.app.conftest import box, cards, healthy, said, table_with
 from tests.results.test_figures import numbers
 
 OF_A_YEAR = {
@@ -35,19 +31,17 @@ OF_A_YEAR = {
 NO_COLOUR = Metric.MetricColor.GRAY
 
 
-def stored(path: Path) -> Any:
+def stored(path):
     return json.loads(path.read_text())
 
 
-def metrics_of(site: Path, name: str) -> dict[str, Any]:
+def metrics_of(site, name):
     """The stored metrics of each strategy; how they follow from returns is the metrics' own tests'
     concern."""
     return dict(stored(site / "runs" / name / "backtest" / "metrics.json"))
 
 
-def test_headline_cards_and_the_papers_table_are_the_stored_metrics(
-    open_page: Open, template: Path
-) -> None:
+def test_headline_cards_and_the_papers_table_are_the_stored_metrics(open_page, template):
     test = open_page(template, "runs", run="demo")
     metrics = metrics_of(template, "demo")
     mine = metrics["ensemble"]
@@ -70,9 +64,7 @@ def test_headline_cards_and_the_papers_table_are_the_stored_metrics(
             assert row[title] == told, (row["Strategy"], key)
 
 
-def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(
-    open_page: Open, template: Path
-) -> None:
+def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page, template):
     table = open_page(template, "runs").dataframe[0].value.set_index("name")
     columns = {"return": "cumulative_return", "sharpe": "sharpe", "drawdown": "max_drawdown"}
     for name in ("demo", "second"):
@@ -86,7 +78,7 @@ def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(
         assert table.loc[name, ["return", "index", "sharpe", "drawdown"]].isna().all()
 
 
-def test_before_the_table_stand_its_first_rows(open_page: Open, template: Path) -> None:
+def test_before_the_table_stand_its_first_rows(open_page, template):
     """As HTML, which needs none of a table's code; the table then holds the same runs in the same
     order."""
     first = open_page(template, "runs", ready=False)
@@ -108,9 +100,7 @@ def test_before_the_table_stand_its_first_rows(open_page: Open, template: Path) 
             assert told == (DASH if np.isnan(value) else f"{value:.2%}")
 
 
-def test_a_tournaments_numbers_are_those_of_its_leaderboard(
-    open_page: Open, template: Path
-) -> None:
+def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page, template):
     test = open_page(template, "tournament", run="demo")
     shown = cards(test)
     with sqlite3.connect(template / "runs" / "demo" / "leaderboard.sqlite") as connection:
@@ -133,9 +123,7 @@ def test_a_tournaments_numbers_are_those_of_its_leaderboard(
 
 
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])
-def test_a_pods_cards_and_curves_are_those_of_its_files(
-    open_page: Open, template: Path, pod: str
-) -> None:
+def test_a_pods_cards_and_curves_are_those_of_its_files(open_page, template, pod):
     demo = template / "runs" / "demo"
     with sqlite3.connect(demo / "leaderboard.sqlite") as connection:
         connection.row_factory = sqlite3.Row
@@ -160,7 +148,7 @@ def test_a_pods_cards_and_curves_are_those_of_its_files(
     assert numbers(drawn) == [line["entropy"] for line in lines]
 
 
-def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: Path) -> None:
+def test_a_markets_numbers_are_those_of_its_tensors(open_page, template):
     market = MarketTensors.load(template / "data" / "tensors" / "market-0.safetensors")
     shown = cards(open_page(template, "market", run="demo"))
     assert shown["Bars"] == count(market.num_bars)
@@ -171,9 +159,7 @@ def test_a_markets_numbers_are_those_of_its_tensors(open_page: Open, template: P
     assert shown["Index"] == market.benchmark_name
 
 
-def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(
-    open_page: Open, template: Path
-) -> None:
+def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_page, template):
     lines = ("demo / ensemble", "second / best")
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
     table = table_with(test, "Metric").set_index("Metric")
@@ -193,9 +179,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(
         assert row[lines[1]] == told, key
 
 
-def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(
-    open_page: Open, site: Path
-) -> None:
+def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, site):
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy").set_index("Strategy").loc["Null model"]
     metrics = stored(site / "runs" / "demo" / "backtest" / "context.json")["null_model"]
@@ -226,9 +210,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("page", CHOICES)
-def test_choices_come_from_the_address_and_stay_in_it(
-    open_page: Open, template: Path, page: str
-) -> None:
+def test_choices_come_from_the_address_and_stay_in_it(open_page, template, page):
     test = open_page(template, page, times=2, **CHOICES[page])
     healthy(test)
     assert "is not here" not in said(test)
@@ -247,9 +229,7 @@ def test_choices_come_from_the_address_and_stay_in_it(
         assert test.query_params["pods"] in ("p0004", ["p0004"])
 
 
-def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(
-    open_page: Open, template: Path
-) -> None:
+def test_profit_by_symbol_and_the_years_are_the_change_of_the_account(open_page, template):
     found = read_backtest(template / "runs" / "demo" / "backtest")
     wealth = found.curve()["ensemble"].to_numpy()
     page = open_page(template, "backtest", run="demo", part="profit")

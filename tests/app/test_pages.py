@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import itertools
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,7 @@ from fintrader.stages import Stage
 from fintrader.system import try_lock
 from fintrader_app import artifacts, markets
 from fintrader_app.shell import strip_html
-from tests.app.conftest import PAGES, Open, box, healthy, said
+from tests.app.conftest import PAGES, box, healthy, said
 from tests.engines import fakes
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
@@ -37,9 +33,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_without_runs_there_is_a_message_and_no_number(
-    open_page: Open, tmp_path: Path, page: str
-) -> None:
+def test_without_runs_there_is_a_message_and_no_number(open_page, tmp_path, page):
     test = open_page(tmp_path, page)
     healthy(test)
     assert not test.metric
@@ -49,7 +43,7 @@ def test_without_runs_there_is_a_message_and_no_number(
 
 
 @pytest.mark.parametrize("page", ["runs", "tournament", "pod", "market"])
-def test_a_run_at_work_says_so(open_page: Open, site: Path, page: str) -> None:
+def test_a_run_at_work_says_so(open_page, site, page):
     with RunFolder.named("racing", site / "runs").lock():
         test = open_page(site, page, run="racing")
         healthy(test)
@@ -58,7 +52,7 @@ def test_a_run_at_work_says_so(open_page: Open, site: Path, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_of_a_finished_run_is_drawn(open_page: Open, template: Path, page: str) -> None:
+def test_every_page_of_a_finished_run_is_drawn(open_page, template, page):
     test = open_page(template, page, run="demo", times=2)
     healthy(test)
     assert not test.error
@@ -66,7 +60,7 @@ def test_every_page_of_a_finished_run_is_drawn(open_page: Open, template: Path, 
         assert test.get("plotly_chart"), said(test)
 
 
-def test_every_part_of_a_page_is_there(open_page: Open, template: Path) -> None:
+def test_every_part_of_a_page_is_there(open_page, template):
     for page, query in PARTS:
         test = open_page(template, page, run="demo", **query)
         healthy(test)
@@ -82,9 +76,7 @@ def test_every_part_of_a_page_is_there(open_page: Open, template: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["runs", "tournament", "pod", "honesty"])
-def test_a_walk_forward_shows_the_tournaments_of_its_folds(
-    open_page: Open, site: Path, page: str
-) -> None:
+def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page):
     demo = site / "runs" / "demo"
     best = {}
     for seed, fold in enumerate(("00", "01")):
@@ -111,9 +103,7 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(
 
 @pytest.mark.parametrize("page", ["tournament", "pod", "backtest", "honesty", "compare"])
 @pytest.mark.parametrize("name", ["started", "racing", "raced"])
-def test_a_run_that_was_killed_half_way_has_every_page(
-    open_page: Open, site: Path, page: str, name: str
-) -> None:
+def test_a_run_that_was_killed_half_way_has_every_page(open_page, site, page, name):
     with (site / "runs" / name / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "laun')
     if (site / "runs" / name / "pods").exists():
@@ -151,9 +141,9 @@ DAMAGE = {
 }
 
 
-def test_every_way_a_file_is_damaged_is_a_typed_error(site: Path) -> None:
+def test_every_way_a_file_is_damaged_is_a_typed_error(site):
     demo = RunsFolder.at(site / "runs").run("demo")
-    readers: dict[str, Callable[[], object]] = {
+    readers = {
         "backtest/metrics.json": lambda: artifacts.backtest(demo).metrics,
         "backtest/equity.parquet": lambda: artifacts.backtest(demo).equity,
         "backtest/positions.parquet": lambda: artifacts.backtest(demo).positions,
@@ -176,9 +166,7 @@ def test_every_way_a_file_is_damaged_is_a_typed_error(site: Path) -> None:
     "damage",
     ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in (*DAMAGE, "manifest"))],
 )
-def test_pages_of_a_run_with_everything_damaged(
-    open_page: Open, site: Path, page: str, damage: str
-) -> None:
+def test_pages_of_a_run_with_everything_damaged(open_page, site, page, damage):
     for artifact, kind in zip(ARTIFACTS, itertools.cycle(DAMAGE)):
         if (
             damage == "manifest" or artifact != "manifest.json"
@@ -189,7 +177,7 @@ def test_pages_of_a_run_with_everything_damaged(
         healthy(test)
 
 
-def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path) -> None:
+def test_a_damaged_file_is_named_and_shows_no_number(open_page, site):
     (site / "runs" / "demo" / "backtest" / "equity.parquet").write_bytes(b"PAR1 no")
     test = open_page(site, "backtest", run="demo")
     assert "equity" in said(test)
@@ -197,7 +185,7 @@ def test_a_damaged_file_is_named_and_shows_no_number(open_page: Open, site: Path
     assert not test.metric
 
 
-def test_the_market_of_another_run_is_refused(open_page: Open, site: Path) -> None:
+def test_the_market_of_another_run_is_refused(open_page, site):
     market = site / "data" / "tensors" / "market-0.safetensors"
     fakes.save_market(site / "other", bars=600, seed=5)
     shutil.copyfile(site / "other" / "market-5.safetensors", market)
@@ -206,7 +194,7 @@ def test_the_market_of_another_run_is_refused(open_page: Open, site: Path) -> No
     assert not test.metric
 
 
-def test_a_damaged_market_is_named(open_page: Open, site: Path) -> None:
+def test_a_damaged_market_is_named(open_page, site):
     market = site / "data" / "tensors" / "market-0.safetensors"
     DAMAGE["half"](market)
     with pytest.raises(DamagedFileError):
@@ -218,7 +206,7 @@ def test_a_damaged_market_is_named(open_page: Open, site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["runs", "backtest", "compare"])
-def test_a_thousand_runs_are_listed(open_page: Open, crowd: Path, page: str) -> None:
+def test_a_thousand_runs_are_listed(open_page, crowd, page):
     test = open_page(crowd, page, run="run-0500")
     healthy(test)
     assert not test.error
@@ -227,7 +215,7 @@ def test_a_thousand_runs_are_listed(open_page: Open, crowd: Path, page: str) -> 
 
 
 @pytest.mark.parametrize("page", ["runs", "tournament", "pod", "backtest", "honesty", "compare"])
-def test_a_million_rows_stay_under_the_chart_limit(open_page: Open, long: Path, page: str) -> None:
+def test_a_million_rows_stay_under_the_chart_limit(open_page, long, page):
     query = {"runs": "demo"} if page == "compare" else {"run": "demo", "pod": "p0001"}
     test = open_page(long, page, **query)
     healthy(test)
@@ -244,7 +232,7 @@ def test_a_million_rows_stay_under_the_chart_limit(open_page: Open, long: Path, 
         assert "Put together in 60 bins" in said(test)
 
 
-def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Path) -> None:
+def test_locked_without_manifest_counts_as_running(open_page, tmp_path):
     folder = RunFolder.named("fresh", tmp_path / "runs")
     with folder.lock():
         test = open_page(tmp_path, "runs")
@@ -255,7 +243,7 @@ def test_locked_without_manifest_counts_as_running(open_page: Open, tmp_path: Pa
         assert "running" in open_page(tmp_path, "runs").dataframe[0].value["status"][0]
 
 
-def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say() -> None:
+def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say():
     found = [
         Stage("data", "done", 2.0),
         Stage("<b>x", "running", 1.0, "<script>", 1, 4, "pods", 9.0),
@@ -268,7 +256,7 @@ def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say() -> No
     assert "not begun" in strip_html([Stage("report", "waiting")], alive=False)
 
 
-def test_a_run_that_failed_says_why_on_its_pages(open_page: Open, site: Path) -> None:
+def test_a_run_that_failed_says_why_on_its_pages(open_page, site):
     manifest = Manifest.load(site / "runs" / "racing" / "manifest.json")
     manifest.update(
         failure={

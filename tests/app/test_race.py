@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import itertools
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +26,7 @@ from tests.engines import fakes
 from tests.results.test_figures import numbers
 
 
-def table(*rows: dict[str, object]) -> pd.DataFrame:
+def table(*rows):
     blank = {
         "parent": None,
         "origin": "fresh",
@@ -61,7 +58,7 @@ RACE = (
 )
 
 
-def test_pace_by_hand() -> None:
+def test_pace_by_hand():
     pace = race.pace(table(*RACE), 7, {"d": 120.0}, alive=True, now=150.0)
     assert (pace.planned, pace.made, pace.done, pace.failed, pace.running, pace.best) == (
         7,
@@ -76,24 +73,24 @@ def test_pace_by_hand() -> None:
     assert pace.left_seconds == pytest.approx((10 + 30 + 10) / 3 * 4 / 1)
 
 
-def test_the_clock_stops_with_the_race() -> None:
+def test_the_clock_stops_with_the_race():
     dead = race.pace(table(*RACE), 7, alive=False, now=1e9)
     assert (dead.running, dead.elapsed_seconds, dead.left_seconds) == (0, 30.0, None)
     assert race.pace(table(*RACE[:3]), 3, alive=True, now=1e9).elapsed_seconds == 30.0
 
 
-def test_pace_before_the_first_result() -> None:
+def test_pace_before_the_first_result():
     pace = race.pace(table(RACE[3]), None, {"d": 120.0}, alive=True, now=150.0)
     assert pace.elapsed_seconds == 30.0
     assert (pace.best, pace.steps_per_second, pace.left_seconds) == (None, None, None)
     assert race.pace(pd.DataFrame(), 3, alive=True).done == 0
 
 
-def test_lanes_do_not_overlap() -> None:
+def test_lanes_do_not_overlap():
     found, total = race.attempts(table(*RACE), {"d": 120.0}, [], now=150.0)
     assert len(found) == total == 4
     figure = race.timeline_figure(found, total)
-    spans: dict[int, list[tuple[float, float]]] = {}
+    spans = {}
     for trace in figure.data:
         for lane, base, width in zip(trace.y, trace.base, trace.x, strict=True):
             spans.setdefault(int(lane), []).append((base, base + width))
@@ -102,7 +99,7 @@ def test_lanes_do_not_overlap() -> None:
         assert all(one[1] <= two[0] + 1e-9 for one, two in itertools.pairwise(found))
 
 
-def test_tree_places_everyone_once_however_deep() -> None:
+def test_tree_places_everyone_once_however_deep():
     pods = table(
         *RACE, {"pod": "x", "parent": "y"}, {"pod": "y", "parent": "x"}
     )  # a circle no generator makes
@@ -118,7 +115,7 @@ def test_tree_places_everyone_once_however_deep() -> None:
     assert len(race.tree_rows(table(*chain))) == 3000
 
 
-def test_at_work() -> None:
+def test_at_work():
     log = [
         {"event": "started", "time": 1.0},
         {"event": "launched", "pod": "a", "time": 2.0},
@@ -131,7 +128,7 @@ def test_at_work() -> None:
     assert race.at_work([*log, {"event": "resumed", "time": 7.0}]) == {}
 
 
-def test_figures_are_dressed_for_the_dark() -> None:
+def test_figures_are_dressed_for_the_dark():
     figure = go.Figure(go.Scatter(x=[0, 1], y=[1.0, 2.0], line={"color": "#0b4f9e"}))
     figure.update_layout(paper_bgcolor="white", title="x", font={"color": "#1f2933"})
     light, dark = (charts.dressed(go.Figure(figure), dark=dark) for dark in (False, True))
@@ -142,7 +139,7 @@ def test_figures_are_dressed_for_the_dark() -> None:
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "1", True, [], 10**400])
-def test_what_is_no_number_is_a_dash(value: object) -> None:
+def test_what_is_no_number_is_a_dash(value):
     assert {
         percent(value),
         ratio(value),
@@ -153,7 +150,7 @@ def test_what_is_no_number_is_a_dash(value: object) -> None:
     } == {"–"}
 
 
-def test_wording() -> None:
+def test_wording():
     assert percent(0.12345) == "12.35 %"
     assert percent(-0.5, signed=True) == "-50.00 %"
     assert percent(4926.0) == "492,600 %"
@@ -170,21 +167,21 @@ def test_wording() -> None:
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def pods(tmp_path_factory):
     """A race of 2,000 pods as the app reads it."""
     folder = RunFolder(tmp_path_factory.mktemp("race"))
     fakes.long_race(folder, pods=2_000)
     return artifacts.pods(Folder(folder.root.resolve()))
 
 
-def dressed(figure: go.Figure) -> list[Any]:
+def dressed(figure):
     """Its traces as the browser has them."""
     found = charts.dressed(figure, dark=False)
     assert figure_bytes(found) <= MAX_CHART_BYTES
     return list(found.to_plotly_json()["data"])
 
 
-def points(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
+def points(trace):
     """x, y, colour and hover text of each drawn point of a trace."""
     colour = trace["marker"]["color"]
     colours = [colour] * len(trace["customdata"]) if isinstance(colour, str) else numbers(colour)
@@ -193,7 +190,7 @@ def points(trace: dict[str, Any]) -> list[tuple[Any, ...]]:
     )
 
 
-def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods: pd.DataFrame) -> None:
+def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods):
     values = race.hyper_table(pods)["learning_rate"]
     by_pod = pods.assign(value=values).set_index("pod")
     drawn = points(dressed(race.drift_figure(pods, values, "learning_rate"))[0])
@@ -208,11 +205,11 @@ def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods: pd.DataFrame) ->
     assert (np.diff(numbers(best["y"]))[:-1] > 0).all()
 
 
-def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) -> None:
+def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods):
     figure = race.lineage_figure(pods)
     edges, *clouds = dressed(figure)
     by_pod = pods.set_index("pod")
-    place: dict[tuple[float, float], str] = {}
+    place = {}
     for x, y, colour, told in (point for cloud in clouds for point in points(cloud)):
         pod = told.split(" ")[0]
         row = by_pod.loc[pod]
@@ -237,7 +234,7 @@ def test_points_of_the_lineage_are_pods_and_edges_are_pairs(pods: pd.DataFrame) 
     assert pods.loc[pods["score"].idxmax(), "pod"] in drawn
 
 
-def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods: pd.DataFrame) -> None:
+def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
     few = pods.head(8)
     start = float(few["started"].min())
     lost = {"event": "lost", "attempt": 1}

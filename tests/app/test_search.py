@@ -1,12 +1,7 @@
 """What the score went with, drawn: which pods, on which axes, and a sentence where there is nothing
 to draw."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from fintrader.files import write_text
@@ -14,16 +9,16 @@ from fintrader.results.figures.downsample import MAX_CHART_BYTES, figure_bytes
 from fintrader.results.folders import Folder
 from fintrader.results.importance import importance
 from fintrader_app import charts, search
-from tests.app.conftest import Open, box, healthy, said
+from tests.app.conftest import box, healthy, said
 from tests.results.test_importance import race
 
 
-def pods_of(size: int, **more: object) -> pd.DataFrame:
+def pods_of(size, **more):
     pods = race(size, planted="rate", noise=0.3)
     return pods.assign(pod=[f"p{k:04d}" for k in range(size)], **more)
 
 
-def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_names() -> None:
+def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_names():
     pods = pods_of(40)
     pods.loc[3, "score"] = np.nan
     figure = search.slice_figure(pods, "rate", log=True)
@@ -48,7 +43,7 @@ def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_na
     assert sorted(score.values) == sorted(pods["score"].dropna())
 
 
-def test_of_thousands_of_pods_and_many_settings_some_are_drawn_and_the_page_says_how_many() -> None:
+def test_of_thousands_of_pods_and_many_settings_some_are_drawn_and_the_page_says_how_many():
     pods = pods_of(5_000)
     pods["hyper"] = [{f"s{k:02d}": row["rate"] * k for k in range(12)} for row in pods["hyper"]]
     names = search.varied(pods)
@@ -61,7 +56,7 @@ def test_of_thousands_of_pods_and_many_settings_some_are_drawn_and_the_page_says
         assert figure_bytes(charts.dressed(one, dark=True)) <= MAX_CHART_BYTES
 
 
-def test_bars_below_luck_are_grey() -> None:
+def test_bars_below_luck_are_grey():
     found = importance(pods_of(60))
     figure = search.importance_figure(found)
     colours = dict(zip(figure.data[0].y, figure.data[0].marker.color, strict=True))
@@ -69,7 +64,7 @@ def test_bars_below_luck_are_grey() -> None:
     assert "60 pods" in search.importance_words(found)
 
 
-def test_a_setting_that_only_some_have_or_that_is_constant_has_no_axis() -> None:
+def test_a_setting_that_only_some_have_or_that_is_constant_has_no_axis():
     pods = pods_of(4)
     pods["hyper"] = [{"a": k, "b": 1, "c": [k % 2], **({"d": k} if k else {})} for k in range(4)]
     assert search.varied(pods) == ["a", "c"]
@@ -77,7 +72,7 @@ def test_a_setting_that_only_some_have_or_that_is_constant_has_no_axis() -> None
     assert search.varied(pods[:0]) == []
 
 
-def test_the_configuration_says_which_axes_are_logarithmic(tmp_path: Path) -> None:
+def test_the_configuration_says_which_axes_are_logarithmic(tmp_path):
     folder = Folder(tmp_path.resolve())
     assert search.drawn_in_log(folder) == frozenset()
     for text, expected in (
@@ -89,9 +84,7 @@ def test_the_configuration_says_which_axes_are_logarithmic(tmp_path: Path) -> No
         assert search.drawn_in_log(folder) == expected
 
 
-def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(
-    open_page: Open, template: Path, long: Path
-) -> None:
+def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(open_page, template, long):
     few = open_page(template, "tournament", run="demo")
     healthy(few)
     assert "Importance takes 12 scored pods" in said(few)

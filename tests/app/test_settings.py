@@ -1,24 +1,20 @@
 """A run's settings on its pages: what is not a default is marked, what differs stands side by side,
 secrets nowhere."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import yaml
 
 from fintrader.config import dump_yaml
 from fintrader.files import write_text
 from fintrader.pipeline.config import RunConfig
-from tests.app.conftest import Open, healthy, said, table_with
+from tests.app.conftest import healthy, said, table_with
 
 
-def give(site: Path, name: str, **changes: object) -> None:
+def give(site, name, **changes):
     """Give a stored run these settings."""
     write_text(site / "runs" / name / "config.yaml", dump_yaml(RunConfig(name=name, **changes)))
 
 
-def test_settings_that_are_no_defaults_stand_on_the_runs_page(open_page: Open, site: Path) -> None:
+def test_settings_that_are_no_defaults_stand_on_the_runs_page(open_page, site):
     give(site, "demo", seed=7, agent={"algo": "sac", "tau": 0.5})
     test = open_page(site, "runs", run="demo")
     healthy(test)
@@ -28,7 +24,7 @@ def test_settings_that_are_no_defaults_stand_on_the_runs_page(open_page: Open, s
     assert set(shown.index) == {"name", "seed", "agent.algo", "agent.tau"}
 
 
-def test_compare_shows_only_the_settings_that_differ(open_page: Open, site: Path) -> None:
+def test_compare_shows_only_the_settings_that_differ(open_page, site):
     give(site, "demo", seed=0, env={"cost_bps": 5.0})
     old = yaml.safe_load(dump_yaml(RunConfig(name="second", seed=0))) | {
         "desk": {"api_key": "s3cr3t", "whim": 2}

@@ -1,9 +1,6 @@
 """The compiled ledger against the environment's, over random markets, settings and actions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,7 +40,7 @@ ENDS_AND_IS_CALLED_IN = EnvSettings(
 """With seed 387 one symbol ends at the bar of a margin call."""
 
 
-def both(chosen: EnvSettings, seed: int) -> tuple[Any, Any]:
+def both(chosen, seed):
     volume = (1e9, 400.0)[seed % 2]
     events = seed % 3 > 0
     market = make_market(70, 5, seed=seed, volatility=0.03, volume=volume, events=events)
@@ -57,7 +54,7 @@ def both(chosen: EnvSettings, seed: int) -> tuple[Any, Any]:
 @settings(max_examples=examples(80))
 @example(chosen=ENDS_AND_IS_CALLED_IN, seed=387)
 @given(chosen=env_settings(), seed=st.integers(0, 10**6))
-def test_every_setting_is_bit_for_bit_the_environments(chosen: EnvSettings, seed: int) -> None:
+def test_every_setting_is_bit_for_bit_the_environments(chosen, seed):
     fast, slow = both(chosen, seed)
     assert (fast.equity == slow.equity).all()
     assert (fast.income_usd == slow.income_usd).all()
@@ -95,7 +92,7 @@ def test_every_setting_is_bit_for_bit_the_environments(chosen: EnvSettings, seed
     )
 
 
-def networks(num_assets: int, members: int) -> EnsemblePolicy:
+def networks(num_assets, members):
     """Members that trade: weights far from where training begins."""
     torch.manual_seed(0)
     layout = ObservationLayout(num_assets, 2, 2)
@@ -108,7 +105,7 @@ def networks(num_assets: int, members: int) -> EnsemblePolicy:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
+def test_a_bound_ensemble_trades_what_its_networks_would(interval):
     """Every action is the networks' own to float32 rounding, and the same actions give the same
     equities."""
     market = make_market(150, 5, session_bars=30)
@@ -142,7 +139,7 @@ def test_a_bound_ensemble_trades_what_its_networks_would(interval: int) -> None:
     )  # a share more or less, where rounding decides
 
 
-def test_a_diverged_network_is_named_however_it_is_asked() -> None:
+def test_a_diverged_network_is_named_however_it_is_asked():
     market = make_market(40, 5)
     policy = networks(5, 2)
     next(policy.parameters()).fill_(float("nan"))
@@ -156,7 +153,7 @@ def test_a_diverged_network_is_named_however_it_is_asked() -> None:
     )  # clipped, as training clips it
 
 
-def test_ruin_as_in_the_environment() -> None:
+def test_ruin_as_in_the_environment():
     for interval in (1, 7):
         chosen = EnvSettings(
             decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False
@@ -171,8 +168,8 @@ def test_ruin_as_in_the_environment() -> None:
         assert (fast.shares == slow.shares).all()
 
 
-def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
-    def once_at_first(market: Any, share: float) -> Any:
+def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings():
+    def once_at_first(market, share):
         account = BacktestAccount(market, EnvSettings(random_start=False))
         action = torch.full((1, market.num_assets), share)
         return trade(lambda account: action, account, name="once", due=lambda bar: market.num_bars)
@@ -186,7 +183,7 @@ def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings() -> None:
     assert once.trade_list_profit() == pytest.approx(once.equity[-1] - once.equity[0])
 
 
-def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
+def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
     market = crashing_market()
     gone = torch.arange(market.num_bars) > 30
     close = market.close.clone()
@@ -208,7 +205,7 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later() -> None:
 
 
 @pytest.mark.gpu
-def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest() -> None:
+def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     market = make_market(120, 5, session_bars=20)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +19,7 @@ from tests.engines.policies import noisy_policy
 from tests.factories import clock, make_market, numbers
 
 
-def priced(close: np.ndarray, *, session_bars: int, volume: float = 1000.0) -> MarketTensors:
+def priced(close, *, session_bars, volume=1000.0):
     """A market of these closes; every bar opens where the one before closed."""
     bars, assets = close.shape
     return MarketTensors(
@@ -41,9 +39,7 @@ def priced(close: np.ndarray, *, session_bars: int, volume: float = 1000.0) -> M
     )
 
 
-def held(
-    market: MarketTensors, name: str, shares: np.ndarray, equity: np.ndarray
-) -> BacktestResult:
+def held(market, name, shares, equity):
     """A result of these holdings and this wealth, without costs and trades."""
     nothing = np.zeros(len(equity))
     return BacktestResult(
@@ -59,7 +55,7 @@ def held(
     )
 
 
-def test_attribution_by_hand() -> None:
+def test_attribution_by_hand():
     """A rises 10 % while all is held in A, falls 10 % while all is in B, which stands still. The
     portfolio holds A."""
     market = priced(np.array([[100.0, 50], [110, 50], [99, 50]]), session_bars=3)
@@ -83,7 +79,7 @@ def test_attribution_by_hand() -> None:
 
 
 @pytest.mark.parametrize("events", [False, True])
-def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None:
+def test_attribution_is_what_loops_over_bars_and_fills_say(events):
     market = make_market(300, 4, session_bars=20, events=events)
     settings = EnvSettings(cost_bps=7, fractional=True)
     ours = simulate(noisy_policy(4), market, settings, name="ensemble")
@@ -121,7 +117,7 @@ def test_attribution_is_what_loops_over_bars_and_fills_say(events: bool) -> None
     assert found.fills_usd == pytest.approx(fills, abs=300.0 if events else 5.0)
 
 
-def test_a_walk_forward_is_attributed_as_a_whole() -> None:
+def test_a_walk_forward_is_attributed_as_a_whole():
     market = make_market(400, 4, session_bars=20, gaps=False)
     settings = EnvSettings(cost_bps=5)
     windows = [market.window(0, 200), market.window(200, 400)]
@@ -141,7 +137,7 @@ def test_a_walk_forward_is_attributed_as_a_whole() -> None:
     assert analyse(results, market.window(0, 200)) is None  # another window's market
 
 
-def test_execution_by_hand() -> None:
+def test_execution_by_hand():
     market = priced(np.array([[100.0, 50], [101, 50], [102, 50]]), session_bars=3)
     rows = [
         # decided at the close of bar 0, filled in bar 1: 1 % above what was seen, half of the
@@ -174,7 +170,7 @@ def test_execution_by_hand() -> None:
 
 
 @pytest.mark.parametrize("events", [False, True])
-def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
+def test_execution_is_what_a_loop_over_fills_says(events):
     market = make_market(200, 4, session_bars=20, volume=3e4, events=events)
     result = simulate(noisy_policy(4), market, EnvSettings(cost_bps=5), name="ensemble")
     found = measure_execution(result, [market])
@@ -201,7 +197,7 @@ def test_execution_is_what_a_loop_over_fills_says(events: bool) -> None:
     assert sum(row.notional_usd for row in found.groups) == pytest.approx(found.total.notional_usd)
 
 
-def test_factors_are_what_sorting_says() -> None:
+def test_factors_are_what_sorting_says():
     market = make_market(20 * 45, 9, session_bars=20, gaps=False)
     table = factor_returns([market])
     assert table.shape == (45, len(FACTORS))
@@ -223,7 +219,7 @@ def test_factors_are_what_sorting_says() -> None:
             assert table[day, column] == pytest.approx(expected), (day, column)
 
 
-def test_the_future_moves_no_factor_rank() -> None:
+def test_the_future_moves_no_factor_rank():
     market = make_market(20 * 30, 9, session_bars=20, gaps=False)
     later = market.close.clone()
     later[560:] = later[560:].flip(1)
@@ -233,7 +229,7 @@ def test_the_future_moves_no_factor_rank() -> None:
     )
 
 
-def test_betas_are_those_of_a_library() -> None:
+def test_betas_are_those_of_a_library():
     sm = pytest.importorskip("statsmodels.api")
     rng = np.random.default_rng(3)
     factors = rng.normal(0, 0.01, (120, 3))

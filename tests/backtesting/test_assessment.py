@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -7,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fintrader.backtesting import BacktestResult, simulate, simulate_baselines
+from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.baselines import equal_weight
 from fintrader.backtesting.null_models import information_free, random_portfolios
@@ -22,7 +20,7 @@ from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market, pick_assets
 
 
-def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
+def with_returns(result, daily):
     """The same result with another equity curve: one bar a session, these daily returns."""
     equity = 1e6 * np.concatenate([[1.0], np.cumprod(1 + daily)])
     bars = len(equity)
@@ -36,14 +34,12 @@ def with_returns(result: BacktestResult, daily: np.ndarray) -> BacktestResult:
 
 
 @pytest.fixture(scope="module")
-def template() -> BacktestResult:
+def template():
     test = make_market(180, 4).split().test
     return simulate(noisy_policy(4), test, EnvSettings(), name="ensemble")
 
 
-def pair(
-    template: BacktestResult, ours: np.ndarray, theirs: np.ndarray
-) -> dict[str, BacktestResult]:
+def pair(template, ours, theirs):
     """A result and the benchmark portfolio it is measured against."""
     rival = with_returns(replace(template, name="equal_weight"), theirs)
     return measured_against(
@@ -51,9 +47,7 @@ def pair(
     )
 
 
-def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(
-    template: BacktestResult,
-) -> None:
+def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(template):
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     noise = rng.normal(0, 0.004, 250)
@@ -75,9 +69,7 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(
     assert [lucky.state, skilled.state] == ["not_told_from_luck", "likely_skill"]
 
 
-def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
-    template: BacktestResult,
-) -> None:
+def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template):
     rng = np.random.default_rng(4)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.0008, 0.004, 250), theirs)
@@ -96,7 +88,7 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(
     assert "third look at this window" in third.text
 
 
-def test_optimistic_fills_and_free_trading_get_no_good_verdict(template: BacktestResult) -> None:
+def test_optimistic_fills_and_free_trading_get_no_good_verdict(template):
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.002, 0.004, 250), theirs)
@@ -118,7 +110,7 @@ def test_optimistic_fills_and_free_trading_get_no_good_verdict(template: Backtes
     assert not foresight.is_likely_skill
 
 
-def test_beta_in_a_rising_market_is_not_skill(template: BacktestResult) -> None:
+def test_beta_in_a_rising_market_is_not_skill(template):
     green = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -130,7 +122,7 @@ def test_beta_in_a_rising_market_is_not_skill(template: BacktestResult) -> None:
     assert green <= 3  # 4 % of 20, and two standard errors
 
 
-def test_a_search_without_information_that_scored_as_well_is_said(template: BacktestResult) -> None:
+def test_a_search_without_information_that_scored_as_well_is_said(template):
     rng = np.random.default_rng(0)
     theirs = rng.normal(0.0004, 0.01, 250)
     results = pair(template, theirs + rng.normal(0.001, 0.004, 250), theirs)
@@ -141,7 +133,7 @@ def test_a_search_without_information_that_scored_as_well_is_said(template: Back
         assert judged.is_likely_skill
 
 
-def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: BacktestResult) -> None:
+def test_holdings_that_paid_whenever_they_were_held_are_said_to(template):
     market = make_market(20 * 60, 4, session_bars=20, gaps=False)
     results = {"ensemble": simulate(noisy_policy(4), market, EnvSettings(cost_bps=2.0))}
     portfolio = equal_weight(market, EnvSettings(cost_bps=2.0))
@@ -159,7 +151,7 @@ def test_holdings_that_paid_whenever_they_were_held_are_said_to(template: Backte
     assert shift.earned == pytest.approx(earned, rel=1e-6)
 
 
-def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
+def test_the_edges_have_their_own_sentences(template):
     market = make_market(60, 3)
     settings = EnvSettings()
     idle = assess({"ensemble": simulate(idle_policy, market, settings)}, trials=8)
@@ -191,7 +183,7 @@ def test_the_edges_have_their_own_sentences(template: BacktestResult) -> None:
     )
 
 
-def test_information_free_features_are_other_days_and_nothing_else() -> None:
+def test_information_free_features_are_other_days_and_nothing_else():
     market = make_market(360, 4, session_bars=20)
     shifted = information_free(market, seed=3)
     assert torch.equal(shifted.close, market.close) or bool(market.close.isnan().any())
@@ -215,7 +207,7 @@ def test_information_free_features_are_other_days_and_nothing_else() -> None:
         information_free(make_market(60, 3, session_bars=30), seed=0)
 
 
-def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None:
+def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger():
     market = make_market(200, 6, gaps=False, volatility=0.004)
     settings = EnvSettings(cost_bps=20, fractional=True)
     drawn = random_portfolios(market, settings, seed=0, count=4000)
@@ -236,7 +228,7 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger() -> None
         random_portfolios(replace(market, member=torch.zeros_like(market.member)), settings, seed=0)
 
 
-def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
+def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own():
     rng = np.random.default_rng(3)
     apart = np.linspace(-0.006, 0.006, 6)  # trials that differ by more than chance alone makes them
     folds = [rng.normal(0, 0.01, (40, 6)) + apart + shift for shift in (0.0, 0.02)]
@@ -259,7 +251,7 @@ def test_each_fold_of_a_walk_forward_selects_among_trials_of_its_own() -> None:
     assert 1 <= active.ahead < 6
 
 
-def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
+def test_random_portfolios_over_several_windows_are_sold_between_them():
     market = make_market(20 * 12, 1, session_bars=20, gaps=False)
     settings = EnvSettings(cost_bps=50)
     windows = [market.window(0, 100), market.window(120, 240)]
@@ -272,7 +264,7 @@ def test_random_portfolios_over_several_windows_are_sold_between_them() -> None:
     assert drawn == pytest.approx(np.full(3, expected - 1), rel=1e-6)
 
 
-def test_trials_that_are_alike_do_not_lower_the_hurdle() -> None:
+def test_trials_that_are_alike_do_not_lower_the_hurdle():
     """What correlated trials share is luck that their variance does not hold: never less than that
     of one ratio."""
     rng = np.random.default_rng(5)

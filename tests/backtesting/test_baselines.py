@@ -1,7 +1,5 @@
 """Baselines do what their notes say, through the policy's own ledger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +20,7 @@ from fintrader.errors import BacktestError
 from tests.factories import joined, make_market
 
 
-def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
+def test_buy_and_hold_buys_once_in_equal_dollars():
     market = make_market(60, 5, gaps=False)
     result = simulate_baselines(
         market, EnvSettings(cost_bps=20, action="trade", decision_interval=9)
@@ -38,7 +36,7 @@ def test_buy_and_hold_buys_once_in_equal_dollars() -> None:
     assert result.costs_usd.sum() == pytest.approx(0.002 * spent.sum(), rel=1e-9)
 
 
-def test_buy_and_hold_asks_again_for_what_did_not_trade() -> None:
+def test_buy_and_hold_asks_again_for_what_did_not_trade():
     market = make_market(60, 4, gaps=False, session_bars=20)
     open_ = market.open.clone()
     close = market.close.clone()
@@ -61,7 +59,7 @@ def test_buy_and_hold_asks_again_for_what_did_not_trade() -> None:
     assert 0 <= result.cash[-1] < 0.01 * result.equity[-1]
 
 
-def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it() -> None:
+def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it():
     market = make_market(80, 4, gaps=False, session_bars=20)
     result = equal_weight(market, EnvSettings(cost_bps=20))
     assert set(result.trades["fill_bar"]) <= {1, 21, 41, 61}
@@ -74,7 +72,7 @@ def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it() -> None:
     assert rarely.note == "1/n, rebalanced every 2 sessions, net of costs"
 
 
-def test_benchmark_is_the_scaled_index() -> None:
+def test_benchmark_is_the_scaled_index():
     market = make_market(60, 3)
     result = simulate_baselines(market, EnvSettings(initial_cash_usd=500))["benchmark"]
     level = market.benchmark.numpy()
@@ -87,7 +85,7 @@ def test_benchmark_is_the_scaled_index() -> None:
     assert result.metrics["invested_share"] is None
 
 
-def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> None:
+def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past():
     market = make_market(400, 5, session_bars=20)
     other = make_market(400, 5, session_bars=20, seed=9)
     cut = 290
@@ -118,7 +116,7 @@ def test_every_baseline_trades_only_on_its_days_and_knows_only_the_past() -> Non
     assert {(bar - 1) // 20 % 5 for bar in weekly[weekly["kind"] == "order"]["fill_bar"]} == {0}
 
 
-def test_inverse_volatility_prefers_the_calm() -> None:
+def test_inverse_volatility_prefers_the_calm():
     market = make_market(400, 2, gaps=False, session_bars=20, volatility=0.001)
     wild = market.close.clone()
     wild[:, 1] *= torch.exp(0.2 * torch.sin(torch.arange(400.0)))
@@ -128,7 +126,7 @@ def test_inverse_volatility_prefers_the_calm() -> None:
     assert weights[101].sum() > 0.9
 
 
-def test_minimum_variance_is_the_minimum() -> None:
+def test_minimum_variance_is_the_minimum():
     rng = np.random.default_rng(0)
     for _ in range(5):
         factors = rng.normal(size=(6, 9))
@@ -142,7 +140,7 @@ def test_minimum_variance_is_the_minimum() -> None:
     assert long_only_minimum_variance(np.diag([1.0, 4.0])) == pytest.approx([0.8, 0.2])
 
 
-def test_momentum_is_in_cash_when_everything_falls() -> None:
+def test_momentum_is_in_cash_when_everything_falls():
     market = make_market(400, 3, gaps=False, session_bars=20, volatility=1e-4)
     falling = market.close * torch.exp(-0.001 * torch.arange(400.0)).unsqueeze(1)
     result = simulate_baselines(
@@ -156,7 +154,7 @@ def test_momentum_is_in_cash_when_everything_falls() -> None:
     assert (result.shares[-1] > 0).all()
 
 
-def test_vol_targeted_steps_back_as_far_as_the_target_says() -> None:
+def test_vol_targeted_steps_back_as_far_as_the_target_says():
     market = make_market(800, 4, gaps=False, session_bars=20, volatility=0.01)
     usual = usual_volatility(market)
     ends = np.arange(19, 800, 20)
@@ -175,7 +173,7 @@ def test_vol_targeted_steps_back_as_far_as_the_target_says() -> None:
     assert usual_volatility(market.window(0, 400)) is None
 
 
-def test_active_figures_are_those_of_hand_made_numbers() -> None:
+def test_active_figures_are_those_of_hand_made_numbers():
     market = make_market(60, 2, gaps=False, session_bars=20)
     held = buy_and_hold(market, EnvSettings(cost_bps=0))
     equity = np.full(60, 100.0)

@@ -1,23 +1,11 @@
 """The same orders through backtesting.py and zipline-reloaded: their accounts must be fintrader's
 to the cent."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from fintrader.market.tensors import MarketTensors
 from tests.engines import cross_engine
-from tests.engines.cross_engine import (
-    CENT,
-    FILLS,
-    REAL_DAILY,
-    Fill,
-    apart,
-    backtest,
-    fills_of,
-    play,
-)
+from tests.engines.cross_engine import CENT, FILLS, REAL_DAILY, apart, backtest, fills_of, play
 
 pytestmark = pytest.mark.slow
 CASES = [(engine, fill) for engine, fills in FILLS.items() for fill in fills]
@@ -33,14 +21,14 @@ REAL = pytest.param(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _installed() -> None:
+def _installed():
     try:
         cross_engine.environment()
     except cross_engine.CannotInstallError as error:
         pytest.skip(f"{', '.join(cross_engine.PINS)} cannot be installed: {error}")
 
 
-def market_of(source: str) -> MarketTensors:
+def market_of(source):
     return (
         cross_engine.synthetic_market() if source == "synthetic" else cross_engine.real_market()[0]
     )
@@ -48,7 +36,7 @@ def market_of(source: str) -> MarketTensors:
 
 @pytest.mark.parametrize(("engine", "fill"), CASES)
 @pytest.mark.parametrize("source", ["synthetic", REAL])
-def test_other_engines_come_to_the_same_cent(source: str, engine: str, fill: Fill) -> None:
+def test_other_engines_come_to_the_same_cent(source, engine, fill):
     market = market_of(source)
     result, settings = backtest(market, fill)
     found = play(engine, market, result, settings)
@@ -59,7 +47,7 @@ def test_other_engines_come_to_the_same_cent(source: str, engine: str, fill: Fil
     assert abs(gaps["commission_difference_usd"]) < CENT / 2, gaps
 
 
-def test_commissions_in_whole_cents_are_seen() -> None:
+def test_commissions_in_whole_cents_are_seen():
     """The comparison is sharp enough: half a cent a fill at most, and it shows."""
     market = cross_engine.synthetic_market(sessions=120)
     result, settings = backtest(market, "next_open")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,9 +7,7 @@ from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import romano_wolf
 
 
-def days(
-    count: int, *, ratio: float = 0.0, beta: float = 1.0, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def days(count, *, ratio=0.0, beta=1.0, seed=0):
     """A strategy of a known information ratio a year once its beta is hedged, and its benchmark."""
     rng = np.random.default_rng(seed)
     theirs = 0.0006 + 0.01 * rng.standard_t(5, count)
@@ -19,13 +15,13 @@ def days(
     return beta * theirs + own, theirs
 
 
-def test_the_levels_of_all_looks_are_the_level_together() -> None:
+def test_the_levels_of_all_looks_are_the_level_together():
     levels = [ev.level_of_look(look) for look in range(1, 40)]
     assert levels[:3] == pytest.approx([0.04, 0.008, 0.0016])
     assert sum(levels) == pytest.approx(ev.LEVEL)
 
 
-def test_hedging_is_least_squares_and_cash_hedges_nothing() -> None:
+def test_hedging_is_least_squares_and_cash_hedges_nothing():
     ours, theirs = days(90, beta=1.4, ratio=2)
     found = ev.hedge(ours, theirs)
     (alpha, beta), *_ = np.linalg.lstsq(np.column_stack([np.ones(90), theirs]), ours)
@@ -44,7 +40,7 @@ def test_hedging_is_least_squares_and_cash_hedges_nothing() -> None:
     assert cash.alpha == pytest.approx(ours.mean())
 
 
-def test_small_samples_are_tested_as_a_slow_reading_of_the_paper_tests_them() -> None:
+def test_small_samples_are_tested_as_a_slow_reading_of_the_paper_tests_them():
     ours, theirs = days(40, ratio=3)
     found = ev.alpha_test(ours, theirs, seed=0)
     assert found is not None
@@ -62,7 +58,7 @@ def test_small_samples_are_tested_as_a_slow_reading_of_the_paper_tests_them() ->
     assert found.ratio == pytest.approx(hedged.alpha / hedged.residual.std(ddof=1) * np.sqrt(252))
 
 
-def test_beta_is_no_alpha_and_the_benchmark_is_nothing_to_test() -> None:
+def test_beta_is_no_alpha_and_the_benchmark_is_nothing_to_test():
     ours, theirs = days(250, beta=1.6)
     rising = theirs + 0.001
     pure = ev.alpha_test(ours + 0.0016, rising, seed=0)  # beta times the same rise
@@ -74,7 +70,7 @@ def test_beta_is_no_alpha_and_the_benchmark_is_nothing_to_test() -> None:
     assert ev.alpha_test(ours[:11], theirs[:11], seed=0) is None
 
 
-def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says() -> None:
+def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says():
     """A sketch of `benchmarks/calibration.py`: 4 standard errors either side."""
     tested = [ev.alpha_test(*days(125, beta=1.3, seed=k), seed=k, repeats=199) for k in range(300)]
     wrong = np.mean([one.p_value <= 0.05 for one in tested if one is not None])
@@ -87,7 +83,7 @@ def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says() -> None
     assert right == pytest.approx(ev.POWER, abs=4 * np.sqrt(0.8 * 0.2 / 200))
 
 
-def test_more_sessions_are_asked_for_where_there_is_something_to_see() -> None:
+def test_more_sessions_are_asked_for_where_there_is_something_to_see():
     better = ev.alpha_test(*days(250, ratio=1.5, seed=4), seed=0)
     assert better is not None
     assert better.sessions_needed is not None
@@ -101,7 +97,7 @@ def test_more_sessions_are_asked_for_where_there_is_something_to_see() -> None:
     assert strict.visible > better.visible
 
 
-def test_shifts_are_what_moving_the_holdings_bar_by_bar_would_earn() -> None:
+def test_shifts_are_what_moving_the_holdings_bar_by_bar_would_earn():
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(60, 3))
     returns = rng.normal(size=(60, 3))
@@ -114,7 +110,7 @@ def test_shifts_are_what_moving_the_holdings_bar_by_bar_would_earn() -> None:
     assert found.p_value == pytest.approx((1 + sum(value >= slow[0] for value in slow[1:])) / 60)
 
 
-def test_shifts_see_timing_and_not_choice() -> None:
+def test_shifts_see_timing_and_not_choice():
     rng = np.random.default_rng(1)
     returns = rng.normal(size=(400, 2)) + [0.5, -0.5]
     chosen = np.tile([1.0, -1.0], (400, 1))
@@ -133,7 +129,7 @@ def test_shifts_see_timing_and_not_choice() -> None:
     assert ev.shift_test([(np.zeros(80), rng.normal(size=80))], seed=0) is None
 
 
-def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere() -> None:
+def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere():
     ours, theirs = days(60, ratio=4, beta=1.2)
     wealth = ev.e_process(ours, theirs)
     stakes = [1 / len(ev.BETS)] * len(ev.BETS)
@@ -152,7 +148,7 @@ def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere() -> None:
     assert ev.e_process(*days(600, ratio=3, seed=2)).max() > 1 / ev.LEVEL
 
 
-def test_many_trials_together_are_called_skilled_as_rarely_as_one() -> None:
+def test_many_trials_together_are_called_skilled_as_rarely_as_one():
     rng = np.random.default_rng(0)
     false = [
         romano_wolf(rng.normal(size=(60, 6)), seed=k, repeats=300).min() <= 0.05 for k in range(200)

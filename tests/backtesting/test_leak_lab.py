@@ -1,10 +1,7 @@
 """The look-ahead check against planted leaks, and against markets without any."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market
 
 
-def with_column(values: torch.Tensor, seed: int = 3) -> tuple[str, ...]:
+def with_column(values, seed=3):
     """Alarms of a random market whose first feature is this."""
     market = make_market(2000, 3, seed=seed, gaps=False)
     features = market.features.clone()
@@ -31,7 +28,7 @@ def with_column(values: torch.Tensor, seed: int = 3) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
-def test_a_column_that_holds_the_next_return_raises_an_alarm(noise: float) -> None:
+def test_a_column_that_holds_the_next_return_raises_an_alarm(noise):
     market = make_market(2000, 3, seed=3, gaps=False)
     ahead = torch.zeros_like(market.close)
     ahead[:-1] = (market.close[1:] / market.close[:-1]).log()
@@ -40,7 +37,7 @@ def test_a_column_that_holds_the_next_return_raises_an_alarm(noise: float) -> No
     assert set(with_column(-ahead + noise * drawn)) == {"f0"}
 
 
-def test_a_column_that_speaks_once_a_session_raises_an_alarm() -> None:
+def test_a_column_that_speaks_once_a_session_raises_an_alarm():
     market = make_market(2000, 3, seed=3, gaps=False)
     spoken = torch.zeros_like(market.close)
     spoken[19:-1:20] = (market.close[20::20] / market.close[19:-1:20]).log()
@@ -48,7 +45,7 @@ def test_a_column_that_speaks_once_a_session_raises_an_alarm() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_clean_columns_raise_no_alarm(seed: int) -> None:
+def test_clean_columns_raise_no_alarm(seed):
     assert implausible(make_market(2000, 4, 6, seed=seed, events=True)) == ()
     planted = planted_market(4000, seed=seed)
     assert {alarm.column for alarm in implausible(planted)} <= {"signal"}
@@ -56,14 +53,14 @@ def test_clean_columns_raise_no_alarm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["observation", "fill", "weights"])
-def test_an_environment_that_peeks_is_caught(how: str) -> None:
+def test_an_environment_that_peeks_is_caught(how):
     report = lab.with_environment(how)
     assert {leak.what for leak in report.leaks} & {"observation", "order"}
     assert not report.clean
 
 
 @pytest.mark.slow
-def test_the_four_that_a_few_random_cuts_let_pass(tmp_path: Path) -> None:
+def test_the_four_that_a_few_random_cuts_let_pass(tmp_path):
     path = lab.write_bars(tmp_path, sessions=10)
     hidden = (lab.every_97th_bar, lab.memoised, lab.next_night)
     names = [*map(lab.column, (*hidden, lab.own_file)), *lab.CLEAN[:3]]
@@ -84,14 +81,14 @@ def test_the_four_that_a_few_random_cuts_let_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_planted_leak_is_caught(tmp_path: Path) -> None:
+def test_every_planted_leak_is_caught(tmp_path):
     rows = lab.table(tmp_path)
     assert [kind for kind, caught in rows.items() if not caught] == []
     assert len(rows) >= 20
 
 
 @pytest.mark.slow
-def test_clean_features_are_clean(tmp_path: Path) -> None:
+def test_clean_features_are_clean(tmp_path):
     path = lab.write_bars(tmp_path)
     report = lab.with_features(path, (), LookaheadSettings())
     assert report.clean, str(report)
@@ -101,7 +98,7 @@ def test_clean_features_are_clean(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_is_clean() -> None:
+def test_the_quickstart_is_clean():
     config = load_config("quickstart")
     report = lookahead(config.data, config.trading, seed=config.seed)
     assert report.clean, str(report)
@@ -109,7 +106,7 @@ def test_the_quickstart_is_clean() -> None:
 
 
 @pytest.mark.slow
-def test_splits_listings_and_half_days_are_clean() -> None:
+def test_splits_listings_and_half_days_are_clean():
     source = {
         "kind": "synthetic",
         "start": "2020-11-09",
@@ -128,7 +125,7 @@ def test_splits_listings_and_half_days_are_clean() -> None:
 @pytest.mark.skipif(
     not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_real_minutes_do_not_look_ahead() -> None:
+def test_real_minutes_do_not_look_ahead():
     source = {"kind": "files", "path": str(REAL_2016), "timezone": "America/New_York"}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
     data = DataSettings.model_validate({"source": source, "universe": universe, "bar_minutes": 5})
@@ -142,7 +139,7 @@ def test_real_minutes_do_not_look_ahead() -> None:
 @pytest.mark.skipif(
     not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_two_years_of_real_minutes_raise_no_alarm() -> None:
+def test_two_years_of_real_minutes_raise_no_alarm():
     config = load_config("configs/walkforward_us14.yaml")
     data = config.data.model_copy(update={"path": str(REAL_2019)})
     tried = LookaheadSettings(cuts=1, prefixes=20, run=0)
@@ -150,7 +147,7 @@ def test_two_years_of_real_minutes_raise_no_alarm() -> None:
     assert report.clean, str(report)
 
 
-def test_exit_status_and_stored_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_status_and_stored_answer(tmp_path, monkeypatch):
     path = lab.write_bars(tmp_path, sessions=6)
     monkeypatch.chdir(tmp_path)
     features = {"names": [lab.column(lab.next_return)], "context": []}
@@ -168,7 +165,7 @@ def test_exit_status_and_stored_answer(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"alarms", "trusted", "untried", "cuts", "prefixes", "modes"} <= set(stored)
 
 
-def test_bad_input_is_a_typed_error(tmp_path: Path) -> None:
+def test_bad_input_is_a_typed_error(tmp_path):
     with pytest.raises(ConfigError, match="prefixes"):
         LookaheadSettings(prefixes=-1)
     path = lab.write_bars(tmp_path, sessions=6)

@@ -1,7 +1,5 @@
 """Limits over random accounts, orders and prices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,15 +26,7 @@ shares_of_equity = st.floats(0.01, 1.0)
     order=shares_of_equity,
     turnover=st.floats(0.05, 3.0),
 )
-def test_no_order_breaks_a_limit(
-    want: np.ndarray,
-    held: np.ndarray,
-    price: np.ndarray,
-    cash: float,
-    weight: float,
-    order: float,
-    turnover: float,
-) -> None:
+def test_no_order_breaks_a_limit(want, held, price, cash, weight, order, turnover):
     chosen = LimitSettings(weight=weight, order=order, turnover=turnover)
     limits = Limits(chosen)
     equity = cash + float(held @ price)
@@ -60,7 +50,7 @@ def test_no_order_breaks_a_limit(
     assert limits.traded_usd <= turnover * equity * near
 
 
-def test_what_limits_allow_is_left_as_it_is() -> None:
+def test_what_limits_allow_is_left_as_it_is():
     limits = Limits(LimitSettings())
     limits.watch(0, 1e6)
     want = np.array([100.0, 50.0])
@@ -70,7 +60,7 @@ def test_what_limits_allow_is_left_as_it_is() -> None:
     assert (clipped.shares == want).all()
 
 
-def test_sales_of_what_grew_beyond_its_weight_pass() -> None:
+def test_sales_of_what_grew_beyond_its_weight_pass():
     limits = Limits(LimitSettings(weight=0.1))
     limits.watch(0, 1e6)
     clipped = limits.clip(
@@ -88,7 +78,7 @@ def test_sales_of_what_grew_beyond_its_weight_pass() -> None:
         ([(0, 1e6), (1, 9.8e5), (2, 9.6e5), (3, 9.4e5), (4, 9.2e5), (5, 8.99e5)], "since its peak"),
     ],
 )
-def test_losses_halt(equities: list[tuple[int, float]], why: str) -> None:
+def test_losses_halt(equities, why):
     limits = Limits(LimitSettings())
     found = ""
     for session, equity in equities:
@@ -98,7 +88,7 @@ def test_losses_halt(equities: list[tuple[int, float]], why: str) -> None:
         assert limits.watch(99, 2e6) == found
 
 
-def test_a_new_session_may_turn_over_again() -> None:
+def test_a_new_session_may_turn_over_again():
     limits = Limits(LimitSettings(turnover=0.1, order=1.0, weight=1.0))
     limits.watch(0, 1e6)
     price = np.array([10.0])
@@ -110,7 +100,7 @@ def test_a_new_session_may_turn_over_again() -> None:
     assert limits.clip(np.array([50_000.0]), first, price, 1e6, nothing).shares[0] == 20_000.0
 
 
-def test_too_few_bars() -> None:
+def test_too_few_bars():
     limits = Limits(LimitSettings(symbols_with_bars=0.8))
     member = np.array([True] * 5 + [False] * 5)
     seen = np.zeros((3, 10), dtype=bool)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -8,16 +6,15 @@ import torch
 from fintrader.backtesting.lookahead import find_leaks
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
 from tests.factories import joined, make_market
 
 
-def future(cut: int, mode: str) -> MarketTensors:
+def future(cut, mode):
     """The test market, with another market's bars from `cut` on."""
     return joined(make_market(90, 4, seed=1), make_market(90, 4, seed=2), cut)
 
 
-def leaking(market: MarketTensors, where: str) -> MarketTensors:
+def leaking(market, where):
     """Put the next three bars' return into feature f1, the last price into context c0, or a later
     index level."""
     if where == "feature f1":
@@ -37,7 +34,7 @@ def leaking(market: MarketTensors, where: str) -> MarketTensors:
     return replace(market, benchmark=benchmark)
 
 
-def test_a_clean_market_is_clean() -> None:
+def test_a_clean_market_is_clean():
     market = make_market(90, 4, seed=1)
     report = find_leaks(market, future, EnvSettings(), cuts=4)
     assert report.clean
@@ -47,7 +44,7 @@ def test_a_clean_market_is_clean() -> None:
 
 
 @pytest.mark.parametrize("where", ["feature f1", "context c0", "benchmark"])
-def test_a_planted_leak_is_named(where: str) -> None:
+def test_a_planted_leak_is_named(where):
     market = leaking(make_market(90, 4, seed=1), where)
     report = find_leaks(
         market, lambda cut, mode: leaking(future(cut, mode), where), EnvSettings(), cuts=4
@@ -65,7 +62,7 @@ def test_a_planted_leak_is_named(where: str) -> None:
     assert where in str(report)
 
 
-def test_no_room_to_cut_is_a_typed_error() -> None:
+def test_no_room_to_cut_is_a_typed_error():
     market = make_market(60, 3).window(0, 4)
     with pytest.raises(BacktestError, match="no bar"):
         find_leaks(market, future, EnvSettings())

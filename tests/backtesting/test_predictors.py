@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import gymnasium
 import numpy as np
 import pytest
@@ -16,32 +13,31 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.simulation import callable_policy, is_predictor
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 
 SETTINGS = EnvSettings(num_envs=4, episode_bars=20)
 
 
 @pytest.fixture(scope="module")
-def market() -> MarketTensors:
+def market():
     return make_market(240, 3)
 
 
 @pytest.fixture(scope="module")
-def sb3() -> Any:
+def sb3():
     return pytest.importorskip("stable_baselines3")
 
 
-def trained(sb3: Any, algo: str, market: MarketTensors, *, normalise: bool) -> Any:
+def trained(sb3, algo, market, *, normalise):
     """A small model after a few steps of learning, with loud exploration noise."""
     from stable_baselines3.common.vec_env import VecNormalize
 
     from fintrader.envs.adapters.sb3 import Sb3VecEnv
 
-    env: Any = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS, seed=1))
+    env = Sb3VecEnv(TradingEnv(market.split().train, SETTINGS, seed=1))
     if normalise:
         env = VecNormalize(env)
-    given: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "seed": 1, "device": "cpu"}
+    given = {"policy_kwargs": {"net_arch": [8]}, "seed": 1, "device": "cpu"}
     given |= {"n_steps": 16, "batch_size": 16, "n_epochs": 1} if algo == "PPO" else {}
     given |= {"learning_starts": 16, "batch_size": 8} if algo in ("SAC", "TD3") else {}
     model = getattr(sb3, algo)("MlpPolicy", env, **given)
@@ -49,7 +45,7 @@ def trained(sb3: Any, algo: str, market: MarketTensors, *, normalise: bool) -> A
     return model
 
 
-def by_hand(model: Any, market: MarketTensors, settings: EnvSettings, normaliser: Any) -> float:
+def by_hand(model, market, settings, normaliser):
     """The last equity of a loop over `predict(deterministic=True)` in the environment itself."""
     env = TradingEnv.evaluation(market, settings)
     obs, _ = env.reset(seed=0)
@@ -68,8 +64,8 @@ CASES = [("PPO", True), ("PPO", False), ("SAC", True), ("TD3", False)]
 
 @pytest.mark.parametrize(("algo", "normalise"), CASES)
 def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
-    sb3: Any, algo: str, normalise: bool, market: MarketTensors
-) -> None:
+    sb3, algo, normalise, market
+):
     test = market.split().test
     settings = EnvSettings(random_start=False)
     model = trained(sb3, algo, market, normalise=normalise)
@@ -92,11 +88,7 @@ def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     assert "holds no VecNormalize" in str(bare)
 
 
-def test_a_stored_model_is_loaded_with_its_normaliser(
-    sb3: Any,
-    market: MarketTensors,
-    tmp_path: Path,
-) -> None:
+def test_a_stored_model_is_loaded_with_its_normaliser(sb3, market, tmp_path):
     from stable_baselines3.common.vec_env import VecNormalize
 
     from fintrader.envs.adapters.sb3 import Sb3VecEnv
@@ -116,7 +108,7 @@ def test_a_stored_model_is_loaded_with_its_normaliser(
     assert np.array_equal(simulate(alone, test, EnvSettings()).equity, expected)
 
 
-def test_stacked_frames_are_one_clear_error(sb3: Any, market: MarketTensors) -> None:
+def test_stacked_frames_are_one_clear_error(sb3, market):
     from stable_baselines3.common.vec_env import VecFrameStack
 
     from fintrader.envs.adapters.sb3 import Sb3VecEnv
@@ -131,18 +123,12 @@ def test_stacked_frames_are_one_clear_error(sb3: Any, market: MarketTensors) -> 
 class Recurrent:
     """Holds more of the first asset each time that it is asked since its last beginning."""
 
-    def __init__(self, width: int = 18, assets: int = 3, high: float = 1.0) -> None:
+    def __init__(self, width=18, assets=3, high=1.0):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.action_space = gymnasium.spaces.Box(-high, high, (assets,), np.float32)
         self.asked: list[tuple[bool, bool]] = []
 
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-    ) -> Any:
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
         assert observation.shape == (len(observation), *self.observation_space.shape)
         assert observation.dtype == np.float32
         self.asked.append((bool(episode_start[0]), deterministic))
@@ -154,7 +140,7 @@ class Recurrent:
         return action, (times,)
 
 
-def test_a_recurrent_model_keeps_its_state_within_one_simulation(market: MarketTensors) -> None:
+def test_a_recurrent_model_keeps_its_state_within_one_simulation(market):
     model = Recurrent()
     test = market.split().test
     first, second = (simulate(model, test, EnvSettings()) for _ in range(2))
@@ -166,8 +152,8 @@ def test_a_recurrent_model_keeps_its_state_within_one_simulation(market: MarketT
     assert first.weights()[50, 0] == pytest.approx(0.49, abs=0.03)
 
 
-def test_variations_of_a_model_begin_with_a_state_of_their_own(market: MarketTensors) -> None:
-    few: dict[str, Any] = {"costs_bps": (0,), "fills": (), "capitals": (), "start_shifts": ()}
+def test_variations_of_a_model_begin_with_a_state_of_their_own(market):
+    few = {"costs_bps": (0,), "fills": (), "capitals": (), "start_shifts": ()}
     rows = [sensitivity(Recurrent(), market.split().test, EnvSettings(), **few) for _ in range(2)]
     assert rows[0] == rows[1]
     kinds = ["cost_bps"] * 2 + ["delay_bars"] * 2 + ["without"] * 3
@@ -177,25 +163,19 @@ def test_variations_of_a_model_begin_with_a_state_of_their_own(market: MarketTen
 class Classifier:
     """Has a `predict` of another kind; it is a policy by being called."""
 
-    def predict(self, rows: Any) -> Any:
+    def predict(self, rows):
         raise AssertionError
 
-    def __call__(self, obs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, obs):
         return torch.full((len(obs), 3), 0.2)
 
 
 class Broken(Recurrent):
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-    ) -> Any:
+    def predict(self, observation, state=None, episode_start=None, deterministic=False):
         raise ValueError("unexpected shape")
 
 
-def test_only_models_of_that_kind_are_asked_by_predict(market: MarketTensors) -> None:
+def test_only_models_of_that_kind_are_asked_by_predict(market):
     assert is_predictor(Recurrent())
     assert not is_predictor(Recurrent)
     assert not is_predictor(Classifier())
@@ -215,16 +195,14 @@ def test_only_models_of_that_kind_are_asked_by_predict(market: MarketTensors) ->
         (Broken(), EnvSettings(), r"predict fails on .* of shape \(1, 18\) \(unexpected shape\)"),
     ],
 )
-def test_a_model_that_does_not_fit_is_one_clear_error(
-    model: Any, settings: EnvSettings, message: str, market: MarketTensors
-) -> None:
+def test_a_model_that_does_not_fit_is_one_clear_error(model, settings, message, market):
     for call in (fintrader.backtest, simulate):
         with pytest.raises(BacktestError, match=message):
             call(model, market.split().test, settings)
 
 
-def test_a_model_that_chooses_from_a_list_is_refused(market: MarketTensors) -> None:
+def test_a_model_that_chooses_from_a_list_is_refused(market):
     model = Recurrent()
-    model.action_space = gymnasium.spaces.Discrete(3)  # type: ignore[assignment]
+    model.action_space = gymnasium.spaces.Discrete(3)
     with pytest.raises(BacktestError, match=r"acts in Discrete\(3\)"):
         fintrader.backtest(model, market.split().test)

@@ -1,8 +1,6 @@
 """The ridge baseline finds a signal that is there, knows nothing of later windows, and says why it
 cannot be made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -15,19 +13,19 @@ from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.ridge import _Panel, _regress, fit_ridge, ridge
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors, Windows
+from fintrader.market.tensors import Windows
 from tests.factories import joined, make_market, planted_market
 
 SETTINGS = EnvSettings(decision_interval=5, cost_bps=5, benchmark="equal_weight")
 
 
 @pytest.fixture(scope="module")
-def market() -> MarketTensors:
+def market():
     whole = planted_market(4500, 8, regime_bars=600, session_bars=100, noise_features=2)
     return replace(whole, windows=Windows((0, 2400), (2500, 3400), (3500, 4500)))
 
 
-def test_it_finds_a_planted_line_and_beats_equal_weight_after_costs(market: MarketTensors) -> None:
+def test_it_finds_a_planted_line_and_beats_equal_weight_after_costs(market):
     train, validation, test = market.split()
     fitted = fit_ridge(train, SETTINGS, validation=validation)
     signal, *noise = np.abs(fitted.coefficients)
@@ -43,7 +41,7 @@ def test_it_finds_a_planted_line_and_beats_equal_weight_after_costs(market: Mark
     assert (result.shares == np.trunc(result.shares)).all()
 
 
-def test_the_coefficients_are_the_closed_form(market: MarketTensors) -> None:
+def test_the_coefficients_are_the_closed_form(market):
     """Two decisions ahead, against the same sums written out; blocks of rows change nothing."""
     panel = _Panel(market.window(0, 400), SETTINGS)
     bars = np.arange(0, 399, 5)
@@ -62,7 +60,7 @@ def test_the_coefficients_are_the_closed_form(market: MarketTensors) -> None:
         assert _regress(panel, [(2, 0.1)], len(change))[0] == pytest.approx(expected, rel=1e-9)
 
 
-def test_later_bars_change_nothing_that_was_fitted_or_done_before(market: MarketTensors) -> None:
+def test_later_bars_change_nothing_that_was_fitted_or_done_before(market):
     other = replace(planted_market(4500, 8, session_bars=100, seed=5), windows=market.windows)
     start = market.windows.validation[0]
     for cut, given in ((start, False), (market.windows.test[0], True)):
@@ -81,12 +79,10 @@ def test_later_bars_change_nothing_that_was_fitted_or_done_before(market: Market
     assert ours.equity[-1] != theirs.equity[-1]
 
 
-def test_a_choice_inside_training_is_made_on_bars_the_fit_has_not_seen(
-    market: MarketTensors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
+def test_a_choice_inside_training_is_made_on_bars_the_fit_has_not_seen(market, monkeypatch):
+    seen = []
 
-    def watched(panel: _Panel, tried: list[tuple[int, float]], known: int) -> list[np.ndarray]:
+    def watched(panel, tried, known):
         seen.append(known)
         return _regress(panel, tried, known)
 
@@ -98,7 +94,7 @@ def test_a_choice_inside_training_is_made_on_bars_the_fit_has_not_seen(
     ]  # of 479 changes the last fifth was kept for the choice, then all were fitted
 
 
-def test_without_features_it_is_left_out_and_says_why() -> None:
+def test_without_features_it_is_left_out_and_says_why():
     market = make_market(900, 4, gaps=False, session_bars=30)
     train, validation, test = market.split()
     flat = [
@@ -117,7 +113,7 @@ def test_without_features_it_is_left_out_and_says_why() -> None:
     assert "ridge" in simulate_all_baselines(test, SETTINGS).left_out
 
 
-def test_gaps_splits_and_members_that_come_and_go(market: MarketTensors) -> None:
+def test_gaps_splits_and_members_that_come_and_go(market):
     odd = make_market(1200, 5, session_bars=30, events=True)
     train, validation, test = odd.split()
     for settings in (SETTINGS, SETTINGS.model_copy(update={"fill": "close", "fractional": True})):

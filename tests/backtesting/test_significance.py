@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import re
 from itertools import combinations
@@ -10,22 +8,17 @@ import pytest
 
 from fintrader.errors import BacktestError
 from fintrader.verdict import sharpe as sig
-from fintrader.verdict.bootstrap import (
-    block_length,
-    bootstrap_indices,
-    intervals,
-    paired_excess,
-)
+from fintrader.verdict.bootstrap import block_length, bootstrap_indices, intervals, paired_excess
 
 
-def test_the_papers_example() -> None:
+def test_the_papers_example():
     """Bailey and López de Prado (2014), section "A numerical example"."""
     sample = sig.SharpeSample(2.5 / math.sqrt(250), 1250, skew=-3, kurtosis=10)
     assert sig.expected_best_sharpe(100, 0.5 / 250) == pytest.approx(0.1132, abs=5e-5)
     assert sig.deflated_sharpe(sample, 100, 0.5 / 250) == pytest.approx(0.9004, abs=5e-5)
 
 
-def test_podracers_own_table() -> None:
+def test_podracers_own_table():
     """A Sharpe ratio of 2.20 over one year is [0.23, 4.17] at 95 %; 80 trials without skill show
     2.45 at best."""
     sample = sig.SharpeSample(2.20 / math.sqrt(252), 252)
@@ -35,7 +28,7 @@ def test_podracers_own_table() -> None:
     assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(2.45, abs=0.01)
 
 
-def test_minimum_track_record_makes_the_probability_pass() -> None:
+def test_minimum_track_record_makes_the_probability_pass():
     sample = sig.SharpeSample(0.1, 100, skew=-0.5, kurtosis=5)
     periods = sig.minimum_track_record(sample, threshold=0.02)
     longer = sig.SharpeSample(0.1, math.ceil(periods), skew=-0.5, kurtosis=5)
@@ -44,7 +37,7 @@ def test_minimum_track_record_makes_the_probability_pass() -> None:
     assert sig.minimum_track_record(sample, threshold=0.1) is None
 
 
-def test_probabilistic_sharpe_is_calibrated() -> None:
+def test_probabilistic_sharpe_is_calibrated():
     """Under a true Sharpe ratio of zero, PSR(0) exceeds 0.95 in one series of twenty."""
     rng = np.random.default_rng(0)
     passes = [
@@ -54,13 +47,13 @@ def test_probabilistic_sharpe_is_calibrated() -> None:
     assert np.mean(passes) == pytest.approx(0.05, abs=0.015)
 
 
-def test_sample_of_degenerate_series_is_none() -> None:
+def test_sample_of_degenerate_series_is_none():
     assert sig.SharpeSample.of([0.01, 0.01, 0.01]) is None
     assert sig.SharpeSample.of([0.01, 0.02]) is None
     assert sig.SharpeSample.of([math.nan] * 9) is None
 
 
-def test_expected_best_is_what_simulation_shows() -> None:
+def test_expected_best_is_what_simulation_shows():
     best = np.random.default_rng(1).normal(size=(20000, 80)).max(axis=1).mean()
     assert sig.expected_best_sharpe(80, 1.0) == pytest.approx(best, rel=0.02)
     assert sig.expected_best_sharpe(1, 1.0) == 0
@@ -72,13 +65,13 @@ TRIALS = 80
 PERIODS = 252
 
 
-def passing(searches: int) -> dict[float, dict[str, float]]:
+def passing(searches):
     """Correlation of the trials -> test -> share of searches without skill whose best trial passes
     it at 95 %."""
     found = {}
     for shared in CORRELATIONS:
         rng = np.random.default_rng(7)
-        passed: dict[str, list[bool]] = {}
+        passed = {}
         for _ in range(searches):
             returns = rng.normal(size=(PERIODS, TRIALS)) * math.sqrt(1 - shared)
             returns += rng.normal(size=(PERIODS, 1)) * math.sqrt(shared)
@@ -98,7 +91,7 @@ def passing(searches: int) -> dict[float, dict[str, float]]:
     return found
 
 
-def test_noise_passes_undeflated_and_fails_the_verdicts_test() -> None:
+def test_noise_passes_undeflated_and_fails_the_verdicts_test():
     """The best of 80 strategies of pure noise: most pass the plain test, at most one search in a
     hundred the other."""
     shares = passing(200)
@@ -113,7 +106,7 @@ def test_noise_passes_undeflated_and_fails_the_verdicts_test() -> None:
 
 
 @pytest.mark.slow
-def test_the_documented_shares_are_those_measured() -> None:
+def test_the_documented_shares_are_those_measured():
     shares = passing(1000)
     page = (Path(__file__).resolve().parents[2] / "docs" / "honesty.md").read_text()
     rows = re.findall(r"^\| (0\.\d) \|(.*)\|$", page, re.M)
@@ -123,7 +116,7 @@ def test_the_documented_shares_are_those_measured() -> None:
         assert told == pytest.approx(list(shares[float(shared)].values()), abs=0.0021), shared
 
 
-def test_mean_correlation_agrees_with_numpy_and_alike_trials_count_as_one() -> None:
+def test_mean_correlation_agrees_with_numpy_and_alike_trials_count_as_one():
     rng = np.random.default_rng(3)
     returns = rng.normal(0.01, 0.1, (60, 7)) + rng.normal(0, 0.1, (60, 1))
     assert sig.mean_correlation(returns) == pytest.approx((np.corrcoef(returns.T).sum() - 7) / 42)
@@ -135,7 +128,7 @@ def test_mean_correlation_agrees_with_numpy_and_alike_trials_count_as_one() -> N
         sig.trial_sharpes(np.full((5, 2), np.nan))
 
 
-def slow_overfitting(returns: np.ndarray, blocks: int) -> float:
+def slow_overfitting(returns, blocks):
     """CSCV, literally: glue the chosen blocks together, compute every Sharpe ratio from its
     returns."""
     pieces = np.split(returns, blocks)
@@ -150,7 +143,7 @@ def slow_overfitting(returns: np.ndarray, blocks: int) -> float:
     return float(np.mean(below))
 
 
-def test_overfitting_against_the_slow_way() -> None:
+def test_overfitting_against_the_slow_way():
     rng = np.random.default_rng(4)
     for skill in (0.0, 0.3):
         returns = rng.normal(size=(80, 6))
@@ -160,7 +153,7 @@ def test_overfitting_against_the_slow_way() -> None:
         assert found.probability == pytest.approx(slow_overfitting(returns, 8), abs=1e-12)
 
 
-def test_overfitting_tells_skill_from_noise() -> None:
+def test_overfitting_tells_skill_from_noise():
     rng = np.random.default_rng(5)
     noise = [
         sig.backtest_overfitting(rng.normal(size=(240, 20)), 10).probability for _ in range(30)
@@ -175,7 +168,7 @@ def test_overfitting_tells_skill_from_noise() -> None:
         sig.backtest_overfitting(skilled[:, :1], 4)
 
 
-def autoregressive(rng: np.random.Generator, size: int, phi: float) -> np.ndarray:
+def autoregressive(rng, size, phi):
     values = rng.normal(size=size)
     for t in range(1, size):
         values[t] += phi * values[t - 1]
@@ -183,7 +176,7 @@ def autoregressive(rng: np.random.Generator, size: int, phi: float) -> np.ndarra
 
 
 @pytest.mark.parametrize("phi", [-0.4, 0.0, 0.3, 0.8])
-def test_block_length_agrees_with_arch(phi: float) -> None:
+def test_block_length_agrees_with_arch(phi):
     from arch.bootstrap import optimal_block_length
 
     for seed, size in ((0, 60), (1, 250), (2, 1000)):
@@ -193,7 +186,7 @@ def test_block_length_agrees_with_arch(phi: float) -> None:
     assert block_length(np.ones(50)) == 1
 
 
-def test_blocks_have_the_stated_mean_length_and_wrap_around() -> None:
+def test_blocks_have_the_stated_mean_length_and_wrap_around():
     rows = bootstrap_indices(50, 5.0, 4000, np.random.default_rng(0))
     assert rows.shape == (4000, 50)
     assert rows.min() == 0
@@ -206,7 +199,7 @@ def test_blocks_have_the_stated_mean_length_and_wrap_around() -> None:
     )
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say():
     """True annual Sharpe ratio 1 over a year: 90 % intervals hold it about nine times in ten."""
     rng = np.random.default_rng(1)
     held = 0
@@ -219,7 +212,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert held / 200 == pytest.approx(0.9, abs=0.07)
 
 
-def test_intervals_of_little_or_nothing() -> None:
+def test_intervals_of_little_or_nothing():
     found = intervals([0.01, -0.01], seed=0)
     assert found.sharpe.low is None
     assert found.max_drawdown.estimate == pytest.approx(-0.01)
@@ -231,7 +224,7 @@ def test_intervals_of_little_or_nothing() -> None:
     assert again == same
 
 
-def test_paired_excess_finds_an_edge_and_only_an_edge() -> None:
+def test_paired_excess_finds_an_edge_and_only_an_edge():
     rng = np.random.default_rng(2)
     market = rng.normal(0, 0.02, 250)
     ahead = paired_excess(market + rng.normal(0.0005, 0.002, 250), market, seed=0)

@@ -1,24 +1,20 @@
 """The simulation against a replay of its own trade list, and against the market's clock."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fintrader.backtesting import BacktestResult, simulate
+from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import daily_returns
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "default": {},
     "trade": {"action": "trade", "max_shares": 700},
     "next_close": {"fill": "next_close"},
@@ -35,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def replay(result: BacktestResult, market: MarketTensors, settings: EnvSettings) -> np.ndarray:
+def replay(result, market, settings):
     """Equity at every bar from the trade list alone, one trade at a time."""
     position = dict.fromkeys(result.symbols, 0.0)
     interest = result.costs_usd.sum() - result.trades["cost_usd"].sum()
@@ -63,7 +59,7 @@ def replay(result: BacktestResult, market: MarketTensors, settings: EnvSettings)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equity_is_what_the_trade_list_says(variant: str) -> None:
+def test_equity_is_what_the_trade_list_says(variant):
     market = make_market(60, 5)
     settings = EnvSettings(**VARIANTS[variant])
     result = simulate(noisy_policy(5), market, settings)
@@ -87,7 +83,7 @@ def test_equity_is_what_the_trade_list_says(variant: str) -> None:
     assert result.turnover_usd.sum() == pytest.approx(result.trades["notional_usd"].sum(), rel=1e-9)
 
 
-def test_every_fill_is_later_than_its_decision() -> None:
+def test_every_fill_is_later_than_its_decision():
     market = make_market(80, 5, session_bars=20)
     for fill in ("next_open", "next_close"):
         trades = simulate(noisy_policy(5), market, EnvSettings(fill=fill)).trades
@@ -101,7 +97,7 @@ def test_every_fill_is_later_than_its_decision() -> None:
             assert row.price_usd == float(prices[row.fill_bar, n])
 
 
-def test_a_ruined_account_is_closed_and_stays_closed() -> None:
+def test_a_ruined_account_is_closed_and_stays_closed():
     market = crashing_market()
     result = simulate(lambda obs: torch.full((1, 2), 0.5), market, EnvSettings(cost_bps=20))
     assert result.ruined
@@ -118,7 +114,7 @@ def test_a_ruined_account_is_closed_and_stays_closed() -> None:
     assert all(value is None or math.isfinite(value) for value in result.metrics.by_key().values())
 
 
-def test_what_cannot_be_traded_is_a_typed_error() -> None:
+def test_what_cannot_be_traded_is_a_typed_error():
     market = make_market(30, 3)
     with pytest.raises(BacktestError, match="at least two"):
         simulate(idle_policy, market.window(3, 4), EnvSettings())
@@ -128,7 +124,7 @@ def test_what_cannot_be_traded_is_a_typed_error() -> None:
         simulate(lambda obs: torch.zeros(1, 2), market, EnvSettings())
 
 
-def test_equity_with_a_nan_is_refused() -> None:
+def test_equity_with_a_nan_is_refused():
     result = simulate(idle_policy, make_market(30, 3), EnvSettings())
     equity = result.equity.copy()
     equity[7] = math.nan
@@ -136,7 +132,7 @@ def test_equity_with_a_nan_is_refused() -> None:
         replace(result, equity=equity)
 
 
-def test_an_index_with_missing_days_is_compared_on_the_days_both_have() -> None:
+def test_an_index_with_missing_days_is_compared_on_the_days_both_have():
     result = simulate(
         noisy_policy(3), make_market(400, 3, session_bars=20), EnvSettings(cost_bps=0)
     )

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import groupby
 
@@ -22,12 +20,12 @@ SHORT = WalkForwardSettings(
 )
 
 
-def test_folds_roll_on_and_keep_their_distance() -> None:
+def test_folds_roll_on_and_keep_their_distance():
     market = make_market(20 * 31, 3, session_bars=20)
     folds = make_folds(market, SHORT)
     assert len(folds) == 5
     session = market.session.numpy()
-    tested: set[int] = set()
+    tested = set()
     for fold in folds:
         for window in (fold.train, fold.validation, fold.test):
             assert window[0] % 20 == 0
@@ -48,7 +46,7 @@ def test_folds_roll_on_and_keep_their_distance() -> None:
 
 
 @pytest.mark.parametrize("commission", [0.0, 5.0])
-def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tmp_path) -> None:
+def test_stitched_windows_compound_and_their_trades_add_up(commission, tmp_path):
     market = make_market(20 * 31, 4, session_bars=20)
     settings = EnvSettings(cost_bps=10, min_commission_usd=commission)
     parts = [
@@ -83,7 +81,7 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission: float, tm
     assert write_report(tmp_path / "report.html", stored).exists()
 
 
-def test_overlapping_windows_are_refused() -> None:
+def test_overlapping_windows_are_refused():
     market = make_market(100, 3)
     result = simulate(noisy_policy(3), market, EnvSettings())
     with pytest.raises(BacktestError, match="overlaps"):
@@ -97,7 +95,7 @@ def by_kind(rows):
     return {kind: list(group) for kind, group in groupby(rows, key=lambda row: row.kind)}
 
 
-def test_rows_are_the_simulations_they_name() -> None:
+def test_rows_are_the_simulations_they_name():
     market = make_market(100, 4)
     settings = EnvSettings(cost_bps=7)
     policy = noisy_policy(4)
@@ -123,7 +121,7 @@ def test_rows_are_the_simulations_they_name() -> None:
     assert len(groups["without"]) == 4
 
 
-def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
+def test_more_capital_than_the_market_takes_earns_less_of_it():
     market = make_market(60, 3, gaps=False, volume=600.0)
     settings = EnvSettings(cost_bps=0.0, impact_bps=50.0)
     rows = by_kind(
@@ -141,14 +139,14 @@ def test_more_capital_than_the_market_takes_earns_less_of_it() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 7])
-def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
+def test_a_stock_that_is_removed_is_never_bought(interval):
     market = make_market(100, 4)
     settings = EnvSettings(decision_interval=interval)
     policy = noisy_policy(4)
     rows = without_each(policy, market, settings)
     for n, row in enumerate(rows):
 
-        def masked(obs: torch.Tensor, n: int = n) -> torch.Tensor:
+        def masked(obs, n=n):
             action = policy(obs).clone()
             action[:, n] = 0
             return action
@@ -161,12 +159,12 @@ def test_a_stock_that_is_removed_is_never_bought(interval: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
-def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
+def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval):
     market = make_market(60, 3, gaps=False)
     settings = EnvSettings(decision_interval=interval, cost_bps=0)
     decisions = []
 
-    def policy(obs: torch.Tensor) -> torch.Tensor:
+    def policy(obs):
         decisions.append(obs)
         return torch.full((1, 3), 0.3) if len(decisions) % 2 else torch.zeros(1, 3)
 
@@ -178,7 +176,7 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 5])
-def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
+def test_accounts_that_go_short_have_a_row_for_the_delay(interval):
     market = make_market(90, 4)
     settings = EnvSettings(
         short=True,
@@ -201,7 +199,7 @@ def test_accounts_that_go_short_have_a_row_for_the_delay(interval: int) -> None:
     )
 
 
-def test_a_walk_forwards_rows_are_its_folds_put_together() -> None:
+def test_a_walk_forwards_rows_are_its_folds_put_together():
     market = make_market(20 * 12, 4, session_bars=20)
     settings = EnvSettings(cost_bps=7)
     windows = [market.window(0, 80), market.window(100, 180)]
@@ -234,7 +232,7 @@ def test_the_sharpe_ratio_is_of_the_markets_own_year():
     assert chosen == [plain.sharpe] * 2
 
 
-def test_a_fold_that_leaves_nothing_has_rows_without_figures() -> None:
+def test_a_fold_that_leaves_nothing_has_rows_without_figures():
     """Sold short before every price rises a hundredfold: below nothing, and no fold can follow."""
     market = make_market(80, 2, gaps=False)
     rise = torch.ones(80, 1)

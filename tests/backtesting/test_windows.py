@@ -1,15 +1,9 @@
 """Which windows get a verdict: the market says what it is, whoever asks."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
@@ -20,7 +14,6 @@ from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
-from fintrader.report.backtests import Backtests
 from fintrader.results.looks import Ledger
 from tests.factories import planted_market
 
@@ -30,9 +23,9 @@ NARROW = Windows((0, 10), (10, 20), (20, 400))
 RULES = EnvSettings(benchmark="equal_weight", cost_bps=1.0)
 
 
-def split_market() -> MarketTensors:
+def split_market():
     """A third of the sessions for each window; following the signal is ahead of equal weights."""
-    drawn: dict[str, Any] = {"drift": 7e-4, "volatility": 5e-3, "regime_bars": 60}
+    drawn = {"drift": 7e-4, "volatility": 5e-3, "regime_bars": 60}
     market = planted_market(SESSIONS * BARS, 4, session_bars=BARS, **drawn)
     third = SESSIONS // 3 * BARS
     windows = Windows((0, third), (third, 2 * third), (2 * third, 3 * third))
@@ -43,17 +36,17 @@ MARKET = split_market()
 LAYOUT = TradingEnv(MARKET, RULES, num_envs=1).layout
 
 
-def follow(obs: torch.Tensor) -> torch.Tensor:
+def follow(obs):
     """Equal weights in whatever the signal says will rise."""
     rising = (LAYOUT.split(obs)["features"][..., 0] > 0).float() + 1e-3
     return rising / rising.sum(1, keepdim=True)
 
 
-def verdict_on(market: MarketTensors, policy: Any = follow) -> fintrader.report.backtests.Honesty:
+def verdict_on(market, policy=follow):
     return fintrader.backtest(policy, market, RULES).honesty(trials=1)
 
 
-def test_the_held_out_window_has_a_certificate_and_the_others_have_none() -> None:
+def test_the_held_out_window_has_a_certificate_and_the_others_have_none():
     held_out = verdict_on(MARKET.split().test)
     assert held_out.text.startswith("Unlikely to be luck")
     assert held_out.is_likely_skill
@@ -68,7 +61,7 @@ def test_the_held_out_window_has_a_certificate_and_the_others_have_none() -> Non
         assert found.window == name
 
 
-def test_a_market_that_was_never_split_has_no_certificate() -> None:
+def test_a_market_that_was_never_split_has_no_certificate():
     hand_made = replace(MARKET, windows=None)
     for market in (MARKET, hand_made, hand_made.window(800, 1200)):
         found = verdict_on(market)
@@ -79,12 +72,12 @@ def test_a_market_that_was_never_split_has_no_certificate() -> None:
         assert found.window == "whole"
 
 
-def saved(market: MarketTensors, folder: Path) -> MarketTensors:
+def saved(market, folder):
     market.save(folder / "m.safetensors")
     return MarketTensors.load(folder / "m.safetensors", verify=True)
 
 
-CUTS: dict[str, Callable[[MarketTensors, Path], MarketTensors]] = {
+CUTS = {
     "as it is": lambda market, _: market,
     "a cut of the cut": lambda market, _: market.window(10, market.num_bars - 10),
     "on a device": lambda market, _: market.to("cpu"),
@@ -98,13 +91,13 @@ CUTS: dict[str, Callable[[MarketTensors, Path], MarketTensors]] = {
 
 @pytest.mark.parametrize("how", CUTS)
 @pytest.mark.parametrize("window", ["train", "validation", "test"])
-def test_what_is_made_of_a_window_is_that_window(how: str, window: str, tmp_path: Path) -> None:
+def test_what_is_made_of_a_window_is_that_window(how, window, tmp_path):
     made = CUTS[how](getattr(MARKET.split(), window), tmp_path)
     assert made.window_name == window
     assert made.cut_from == (window,)
 
 
-def test_a_cut_across_windows_is_the_most_seen_of_them() -> None:
+def test_a_cut_across_windows_is_the_most_seen_of_them():
     assert MARKET.window(300, 500).cut_from == ("train", "validation")
     assert MARKET.window(300, 900).cut_from == ("train", "validation", "test")
     assert MARKET.window(700, 900).window_name == "validation"
@@ -114,7 +107,7 @@ def test_a_cut_across_windows_is_the_most_seen_of_them() -> None:
     assert found.text.startswith("No verdict: some of these bars are the training window's")
 
 
-def test_bars_between_windows_are_in_none_of_them() -> None:
+def test_bars_between_windows_are_in_none_of_them():
     windows = Windows((10, 100), (110, 200), (210, 300))
     market = replace(MARKET, windows=windows)
     for start, stop in ((0, 10), (100, 110), (200, 210), (300, 400)):
@@ -122,7 +115,7 @@ def test_bars_between_windows_are_in_none_of_them() -> None:
     assert market.window(95, 105).cut_from == ("train",)
 
 
-def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path: Path) -> None:
+def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path):
     train = MARKET.split().train
     test = MARKET.split().test
     result = simulate(follow, train, RULES)
@@ -130,7 +123,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     counted = {"trials": 1, "looks": 1}
     folds = [simulate(follow, train.window(0, 200), RULES), simulate(follow, test, RULES)]
     with pytest.raises(TypeError, match="window"):
-        assess({"policy": result}, window="test")  # type: ignore[call-arg]
+        assess({"policy": result}, window="test")
     for found in (
         assess({"policy": result}, market=test, look=1),
         looks.honesty(1),
@@ -144,7 +137,7 @@ def test_nothing_that_a_caller_says_gives_the_training_window_a_verdict(tmp_path
     assert "The training window" in (tmp_path / "x.html").read_text()
 
 
-def test_the_ledger_is_told_which_window_it_was(tmp_path: Path) -> None:
+def test_the_ledger_is_told_which_window_it_was(tmp_path):
     split = MARKET.split()
     seen = {
         "train": split.train,
@@ -161,7 +154,7 @@ def test_the_ledger_is_told_which_window_it_was(tmp_path: Path) -> None:
     assert [name for name, line in lines.items() if not line.held_out] == ["train"]
 
 
-def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
+def test_looks_are_said_only_where_they_are_counted(tmp_path):
     test = MARKET.split().test
     uncounted = fintrader.backtest(follow, test, RULES)
     said = uncounted.honesty(trials=8)
@@ -175,8 +168,8 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
     stored = write_backtest(tmp_path / "b", uncounted, context={"trials": 8}, market=test)
     assert "looks not counted" in stored.verdict.text
 
-    def counted(share: float) -> Backtests:
-        def policy(obs: torch.Tensor) -> torch.Tensor:
+    def counted(share):
+        def policy(obs):
             return follow(obs) * share
 
         return fintrader.backtest(policy, test, RULES, runs_dir=tmp_path / "runs")
@@ -191,7 +184,7 @@ def test_looks_are_said_only_where_they_are_counted(tmp_path: Path) -> None:
 # --- what a policy has seen ---------------------------------------------------------------
 
 
-def learn(market: MarketTensors, *, env: Any = None) -> agents.policy.PolicyModule:
+def learn(market, *, env=None):
     """A policy trained for an update or two on this market."""
     env = TradingEnv(market, RULES, num_envs=4, seed=1) if env is None else env
     result = fintrader.train(agents.PPO(num_steps=4, network={"hidden": [4]}), env, env_steps=16)
@@ -199,14 +192,14 @@ def learn(market: MarketTensors, *, env: Any = None) -> agents.policy.PolicyModu
     return result.policy
 
 
-def said_of(policy: Any, market: MarketTensors) -> str:
+def said_of(policy, market):
     return assess({"policy": simulate(policy, market, RULES)}).sentences[0]
 
 
 SEEN = "No verdict: the policy was trained or chosen on some of these bars"
 
 
-def test_a_policy_knows_the_bars_it_was_trained_on_in_its_file_too(tmp_path: Path) -> None:
+def test_a_policy_knows_the_bars_it_was_trained_on_in_its_file_too(tmp_path):
     whole = replace(MARKET, windows=None)
     policy = learn(whole.window(0, 800))
     assert said_of(policy, whole).startswith(SEEN)
@@ -226,7 +219,7 @@ def test_a_policy_knows_the_bars_it_was_trained_on_in_its_file_too(tmp_path: Pat
     assert policy.meta["seen"] == [whole.window(0, 800).span.to_json()]
 
 
-def test_other_symbols_and_other_days_are_not_seen() -> None:
+def test_other_symbols_and_other_days_are_not_seen():
     whole = replace(MARKET, windows=None)
     span = whole.window(100, 200).span
     assert span.overlaps(whole.window(199, 300).span)
@@ -235,7 +228,7 @@ def test_other_symbols_and_other_days_are_not_seen() -> None:
     assert span.overlaps(replace(whole, symbols=("A", "B", "C", "P1")).span)
 
 
-def test_pieces_and_further_trainings_add_to_what_was_seen() -> None:
+def test_pieces_and_further_trainings_add_to_what_was_seen():
     whole = replace(MARKET, windows=None)
     pieces = [whole.window(0, 200), whole.window(300, 500)]
     policy = learn(whole, env=JoinedEnv(pieces, RULES.model_copy(update={"num_envs": 4}), seed=1))
@@ -249,7 +242,7 @@ def test_pieces_and_further_trainings_add_to_what_was_seen() -> None:
     assert agent.policy.meta["seen"] == [piece.span.to_json() for piece in pieces]
 
 
-def test_a_model_that_holds_its_environment_knows_its_bars() -> None:
+def test_a_model_that_holds_its_environment_knows_its_bars():
     sb3 = pytest.importorskip("stable_baselines3")
     import gymnasium
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -272,8 +265,8 @@ def test_a_model_that_holds_its_environment_knows_its_bars() -> None:
 # --- walk-forward -------------------------------------------------------------------------
 
 
-def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole() -> None:
-    def settings(*sessions: int) -> WalkForwardSettings:
+def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole():
+    def settings(*sessions):
         names = ("train_sessions", "validation_sessions", "test_sessions")
         return WalkForwardSettings(**dict(zip(names, sessions, strict=True)))
 
@@ -288,7 +281,7 @@ def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole()
     assert fold_market(MARKET.split().train, inner[0]).split().test.window_name == "train"
 
 
-def test_the_numbers_are_those_of_any_window() -> None:
+def test_the_numbers_are_those_of_any_window():
     train = MARKET.split().train
     tests = fintrader.backtest(follow, train, RULES)
     unsplit = fintrader.backtest(follow, replace(train, cut_from=()), RULES)

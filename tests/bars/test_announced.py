@@ -1,10 +1,6 @@
 """Splits and dividends that a vendor announces, and prices that it adjusts."""
 
-from __future__ import annotations
-
 import datetime as dt
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +37,7 @@ EX = "2016-01-14"
 PRICES = ("open", "high", "low", "close")
 
 
-def splitting(fake: Fake) -> None:
+def splitting(fake):
     """AAA splits 4 for 1 on EX, and pays 0.40 for an old share two days before and 0.20 for a new
     one after."""
     days = fake.table.ts.dt.strftime("%Y-%m-%d")
@@ -56,15 +52,11 @@ def splitting(fake: Fake) -> None:
     ]
 
 
-def adjusting(kind: str) -> dict[str, Any]:
+def adjusting(kind):
     return {"adjustment": "split"} if kind == "alpaca" else {}
 
 
-def test_a_store_that_grew_across_a_split_has_one_scale(
-    kind: str,
-    fake: Fake,
-    tmp_path: Path,
-) -> None:
+def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     splitting(fake)
     fake.now = "2016-01-13"
     early = feed_of(
@@ -100,7 +92,7 @@ def test_a_store_that_grew_across_a_split_has_one_scale(
     assert again.inputs == grown.inputs
 
 
-def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path) -> None:
+def test_announcements_are_asked_for_once(kind, fake, tmp_path):
     splitting(fake)
     feed_of(kind, tmp_path).prepare()
     asked = list(fake.asked_for_actions)
@@ -115,11 +107,7 @@ def test_announcements_are_asked_for_once(kind: str, fake: Fake, tmp_path: Path)
     assert silent.inputs != feed.inputs
 
 
-def test_what_is_in_the_prices_reaches_no_account(
-    kind: str,
-    fake: Fake,
-    tmp_path: Path,
-) -> None:
+def test_what_is_in_the_prices_reaches_no_account(kind, fake, tmp_path):
     splitting(fake)
     adjusted = feed_of(kind, tmp_path, **adjusting(kind))
     adjusted.prepare()
@@ -127,24 +115,17 @@ def test_what_is_in_the_prices_reaches_no_account(
     assert found == [(12, 1.0, 0.1), (20, 1.0, 0.2)]  # for shares of today
 
 
-def market_of(
-    settings: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> MarketTensors:
+def market_of(settings, cache, monkeypatch):
     real = VendorFeed
 
-    def then(*args: Any, **values: Any) -> VendorFeed:
+    def then(*args, **values):
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
     monkeypatch.setattr(bar_source, "VendorFeed", then)
     return MarketTensors.load(build_market(DataSettings.model_validate(settings), cache=cache))
 
 
-def test_raw_bars_come_with_their_splits_and_dividends(
-    fake_alpaca: Fake,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_raw_bars_come_with_their_splits_and_dividends(fake_alpaca, tmp_path, monkeypatch, caplog):
     splitting(fake_alpaca)
     source = {
         "kind": "alpaca",
@@ -174,9 +155,7 @@ def test_raw_bars_come_with_their_splits_and_dividends(
     assert line in caplog.text
 
 
-def test_prices_with_dividends_in_them_are_asked_for_again(
-    fake_alpaca: Fake, tmp_path: Path
-) -> None:
+def test_prices_with_dividends_in_them_are_asked_for_again(fake_alpaca, tmp_path):
     splitting(fake_alpaca)
     fake_alpaca.actions = [("AAA", EX, 1.0, 0.3)]
     early = feed_of(
@@ -191,7 +170,7 @@ def test_prices_with_dividends_in_them_are_asked_for_again(
     assert not any("BBB" in names for names, start in new if start < "2016-01-13")
 
 
-def test_scales_and_payments_of_any_actions() -> None:
+def test_scales_and_payments_of_any_actions():
     """Holding through the split-adjusted prices earns what holding through the raw ones does."""
     actions = [
         Action(symbol="AAA", day=dt.date(2016, 1, 5), dividend_usd=1.0),
@@ -232,7 +211,7 @@ def test_scales_and_payments_of_any_actions() -> None:
         ("AAA,2016-01-07,split,4\nZZZ,2016-01-07,split,4", "line 3: there are no bars of ZZZ"),
     ],
 )
-def test_duplicates_and_unknown_symbols_are_errors(tmp_path: Path, rows: str, message: str) -> None:
+def test_duplicates_and_unknown_symbols_are_errors(tmp_path, rows, message):
     path = tmp_path / "actions.csv"
     path.write_text(f"ticker,ex_date,kind,value\n{rows}\n")
     market = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"path": str(path)})
@@ -240,7 +219,7 @@ def test_duplicates_and_unknown_symbols_are_errors(tmp_path: Path, rows: str, me
         make_market(market)
 
 
-def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate() -> None:
+def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplicate():
     day = dt.date(2016, 1, 7)
     split = Action(symbol="AAA", day=day, split=2.0)
     dividend = Action(symbol="AAA", day=day, dividend_usd=1.0)
@@ -251,7 +230,7 @@ def test_entries_are_checked_like_rows_and_a_split_with_a_dividend_is_no_duplica
     assert with_announced((split,), [both]) == ((split, dividend), [])
 
 
-def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path: Path) -> None:
+def test_a_declared_split_that_the_prices_do_not_show_stops_the_build(tmp_path):
     actions = [{"symbol": "AAA", "day": "2016-01-07", "split": 4.0}]
     wanted = file_settings(write_csv(tmp_path, minute_table(2, 6)), adjust={"actions": actions})
     with pytest.raises(
@@ -273,9 +252,7 @@ TABLE = minute_table(2, 6)
     factor=st.floats(0.5, 2.0),
     split=st.sampled_from([0.1, 1.0, 4.0]),
 )
-def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(
-    tmp_path: Path, row: int, factor: float, split: float
-) -> None:
+def test_a_changed_bar_before_an_ex_date_changes_nothing_before_it(tmp_path, row, factor, split):
     """The dividend's share of the last close before it goes into what comes after, and into nothing
     else."""
     other = TABLE.copy()

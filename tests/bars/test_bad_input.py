@@ -1,12 +1,9 @@
 """Files as they should not be: each is refused in one line that says what to do, and nothing is
 built."""
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +25,17 @@ from tests.bars.tables import file_settings, minute_table, write_csv
 from tests.bars.test_files import read
 
 
-def mixed(table: pd.DataFrame) -> pd.DataFrame:
+def mixed(table):
     zoned = table.ts.dt.tz_localize("America/New_York").astype(str)
     return table.assign(ts=table.ts.astype(str).where(table.index < 40, zoned))
 
 
-def huge(table: pd.DataFrame) -> pd.DataFrame:
+def huge(table):
     table.loc[17, "close"] = 1e300
     return table
 
 
-BAD: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
+BAD = {
     "naive and zoned times": (
         mixed,
         r"bars.csv, row 42, column 'ts': '2016-01-04 10:10:00-05:00' carries a time zone",
@@ -56,9 +53,7 @@ BAD: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_bars_are_refused_by_row(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_bars_are_refused_by_row(name, tmp_path, capsys):
     change, said = BAD[name]
     path = write_csv(tmp_path, change(minute_table(2, 5)))
     with pytest.raises(BarError, match=said):
@@ -67,7 +62,7 @@ def test_bad_bars_are_refused_by_row(
     assert left <= {"fingerprints.json", ".lock"}
 
 
-def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_path: Path) -> None:
+def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_path):
     table = mixed(minute_table(1, 5)).assign(note="x" * 20_000)  # more than a block of 32 MiB
     with pytest.raises(BarError, match=r"row 42, column 'ts'"):
         read(write_csv(tmp_path, table))
@@ -84,7 +79,7 @@ def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_
         load_market(mixed(minute_table(1, 5)), timezone="America/New_York")
 
 
-def test_a_line_without_an_end_may_be_cut_off(tmp_path: Path) -> None:
+def test_a_line_without_an_end_may_be_cut_off(tmp_path):
     path = write_csv(tmp_path, minute_table(1, 1))
     whole = read(path)
     text = path.read_bytes()
@@ -101,13 +96,13 @@ def test_a_line_without_an_end_may_be_cut_off(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(tmp_path / "bars.zip").volume, whole.volume)
 
 
-def decimals(table: pd.DataFrame) -> pd.DataFrame:
+def decimals(table):
     """With a price of four decimals as the last column."""
     columns = ["ts", "ticker", "volume", "open", "high", "low", "close"]
     return table[columns].assign(**{name: table[name].map("{:.4f}".format) for name in columns[3:]})
 
 
-WHOLE: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+WHOLE = {
     "prices of four decimals": decimals,
     "volumes with a decimal": lambda table: table.assign(volume=table.volume.astype(float)),
     "a text of a few": lambda table: table.assign(
@@ -117,7 +112,7 @@ WHOLE: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_last_line_that_can_only_be_whole_needs_no_end(name: str, tmp_path: Path) -> None:
+def test_a_last_line_that_can_only_be_whole_needs_no_end(name, tmp_path):
     path = write_csv(tmp_path, WHOLE[name](minute_table(1, 1)))
     whole = read(path)
     text = path.read_bytes().rstrip(b"\n")
@@ -132,7 +127,7 @@ def test_a_last_line_that_can_only_be_whole_needs_no_end(name: str, tmp_path: Pa
             read(path)
 
 
-NO_TABLES: dict[str, tuple[bytes, str]] = {
+NO_TABLES = {
     "bytes": (np.random.default_rng(0).bytes(50_000), "holds no text; unpack it"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "holds no text"),
     "UTF-16": ("ts,ticker,open\n".encode("utf-16"), "is written in UTF-16; save it as UTF-8"),
@@ -143,13 +138,7 @@ NO_TABLES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", NO_TABLES)
 @pytest.mark.parametrize("command", ["init", "data detect", "data build"])
-def test_what_is_no_table_is_told_without_its_bytes(
-    name: str,
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_no_table_is_told_without_its_bytes(name, command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = minute_table(2, 5)
     for ticker, rows in table.groupby("ticker"):
@@ -169,7 +158,7 @@ def test_what_is_no_table_is_told_without_its_bytes(
     assert not (tmp_path / "bars.yaml").exists()
 
 
-def test_init_refuses_what_a_build_would(tmp_path: Path) -> None:
+def test_init_refuses_what_a_build_would(tmp_path):
     for value in (-5.0, 0.0, 1e300):
         table = minute_table(2, 5)
         table.loc[77, "close"] = value
@@ -177,9 +166,7 @@ def test_init_refuses_what_a_build_would(tmp_path: Path) -> None:
             detect(str(write_csv(tmp_path, table)))
 
 
-def test_a_file_that_kept_its_size_and_time_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_kept_its_size_and_time_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "fintrader.bars.sources.listing._RACY_NS", -1
     )  # as if the file had been there for long
@@ -196,9 +183,7 @@ def test_a_file_that_kept_its_size_and_time_is_read_again(
     assert build_market(file_settings(path), cache=tmp_path / "cache") != before
 
 
-def test_a_date_that_is_none_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_date_that_is_none_is_told_in_one_line(tmp_path, capsys):
     path = tmp_path / "own.yaml"
     path.write_text("name: own\ndata:\n  start: 2016-02-31\n")
     with pytest.raises(ConfigError, match=r"own.yaml, line 3: .*2016-02-31.* is no date"):
@@ -209,12 +194,12 @@ def test_a_date_that_is_none_is_told_in_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_read_is_told(tmp_path, monkeypatch):
     """Whoever runs the tests may read everything, so the system's refusal is played."""
     folder = tmp_path / "bars"
     path = write_csv(folder, minute_table(1, 5))
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied", str(args[0]))
 
     with monkeypatch.context() as closed:
@@ -248,7 +233,7 @@ NAMES = [
 ]
 
 
-def test_whatever_is_no_empty_text_is_a_ticker(tmp_path: Path) -> None:
+def test_whatever_is_no_empty_text_is_a_ticker(tmp_path):
     one = minute_table(1, 5)
     table = pd.concat([one.assign(ticker=name) for name in NAMES], ignore_index=True)
     path = write_csv(tmp_path, table)
@@ -266,7 +251,7 @@ def test_whatever_is_no_empty_text_is_a_ticker(tmp_path: Path) -> None:
         assert make_market(file_settings(path, universe={"symbols": [name]}))[0].symbols == (name,)
 
 
-def test_a_files_name_keeps_its_dots(tmp_path: Path) -> None:
+def test_a_files_name_keeps_its_dots(tmp_path):
     table = minute_table(1, 5).drop(columns="ticker")
     for name in ("BRK.A.csv", "BRK.B.csv.gz", "NA.csv", "TRUE.CSV"):
         write_csv(tmp_path / "own", table, name)
@@ -279,7 +264,7 @@ def test_a_files_name_keeps_its_dots(tmp_path: Path) -> None:
     assert bars.symbols == ("BF.B", "BRK.A", "BRK.B", "NA", "TRUE")
 
 
-def test_what_yaml_takes_for_something_else_is_told(tmp_path: Path) -> None:
+def test_what_yaml_takes_for_something_else_is_told(tmp_path):
     path = tmp_path / "own.yaml"
     path.write_text("data:\n  universe:\n    symbols: [NA, 'TRUE', BRK.A]\n")
     chosen = validate(DataSettings, read_yaml(path)["data"], "own.yaml")

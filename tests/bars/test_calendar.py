@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import datetime as dt
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,9 +20,7 @@ from tests.bars.tables import PLAIN, minute_table, write_csv
         (dt.date(2015, 10, 12), dt.date(2016, 4, 1), 119, 46_050, 2),
     ],
 )
-def test_golden_counts(
-    start: dt.date, end: dt.date, sessions: int, minutes: int, early: int
-) -> None:
+def test_golden_counts(start, end, sessions, minutes, early):
     for calendar in ("XNAS", "XNYS"):
         grid = session_grid(calendar, start, end)
         assert (grid.num_sessions, grid.num_bars) == (sessions, minutes)
@@ -33,7 +28,7 @@ def test_golden_counts(
         assert int(grid.session_minutes[grid.session_minutes < 390].min()) == 210
 
 
-def test_daylight_saving_and_half_days_in_utc() -> None:
+def test_daylight_saving_and_half_days_in_utc():
     grid = session_grid("XNAS", dt.date(2015, 10, 26), dt.date(2015, 11, 27))
     starts = {
         str(day): str(grid.minutes[bar].astype("datetime64[ns]"))[11:16]
@@ -48,7 +43,7 @@ def test_daylight_saving_and_half_days_in_utc() -> None:
 
 
 @pytest.mark.parametrize("bar_minutes", [1, 5, 7, 60, 390, 1440])
-def test_longer_bars_stay_inside_sessions(bar_minutes: int) -> None:
+def test_longer_bars_stay_inside_sessions(bar_minutes):
     grid = session_grid("XNAS", dt.date(2015, 11, 23), dt.date(2015, 11, 30), bar_minutes)
     expected = [-(-minutes // bar_minutes) for minutes in (390, 390, 390, 210, 390)]
     assert np.diff(grid.first_bar).tolist() == expected
@@ -63,18 +58,18 @@ def test_longer_bars_stay_inside_sessions(bar_minutes: int) -> None:
     ).all()
 
 
-def test_a_lunch_break_has_no_minutes() -> None:
+def test_a_lunch_break_has_no_minutes():
     grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
     assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00
     assert int(np.diff(grid.minutes).max()) == 61 * 60_000_000_000
 
 
-def test_the_exchange_has_its_own_date() -> None:
+def test_the_exchange_has_its_own_date():
     late = np.datetime64("2016-01-05T01:00", "ns").astype(np.int64)  # still the 4th in New York
     assert session_date("XNAS", int(late)) == dt.date(2016, 1, 4)
 
 
-def test_what_has_no_session_is_refused() -> None:
+def test_what_has_no_session_is_refused():
     with pytest.raises(DataError, match="no session from 2016-01-16 to 2016-01-18"):
         session_grid("XNAS", dt.date(2016, 1, 16), dt.date(2016, 1, 18))
     with pytest.raises(DataError, match="no exchange calendar"):
@@ -83,9 +78,7 @@ def test_what_has_no_session_is_refused() -> None:
         session_grid("XNAS", dt.date(2016, 1, 5), dt.date(2016, 1, 4))
 
 
-def build(
-    folder: Path, table: pd.DataFrame, *, waive: str | None = None, **source: object
-) -> dict[str, int]:
+def build(folder, table, *, waive=None, **source):
     """What was repaired when the table was built as bars of their own length."""
     values = {"source": {"kind": "files", "path": write_csv(folder, table), **source}, **PLAIN}
     values |= {"bar_minutes": source.get("bar_minutes", 1), "waive": [waive] if waive else []}
@@ -103,7 +96,7 @@ def build(
     ],
 )
 @pytest.mark.parametrize("missing", [0.0, 0.3])
-def test_a_wrong_zone_is_refused(tmp_path: Path, zone: str, minutes: int, missing: float) -> None:
+def test_a_wrong_zone_is_refused(tmp_path, zone, minutes, missing):
     side = "after" if minutes > 0 else "before"
     with pytest.raises(
         BarError,
@@ -113,7 +106,7 @@ def test_a_wrong_zone_is_refused(tmp_path: Path, zone: str, minutes: int, missin
 
 
 @pytest.mark.parametrize("length", [1, 5, 30])
-def test_a_wrong_label_is_refused(tmp_path: Path, length: int) -> None:
+def test_a_wrong_label_is_refused(tmp_path, length):
     table = minute_table(3, 8)
     table = table[table.ts.dt.minute % length == 0]
     source = {"bar_minutes": length}
@@ -130,7 +123,7 @@ def test_a_wrong_label_is_refused(tmp_path: Path, length: int) -> None:
         build(tmp_path, table, **source)
 
 
-def test_some_displaced_days_are_no_wrong_zone(tmp_path: Path) -> None:
+def test_some_displaced_days_are_no_wrong_zone(tmp_path):
     table = minute_table(3, 8)
     odd = (table.ticker == "BBB") & (table.ts.dt.day <= 6)
     table.loc[odd, "ts"] += pd.Timedelta("1h")
@@ -139,7 +132,7 @@ def test_some_displaced_days_are_no_wrong_zone(tmp_path: Path) -> None:
     assert build(tmp_path, table, waive="shifted_day")["extended_hours"] == 3 * 60
 
 
-def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path: Path) -> None:
+def test_thin_symbols_auctions_and_long_hours_are_no_pattern(tmp_path):
     table = minute_table(2, 12)
     clock = table.ts.dt.strftime("%H:%M")
     random = np.random.default_rng(0)

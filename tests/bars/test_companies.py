@@ -1,10 +1,6 @@
 """Bars put together by company, whatever tickers they traded under."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +12,10 @@ from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.index_level import equal_weight
 from fintrader.market.settings import DataSettings
-from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import PLAIN, write_csv
 
 
-def daily(*spans: tuple[str, str, str, float]) -> pd.DataFrame:
+def daily(*spans):
     """Daily bars of (ticker, first day, last day, first price), which rise by one cent a day."""
     parts = []
     for ticker, first, last, price in spans:
@@ -40,22 +35,20 @@ def daily(*spans: tuple[str, str, str, float]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def built(
-    folder: Path, table: pd.DataFrame, **universe: Any
-) -> tuple[MarketTensors, dict[str, Any]]:
+def built(folder, table, **universe):
     values = {"path": str(write_csv(folder, table)), "bar_minutes": 390, **PLAIN}
     values["universe"] = {"index": "nasdaq100", **universe}
     return make_market(validate(DataSettings, values, "test"))
 
 
-def prices(market: MarketTensors, symbol: str) -> pd.Series:
+def prices(market, symbol):
     """Closes by date, without those that are not there or carried."""
     column = market.symbols.index(symbol)
     days = pd.DatetimeIndex(market.timestamps()).normalize()
     return pd.Series(market.close[:, column].numpy(), days)[market.tradable[:, column].numpy()]
 
 
-def days_of(market: MarketTensors, symbol: str) -> list[str]:
+def days_of(market, symbol):
     """First and last day of membership, and how many there are."""
     days = market.timestamps()[market.member[:, market.symbols.index(symbol)].numpy()].astype(
         "datetime64[D]"
@@ -69,8 +62,8 @@ FUND = ("META", "2021-12-01", "2022-01-28", 15.0)
 
 
 def test_a_company_that_changed_its_ticker_is_one_symbol_and_the_letters_of_others_are_not_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     old = ("FB", "2021-12-01", "2022-06-08", 300.0)
     new = ("META", "2022-06-09", "2022-07-29", 180.0)
     table = daily(ALWAYS, FUND, old, new)
@@ -82,7 +75,7 @@ def test_a_company_that_changed_its_ticker_is_one_symbol_and_the_letters_of_othe
     assert report["ended"] == []
 
 
-def test_bars_that_run_through_the_change_are_of_a_file_with_later_tickers(tmp_path: Path) -> None:
+def test_bars_that_run_through_the_change_are_of_a_file_with_later_tickers(tmp_path):
     whole = ("META", "2021-12-01", "2022-07-29", 300.0)
     market, _ = built(tmp_path / "whole", daily(ALWAYS, whole))
     assert len(prices(market, "META")) == len(market)
@@ -93,9 +86,7 @@ def test_bars_that_run_through_the_change_are_of_a_file_with_later_tickers(tmp_p
     assert prices(market, "META").index[0] == pd.Timestamp("2022-06-09")
 
 
-def test_a_file_with_the_tickers_of_one_day_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_with_the_tickers_of_one_day_says_so(tmp_path, caplog):
     """Wholly before the change nothing tells a later ticker from another company."""
     early = daily(
         ("AAPL", "2016-01-04", "2016-03-31", 100.0), ("META", "2016-01-04", "2016-03-31", 100.0)
@@ -123,9 +114,7 @@ def test_a_file_with_the_tickers_of_one_day_says_so(
     assert "41 bars of META before 2022-06-09 are left out: META then traded as FB" in caplog.text
 
 
-def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(
-    tmp_path: Path,
-) -> None:
+def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(tmp_path):
     watchers = ("WTW", "2018-11-01", "2019-04-18", 50.0)
     willis = ("WLTW", "2018-11-01", "2020-05-29", 150.0)
     market, _ = built(
@@ -140,7 +129,7 @@ def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(
     assert days_of(market, "WTW") == ["2018-12-24", "2020-04-29", "339"]
 
 
-def test_letters_that_change_hands_are_two_symbols(tmp_path: Path) -> None:
+def test_letters_that_change_hands_are_two_symbols(tmp_path):
     table = daily(
         ("AAPL", "2018-11-01", "2019-06-28", 150.0), ("FOXA", "2018-11-01", "2019-06-28", 50.0)
     )
@@ -153,9 +142,7 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path: Path) -> None:
     assert days_of(market, "FOXA")[0] == "2019-03-19"
 
 
-def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
-    tmp_path: Path,
-) -> None:
+def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(tmp_path):
     old = ("FB", "2021-12-01", "2022-06-08", 300.0)
     new = ("META", "2022-06-09", "2022-07-29", 180.0)
     market, _ = built(tmp_path, daily(ALWAYS, old, new), symbols=["FB"])
@@ -165,9 +152,7 @@ def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
         built(tmp_path, daily(("AAPL", "2006-01-03", "2006-06-30", 10.0)))
 
 
-def test_the_table_is_part_of_a_markets_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_part_of_a_markets_address(tmp_path, monkeypatch):
     path = write_csv(tmp_path, daily(ALWAYS))
     values = {"path": str(path), "bar_minutes": 390, "universe": {"index": "nasdaq100"}, **PLAIN}
     settings = validate(DataSettings, values, "test")
@@ -176,7 +161,7 @@ def test_the_table_is_part_of_a_markets_address(
     assert build_market(settings, cache=tmp_path / "cache") != first
 
 
-def slow_equal_weight(close: pd.DataFrame, member: pd.DataFrame) -> pd.Series:
+def slow_equal_weight(close, member):
     """100, then every day the mean return of the day's members that have a price on it and on the
     day before."""
     level = 100.0
@@ -192,7 +177,7 @@ def slow_equal_weight(close: pd.DataFrame, member: pd.DataFrame) -> pd.Series:
     return pd.Series(found)
 
 
-def test_the_equal_weight_index_counts_the_members_of_the_day() -> None:
+def test_the_equal_weight_index_counts_the_members_of_the_day():
     random = np.random.default_rng(3)
     grid = session_grid(
         "XNAS", pd.Timestamp("2016-01-04").date(), pd.Timestamp("2016-06-30").date(), 390
@@ -211,7 +196,7 @@ def test_the_equal_weight_index_counts_the_members_of_the_day() -> None:
     assert (nobody == 100).all()
 
 
-def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path: Path) -> None:
+def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
     """What a symbol does before it joins changes neither; after, both."""
     joins = ("AMD", "2018-10-01", "2019-03-29", 20.0)
     table = daily(

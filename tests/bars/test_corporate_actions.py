@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import datetime as dt
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -35,7 +31,7 @@ EX_BAR = 3 * 390
 PRICES = ["open", "high", "low", "close"]
 
 
-def market_of(path: Path, **adjust_values: object) -> MarketTensors:
+def market_of(path, **adjust_values):
     features = {
         "names": ["return_1", "volume_30", "sma_60"],
         "context": ["index_return_1", "turbulence"],
@@ -46,7 +42,7 @@ def market_of(path: Path, **adjust_values: object) -> MarketTensors:
     return make_market(settings)[0]
 
 
-def split_table(ratio: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+def split_table(ratio):
     """A table without a split, and the same market with AAA split on EX_DAY: shares of before cost
     `ratio` times as much."""
     table = minute_table(2, 6)
@@ -59,9 +55,7 @@ def split_table(ratio: float) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @pytest.mark.parametrize("ratio", [4.0, 0.1])
-def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(
-    tmp_path: Path, ratio: float
-) -> None:
+def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(tmp_path, ratio):
     table, raw = split_table(ratio)
     plain = market_of(write_csv(tmp_path / "plain", table))
     market = market_of(
@@ -81,7 +75,7 @@ def test_prices_stay_as_traded_and_features_see_no_gain_or_loss_of_a_split(
     torch.testing.assert_close(market.context, plain.context, rtol=1e-3, atol=1e-3)
 
 
-def test_nothing_before_an_ex_date_depends_on_it(tmp_path: Path) -> None:
+def test_nothing_before_an_ex_date_depends_on_it(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 6))
     actions = [
         {"symbol": "AAA", "day": dt.date(2016, 1, 5), "split": 2.0},
@@ -94,7 +88,7 @@ def test_nothing_before_an_ex_date_depends_on_it(tmp_path: Path) -> None:
     assert not torch.equal(one.features[EX_BAR:], both.features[EX_BAR:])
 
 
-def test_a_price_carried_over_an_ex_date_is_what_the_share_is_then_worth(tmp_path: Path) -> None:
+def test_a_price_carried_over_an_ex_date_is_what_the_share_is_then_worth(tmp_path):
     table = minute_table(2, 6)
     silent = (
         (table.ticker == "AAA")
@@ -110,7 +104,7 @@ def test_a_price_carried_over_an_ex_date_is_what_the_share_is_then_worth(tmp_pat
     assert float(market.volume[EX_BAR : EX_BAR + 30, 0].sum()) == 0.0
 
 
-def test_a_vendors_adjustment_is_undone(tmp_path: Path) -> None:
+def test_a_vendors_adjustment_is_undone(tmp_path):
     table, raw = split_table(4.0)
     later = (table.ticker != "AAA") | (table.ts >= pd.Timestamp(EX_DAY))
     path = write_csv(tmp_path / "vendor", table.assign(factor=np.where(later, 1.0, 4.0)))
@@ -120,13 +114,13 @@ def test_a_vendors_adjustment_is_undone(tmp_path: Path) -> None:
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
 
 
-def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_path: Path) -> None:
+def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_path):
     path = tmp_path / "actions.csv"
     path.write_text(
         "symbol,day,split,dividend_usd\nAAA,2016-01-07,4,\nAAA,2016-01-05,,0.5\nBBB,2016-01-06,2,\n"
     )
 
-    def found(settings: AdjustSettings) -> list[tuple[str, int, float, float]]:
+    def found(settings):
         return [
             (one.symbol, one.day.day, one.split, one.dividend_usd) for one in load_actions(settings)
         ]
@@ -148,7 +142,7 @@ def test_actions_are_read_in_two_forms_and_those_after_a_date_are_unknown(tmp_pa
         load_actions(AdjustSettings(path=tmp_path / "nothing.csv"))
 
 
-def test_what_cannot_have_happened_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_have_happened_is_refused(tmp_path):
     path = write_csv(tmp_path, minute_table(1, 6))
     with pytest.raises(DataError, match="is no less than the close of"):
         market_of(path, actions=[{"symbol": "AAA", "day": EX_DAY, "dividend_usd": 500.0}])
@@ -182,7 +176,7 @@ IMPOSSIBLE = {
 """Split and dividend after a close of 0.05 USD, and what is wrong with them."""
 
 
-def penny_table() -> pd.DataFrame:
+def penny_table():
     """Bars of a share that costs 0.05 USD all day."""
     table = minute_table(2, 6)
     table.loc[table.ticker == "AAA", PRICES] = 0.05
@@ -190,14 +184,12 @@ def penny_table() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def penny(tmp_path_factory: pytest.TempPathFactory) -> MarketTensors:
+def penny(tmp_path_factory):
     return market_of(write_csv(tmp_path_factory.mktemp("penny"), penny_table()))
 
 
 @pytest.mark.parametrize("event", IMPOSSIBLE)
-def test_no_market_holds_an_event_by_which_no_price_can_be_adjusted(
-    penny: MarketTensors, tmp_path: Path, event: tuple[float, float]
-) -> None:
+def test_no_market_holds_an_event_by_which_no_price_can_be_adjusted(penny, tmp_path, event):
     wrong = re.escape(IMPOSSIBLE[event])
     said = (
         rf"^AAA, {EX_DAY}: .*{wrong}.*; correct the event in data\.adjust .* or leave the event"
@@ -221,9 +213,7 @@ def test_no_market_holds_an_event_by_which_no_price_can_be_adjusted(
 
 
 @pytest.mark.parametrize("dividend", [0.37, 0.05])
-def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(
-    tmp_path: Path, dividend: float
-) -> None:
+def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(tmp_path, dividend):
     table = penny_table()
     path = write_csv(tmp_path, table)
     said = (
@@ -244,7 +234,7 @@ def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(
         **SHORT_WINDOWS,
     }
     settings = file_settings(path, **values)
-    doors: list[Callable[[], object]] = [
+    doors = [
         lambda: make_market(settings),
         lambda: build_market(settings, cache=tmp_path / "cache"),
         lambda: load_market(table, timezone="America/New_York", **values),
@@ -255,7 +245,7 @@ def test_a_dividend_that_the_share_was_not_worth_is_refused_by_every_door(
     assert not list((tmp_path / "cache").rglob("market.safetensors"))
 
 
-def test_a_dividend_below_the_close_gives_finite_adjusted_prices(penny: MarketTensors) -> None:
+def test_a_dividend_below_the_close_gives_finite_adjusted_prices(penny):
     market = replace(penny, events=Events.of([(EX_BAR, 0, 1.0, 0.0499)]))
     assert bool((market.adjusted_close > 0).all())
     assert bool(market.adjusted_close.isfinite().all())
@@ -264,13 +254,13 @@ def test_a_dividend_below_the_close_gives_finite_adjusted_prices(penny: MarketTe
 @pytest.mark.parametrize(
     ("name", "kind"), [("bar", torch.int32), ("asset", torch.float64), ("split", torch.float32)]
 )
-def test_events_are_of_their_kinds(penny: MarketTensors, name: str, kind: torch.dtype) -> None:
+def test_events_are_of_their_kinds(penny, name, kind):
     events = Events.of([(EX_BAR, 0, 2.0, 0.01)])
     with pytest.raises(MarketError, match="events need bar and asset as int64"):
         replace(penny, events=events._replace(**{name: getattr(events, name).to(kind)}))
 
 
-def test_events_are_stored_and_a_window_has_its_own(tmp_path: Path) -> None:
+def test_events_are_stored_and_a_window_has_its_own(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 6))
     market = market_of(
         path, actions=[{"symbol": "BBB", "day": EX_DAY, "split": 2.0, "dividend_usd": 0.5}]
@@ -288,9 +278,7 @@ def test_events_are_stored_and_a_window_has_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("held", "left"), [(5.0, 0.0), (25.0, 2.0)])
-def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(
-    tmp_path: Path, held: float, left: float
-) -> None:
+def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, left):
     _, raw = split_table(0.1)
     market = market_of(
         write_csv(tmp_path, raw), actions=[{"symbol": "AAA", "day": EX_DAY, "split": 0.1}]
@@ -307,9 +295,7 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(
 
 @pytest.mark.skipif(not REAL_2019.is_file(), reason="real bars are not here")
 @pytest.mark.parametrize("fractional", [False, True])
-def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(
-    fractional: bool,
-) -> None:
+def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional):
     """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted
     bars."""
     adjust = {

@@ -1,15 +1,10 @@
 """Pairs from ccxt, by the real client of one exchange (Bitstamp) against answers of our own, on a
 calendar without nights."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,9 +27,7 @@ DAY = pd.Timedelta("1D")
 FIRST = pd.Timestamp("2024-02-28", tz="UTC")
 
 
-def pair_table(
-    days: int = 3, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), seed: int = 0
-) -> pd.DataFrame:
+def pair_table(days=3, symbols=("BTC/USD", "ETH/USD"), seed=0):
     """Minute bars around the clock, over a leap day, with a quiet stretch longer than a page."""
     random = np.random.default_rng(seed)
     ts = pd.date_range(FIRST, periods=days * 1440, freq="min")
@@ -55,12 +48,12 @@ def pair_table(
 class Bitstamp:
     """What www.bitstamp.net answers with, and what it was asked."""
 
-    def __init__(self, table: pd.DataFrame) -> None:
+    def __init__(self, table):
         self.table = table
         self.asked = []
         self.faults = []
 
-    def answer(self, request: Any) -> tuple[int, dict[str, str], str]:
+    def answer(self, request):
         pair = re.search(r"/ohlc/(\w+)/", request.url)
         if pair is None:
             names = sorted(set(self.table.ticker))
@@ -83,7 +76,7 @@ class Bitstamp:
         return 200, {}, json.dumps({"data": {"pair": pair.group(1), "ohlc": rows}})
 
 
-def _listing(name: str) -> dict[str, str]:
+def _listing(name):
     base, counter = name.split("/")
     return {
         "name": name,
@@ -101,7 +94,7 @@ def _listing(name: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(table: pd.DataFrame) -> Iterator[Bitstamp]:
+def serving(table):
     responses = pytest.importorskip("responses")
     server = Bitstamp(table)
     with responses.RequestsMock(assert_all_requests_are_fired=False) as network:
@@ -111,18 +104,16 @@ def serving(table: pd.DataFrame) -> Iterator[Bitstamp]:
         yield server
 
 
-def ccxt_feed(
-    store: Path, *, symbols: tuple[str, ...] = ("BTC/USD", "ETH/USD"), **values: Any
-) -> VendorFeed:
+def ccxt_feed(store, *, symbols=("BTC/USD", "ETH/USD"), **values):
     ccxt = pytest.importorskip("ccxt")
     base = {"exchange": "bitstamp", "start": "2024-02-28", "end": "2024-03-01", "retries": 2}
     settings = validate(CcxtSettings, base | values, "test")
     vendor = Ccxt(settings, ccxt.bitstamp({"enableRateLimit": False}))
-    how: dict[str, Any] = {"today": dt.date(2024, 3, 5), "sleep": lambda _: None}
+    how = {"today": dt.date(2024, 3, 5), "sleep": lambda _: None}
     return VendorFeed(vendor, settings, symbols, "24/7", ObjectStore(store), **how)
 
 
-def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path: Path) -> None:
+def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path):
     table = pair_table()
     with serving(table) as server:
         feed = ccxt_feed(tmp_path)
@@ -143,7 +134,7 @@ def test_pairs_come_page_by_page_as_they_are_and_once(tmp_path: Path) -> None:
         assert again.inputs == feed.inputs
 
 
-def test_passing_faults_are_tried_again_and_mistakes_are_named(tmp_path: Path) -> None:
+def test_passing_faults_are_tried_again_and_mistakes_are_named(tmp_path):
     with serving(pair_table()) as server:
         server.faults = [429, 503]
         feed = ccxt_feed(tmp_path / "a")
@@ -158,7 +149,7 @@ def test_passing_faults_are_tried_again_and_mistakes_are_named(tmp_path: Path) -
         ccxt_feed(tmp_path, exchange="bitstmp")
 
 
-def test_pages_are_put_together_whatever_they_hold() -> None:
+def test_pages_are_put_together_whatever_they_hold():
     """An exchange that answers with at most seven rows, some of them before what was asked, twice,
     or empty."""
     minute = 60_000
@@ -168,9 +159,9 @@ def test_pages_are_put_together_whatever_they_hold() -> None:
     rows = [[time, 1.0 + time, 2.0 + time, 0.5 + time, 1.5 + time, time / minute] for time in there]
     rows[3][4] = None  # no close
     rows[5][5] = None  # nothing traded
-    asked: list[int] = []
+    asked = []
 
-    def ask(since: int) -> list[list[Any]]:
+    def ask(since):
         asked.append(since)
         return (
             [row for row in rows if row[0] >= since - 2 * minute][:7]
@@ -191,12 +182,12 @@ def test_pages_are_put_together_whatever_they_hold() -> None:
     assert bars.volume.sum() == sum(row[5] or 0 for row in got)
 
 
-def _later(rows: list[list[Any]], since: int) -> list[list[Any]]:
+def _later(rows, since):
     """A page of the bars from a time on, none where they lie further ahead."""
     return [row for row in rows if since <= row[0] < since + 7 * 60_000]
 
 
-def test_pairs_without_a_calendar_are_refused() -> None:
+def test_pairs_without_a_calendar_are_refused():
     source = {"kind": "ccxt", "start": "2024-02-28"}
     with pytest.raises(ConfigError, match="set calendar to 24/7"):
         validate(DataSettings, {"source": source}, "test")
@@ -206,7 +197,7 @@ def test_pairs_without_a_calendar_are_refused() -> None:
 # --- a calendar that never rests ------------------------------------------------------------------
 
 
-def test_every_day_is_a_session_of_all_its_minutes() -> None:
+def test_every_day_is_a_session_of_all_its_minutes():
     grid = session_grid("24/7", dt.date(2024, 2, 24), dt.date(2024, 3, 1))
     assert [str(day) for day in grid.dates] == [
         f"{day:%Y-%m-%d}" for day in pd.date_range("2024-02-24", "2024-03-01")
@@ -222,11 +213,11 @@ def test_every_day_is_a_session_of_all_its_minutes() -> None:
 @pytest.mark.parametrize(
     ("calendar", "year"), [("XNAS", 252), ("XLON", 252), ("24/7", 365), ("24/5", 252)]
 )
-def test_sessions_a_year(calendar: str, year: int) -> None:
+def test_sessions_a_year(calendar, year):
     assert sessions_a_year(calendar) == year
 
 
-def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_year() -> None:
+def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_year():
     table = pair_table(days=30)
     market = fintrader.load_market(
         table,
@@ -259,7 +250,7 @@ def test_a_market_around_the_clock_is_built_traded_and_annualised_by_its_own_yea
     assert (market.volume.numpy() % 1 != 0).any()
 
 
-def test_whole_days_and_quality_around_the_clock() -> None:
+def test_whole_days_and_quality_around_the_clock():
     days = pd.DataFrame({"ts": pd.date_range("2024-02-01", periods=40, tz="UTC")})
     close = 100 + np.arange(40.0)
     table = days.assign(

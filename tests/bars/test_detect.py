@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
-from fintrader.bars.detect import Detection, describe_detection, detect
+from fintrader.bars.detect import describe_detection, detect
 from fintrader.bars.sources.presets import PRESETS
 from fintrader.cli import main
 from fintrader.config import validate
@@ -26,18 +22,18 @@ FIELDS = ["open", "high", "low", "close", "volume"]
 
 
 @pytest.fixture(scope="module")
-def bars() -> pd.DataFrame:
+def bars():
     """Bars of two symbols over a change of clocks: from 2016-03-07 on."""
     table = minute_table(2, 10)
     table["ts"] += pd.Timedelta(days=63)
     return table.round(2)
 
 
-def utc(table: pd.DataFrame) -> pd.Series:
+def utc(table):
     return table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC")
 
 
-def around(table: pd.DataFrame) -> pd.DataFrame:
+def around(table):
     """The same with some trading before the open and after the close."""
     clock = table.ts.dt.strftime("%H:%M")
     early = table[clock < "11:00"].assign(ts=lambda rows: rows.ts - pd.Timedelta("3h"), volume=3)
@@ -46,7 +42,7 @@ def around(table: pd.DataFrame) -> pd.DataFrame:
     return whole.drop_duplicates(["ticker", "ts"])
 
 
-def lean(folder: Path, table: pd.DataFrame) -> Path:
+def lean(folder, table):
     table = around(table)
     for (ticker, day), rows in table.groupby(["ticker", table.ts.dt.strftime("%Y%m%d")]):
         home = folder / "lean" / ticker.lower()
@@ -61,7 +57,7 @@ def lean(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "lean"
 
 
-def polygon(folder: Path, table: pd.DataFrame) -> Path:
+def polygon(folder, table):
     table = around(table)
     start = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64")
     table = table.assign(window_start=start, transactions=5)
@@ -73,14 +69,14 @@ def polygon(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "polygon"
 
 
-def databento(folder: Path, table: pd.DataFrame) -> Path:
+def databento(folder, table):
     stamps = utc(table).dt.strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
     table = table.assign(ts_event=stamps, rtype=33, publisher_id=2, instrument_id=7)
     columns = ["ts_event", "rtype", "publisher_id", "instrument_id", *FIELDS, "symbol"]
     return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "databento.csv")
 
 
-def firstrate(folder: Path, table: pd.DataFrame) -> Path:
+def firstrate(folder, table):
     (folder / "firstrate").mkdir()
     for ticker, rows in around(table).groupby("ticker"):
         path = folder / "firstrate" / f"{ticker}_full_1min_UNADJ.txt"
@@ -88,7 +84,7 @@ def firstrate(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "firstrate"
 
 
-def kibot(folder: Path, table: pd.DataFrame) -> Path:
+def kibot(folder, table):
     (folder / "kibot").mkdir()
     table = table.assign(day=table.ts.dt.strftime("%m/%d/%Y"), clock=table.ts.dt.strftime("%H:%M"))
     for ticker, rows in table.groupby("ticker"):
@@ -98,13 +94,13 @@ def kibot(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "kibot"
 
 
-def alpaca(folder: Path, table: pd.DataFrame) -> Path:
+def alpaca(folder, table):
     table = table.assign(timestamp=utc(table), trade_count=3, vwap=table.close)
     columns = ["symbol", "timestamp", *FIELDS, "trade_count", "vwap"]
     return write_csv(folder, table.rename(columns={"ticker": "symbol"})[columns], "alpaca.csv")
 
 
-def yahoo(folder: Path, table: pd.DataFrame) -> Path:
+def yahoo(folder, table):
     table = table.assign(Datetime=table.ts.dt.tz_localize("America/New_York"))
     for ticker, rows in table.rename(columns={name: name.title() for name in FIELDS}).groupby(
         "ticker"
@@ -113,7 +109,7 @@ def yahoo(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "yahoo"
 
 
-def german(folder: Path, table: pd.DataFrame) -> Path:
+def german(folder, table):
     words = dict(zip(FIELDS, ("Eröffnung", "Hoch", "Tief", "Schluss", "Volumen"), strict=True))
     parts = [
         rows.set_index("ts")[FIELDS].rename(columns=words).add_prefix(f"{ticker} ")
@@ -125,25 +121,25 @@ def german(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "kurse.csv"
 
 
-def epoch(folder: Path, table: pd.DataFrame) -> Path:
+def epoch(folder, table):
     seconds = utc(table).dt.tz_localize(None).astype("datetime64[ns]").astype("int64") // 10**9
     return write_csv(
         folder, table.assign(ts=seconds).rename(columns={"ts": "t", "ticker": "sym"}), "epoch.csv"
     )
 
 
-def many(folder: Path, table: pd.DataFrame) -> Path:
+def many(folder, table):
     ends = table.assign(time=table.ts + pd.Timedelta("1min"))
     for ticker, rows in ends.groupby("ticker"):
         write_csv(folder / "many", rows[["time", *FIELDS]], f"{ticker}.csv")
     return folder / "many"
 
 
-def chicago(folder: Path, table: pd.DataFrame) -> Path:
+def chicago(folder, table):
     return write_csv(folder, table.assign(ts=table.ts - pd.Timedelta("1h")), "chicago.csv")
 
 
-LAYOUTS: dict[str, Callable[[Path, pd.DataFrame], Path]] = {
+LAYOUTS = {
     one.__name__: one
     for one in (
         lean,
@@ -161,14 +157,12 @@ LAYOUTS: dict[str, Callable[[Path, pd.DataFrame], Path]] = {
 }
 
 
-def built(found: Detection, folder: Path) -> DataSettings:
+def built(found, folder):
     return validate(DataSettings, yaml.safe_load(yaml_of(found, folder / "x.yaml"))["data"], "test")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_any_layout_becomes_the_market_of_its_bars(
-    name: str, bars: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_any_layout_becomes_the_market_of_its_bars(name, bars, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market, _ = make_market(built(found, tmp_path))
     plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
@@ -179,9 +173,7 @@ def test_any_layout_becomes_the_market_of_its_bars(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_reads_its_vendors_files(
-    preset: str, bars: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_each_preset_reads_its_vendors_files(preset, bars, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
     plain, _ = make_market(built(detect(str(write_csv(tmp_path, bars, "plain.csv"))), tmp_path))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
@@ -189,11 +181,11 @@ def test_each_preset_reads_its_vendors_files(
         "source": {"kind": "files", "preset": preset, "path": path}
     }
     assert_same_market(make_market(validate(DataSettings, values, "test"))[0], plain)
-    asked, _ = make_market(built(detect(path, preset=preset), tmp_path))  # type: ignore[arg-type]
+    asked, _ = make_market(built(detect(path, preset=preset), tmp_path))
     assert_same_market(asked, plain)
 
 
-def test_what_was_found_is_told_with_how_sure_it_is(bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_what_was_found_is_told_with_how_sure_it_is(bars, tmp_path):
     found = {one.setting: one for one in detect(str(many(tmp_path, bars))).findings}
     assert (found["label"].value, found["label"].sure) == ("end", "sure")
     assert (found["timezone"].value, found["timezone"].sure) == ("America/New_York", "sure")
@@ -210,7 +202,7 @@ def test_what_was_found_is_told_with_how_sure_it_is(bars: pd.DataFrame, tmp_path
     assert "AAA 4 to 1 on 2016-01-11" in told["adjustment"].why
 
 
-def test_a_configuration_is_not_written_over(bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_configuration_is_not_written_over(bars, tmp_path):
     found = detect(str(write_csv(tmp_path, bars)))
     path = tmp_path / "my.yaml"
     write_config(found, path)
@@ -222,15 +214,13 @@ def test_a_configuration_is_not_written_over(bars: pd.DataFrame, tmp_path: Path)
         yaml_of(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 
 
-def test_a_table_that_lacks_a_column_is_told(bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_table_that_lacks_a_column_is_told(bars, tmp_path):
     with pytest.raises(BarError, match=r"which column is the close\? It has ts, ticker, open"):
         detect(str(write_csv(tmp_path, bars.drop(columns="close"))))
 
 
 @pytest.mark.parametrize(("offset", "told"), [("", "09:35:00"), ("-05:00", "14:35:00 UTC")])
-def test_the_time_of_a_bad_row_is_told_as_it_was_written(
-    offset: str, told: str, tmp_path: Path
-) -> None:
+def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path):
     """Which zone it is in is not known yet, unless it says so itself."""
     table = minute_table(1, 2)
     table["ts"] = table.ts.dt.strftime("%Y-%m-%d %H:%M:%S") + offset
@@ -241,7 +231,7 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(
         detect(str(write_csv(tmp_path, table)))
 
 
-def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_looking_needs_no_torch(bars, tmp_path):
     path = write_csv(tmp_path, bars, "my.csv")
     code = (
         f"import sys; from fintrader.cli import main; main(['init', {str(path)!r}]); assert 'torch'"
@@ -255,7 +245,7 @@ def test_looking_needs_no_torch(bars: pd.DataFrame, tmp_path: Path) -> None:
     assert (tmp_path / "my.yaml").is_file()
 
 
-def test_daily_bars_are_sessions(tmp_path: Path) -> None:
+def test_daily_bars_are_sessions(tmp_path):
     days = pd.bdate_range("2016-01-04", periods=60)
     close = 50 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, len(days))))
     table = pd.DataFrame(
@@ -267,7 +257,7 @@ def test_daily_bars_are_sessions(tmp_path: Path) -> None:
     assert (market.symbols, market.bar_minutes) == (("AAA",), 390)
 
 
-def scaled(table: pd.DataFrame) -> pd.DataFrame:
+def scaled(table):
     """One day of one symbol in cents."""
     day = (table.ticker == "AAA") & (table.ts.dt.normalize() == table.ts.dt.normalize().unique()[3])
     prices = ["open", "high", "low", "close"]
@@ -275,15 +265,13 @@ def scaled(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def repeated(table: pd.DataFrame) -> pd.DataFrame:
+def repeated(table):
     return pd.concat([table, table.iloc[[700]].assign(volume=1)], ignore_index=True)
 
 
 @pytest.mark.parametrize("change", [scaled, repeated])
 @pytest.mark.parametrize("label", ["start", "end"])
-def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
-    change: Callable[[pd.DataFrame], pd.DataFrame], label: str, tmp_path: Path
-) -> None:
+def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, label, tmp_path):
     table = change(minute_table(2, 10))
     if label == "end":
         table["ts"] += pd.Timedelta("1min")
@@ -299,9 +287,7 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(
     assert "a build stops at" in describe_detection(found)
 
 
-def test_what_to_do_next_depends_on_faults(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
     for change, first in (
         (scaled, "correct the bars, or take the # from waive"),
         (pd.DataFrame.copy, "`fintrader run"),
@@ -312,7 +298,7 @@ def test_what_to_do_next_depends_on_faults(
         assert last.partition(" is written; ")[2].startswith(first)
 
 
-def test_sound_bars_come_without_waivers(bars: pd.DataFrame, tmp_path: Path) -> None:
+def test_sound_bars_come_without_waivers(bars, tmp_path):
     found = detect(str(write_csv(tmp_path, bars)))
     assert found.waivers == []
     assert "waive" not in yaml_of(found, tmp_path / "x.yaml")

@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 import datetime as dt
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.bars.bars import MINUTE_NS, Bars, concat
-from fintrader.bars.calendar import SessionGrid, session_date, session_grid
+from fintrader.bars.bars import MINUTE_NS, concat
+from fintrader.bars.calendar import session_date, session_grid
 from fintrader.bars.evidence import SessionEvidence, days_of, has_opening_prints
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
@@ -34,12 +29,12 @@ from tests.bars.tables import (
 GRID = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
 
 
-def settings(path: Path | str, source: dict[str, Any] | None = None, **values: Any) -> DataSettings:
+def settings(path, source=None, **values):
     told = {"source": {"kind": "files", "path": str(path), **(source or {})}, **PLAIN, **values}
     return validate(DataSettings, told, "test")
 
 
-def with_prints(table: pd.DataFrame) -> pd.DataFrame:
+def with_prints(table):
     """END-labelled bars, and the opening's print stamped at the open."""
     ends = table.assign(ts=table.ts + pd.Timedelta("1min"))
     first = table[table.ts.dt.strftime("%H:%M") == "09:30"]
@@ -47,17 +42,17 @@ def with_prints(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([ends, prints]).sort_values(["ticker", "ts"], ignore_index=True)
 
 
-def as_standard_time(table: pd.DataFrame) -> pd.DataFrame:
+def as_standard_time(table):
     utc = table.ts.dt.tz_localize("America/New_York")
     return table.assign(ts=utc.dt.tz_convert("Etc/GMT+5").dt.tz_localize(None))
 
 
-def spring(table: pd.DataFrame) -> pd.DataFrame:
+def spring(table):
     """The same bars on sessions from 7 March 2016 on: clocks go forward on the 13th."""
     return table.assign(ts=table.ts + pd.Timedelta(days=63))
 
 
-def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path: Path) -> None:
+def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path):
     table = minute_table(2, 8)
     path = write_csv(tmp_path, with_prints(table))
     with pytest.raises(
@@ -78,7 +73,7 @@ def test_ends_read_as_starts_are_refused_also_beside_an_opening_print(tmp_path: 
     assert left["repairs"]["extended_hours"] == 16
 
 
-def test_starts_with_a_closing_print_are_no_ends(tmp_path: Path) -> None:
+def test_starts_with_a_closing_print_are_no_ends(tmp_path):
     table = minute_table(2, 8)
     last = table[table.ts.dt.strftime("%H:%M") == "15:59"]
     prints = last.assign(
@@ -93,7 +88,7 @@ def test_starts_with_a_closing_print_are_no_ends(tmp_path: Path) -> None:
         make_market(settings(path, {"label": "end"}))
 
 
-def test_standard_time_all_year_is_no_new_york(tmp_path: Path) -> None:
+def test_standard_time_all_year_is_no_new_york(tmp_path):
     path = write_csv(tmp_path, as_standard_time(spring(minute_table(2, 9))))
     with pytest.raises(
         BarError, match=r"60 minutes before the sessions .* on 4 of 9 days.*one season.*Etc/GMT\+5"
@@ -104,7 +99,7 @@ def test_standard_time_all_year_is_no_new_york(tmp_path: Path) -> None:
     assert_same_market(market, plain)
 
 
-def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path: Path) -> None:
+def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path):
     table = minute_table(2, 8)
     path = write_csv(tmp_path, table[table.ts.dt.minute % 5 == 0])
     with pytest.raises(
@@ -126,7 +121,7 @@ def test_bars_of_five_minutes_fill_no_grid_of_one(tmp_path: Path) -> None:
         )
 
 
-def test_days_fill_no_grid_of_minutes(tmp_path: Path) -> None:
+def test_days_fill_no_grid_of_minutes(tmp_path):
     table = minute_table(2, 8)
     days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).first()
     path = write_csv(tmp_path, days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")))
@@ -135,7 +130,7 @@ def test_days_fill_no_grid_of_minutes(tmp_path: Path) -> None:
     make_market(settings(path, bar_minutes=390, features={"names": ["return_1"]}))
 
 
-def test_naive_and_zoned_rows_are_not_mixed(tmp_path: Path) -> None:
+def test_naive_and_zoned_rows_are_not_mixed(tmp_path):
     table = minute_table(1, 5).astype({"ts": str})
     table.loc[100:, "ts"] = table.ts[100:] + "-05:00"
     with pytest.raises(
@@ -144,7 +139,7 @@ def test_naive_and_zoned_rows_are_not_mixed(tmp_path: Path) -> None:
         make_market(settings(write_csv(tmp_path, table)))
 
 
-def test_extended_hours_are_counted_or_kept(tmp_path: Path) -> None:
+def test_extended_hours_are_counted_or_kept(tmp_path):
     table = minute_table(2, 8)
     early = table[table.ts.dt.hour < 13].assign(
         ts=lambda rows: rows.ts - pd.Timedelta("4h"), volume=1
@@ -170,7 +165,7 @@ def test_extended_hours_are_counted_or_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5])
-def test_thin_symbols_raise_no_alarm(share: float) -> None:
+def test_thin_symbols_raise_no_alarm(share):
     random = np.random.default_rng(1)
     bars = as_bars(minute_table(6, 10))
     evidence = SessionEvidence(GRID, "start", 1)
@@ -179,17 +174,17 @@ def test_thin_symbols_raise_no_alarm(share: float) -> None:
     evidence.judge()
 
 
-def each(bars: Bars) -> list[Bars]:
+def each(bars):
     bars = bars.sorted()
     edges = np.searchsorted(bars.symbol, np.arange(len(bars.symbols) + 1)).tolist()
     return [bars.take(np.arange(*edge)).without_unused() for edge in itertools.pairwise(edges)]
 
 
-def ends(bars: Bars, _: SessionGrid) -> Bars:
+def ends(bars, _):
     return replace(bars, ts=bars.ts + MINUTE_NS)
 
 
-def ends_with_prints(bars: Bars, grid: SessionGrid) -> Bars:
+def ends_with_prints(bars, grid):
     opening = bars.take(np.isin(bars.ts, grid.open))
     prints = replace(
         opening, ts=opening.ts - MINUTE_NS, high=opening.open, low=opening.open, close=opening.open
@@ -197,7 +192,7 @@ def ends_with_prints(bars: Bars, grid: SessionGrid) -> Bars:
     return ends(concat([bars, prints]).sorted(), grid)
 
 
-def standard_time(bars: Bars, _: SessionGrid) -> Bars:
+def standard_time(bars, _):
     wall = (
         pd.DatetimeIndex(bars.ts.astype("datetime64[ns]"), tz="UTC")
         .tz_convert("Etc/GMT+5")
@@ -207,24 +202,19 @@ def standard_time(bars: Bars, _: SessionGrid) -> Bars:
     return replace(bars, ts=utc.to_numpy().astype("datetime64[ns]").astype(np.int64))
 
 
-def fives(bars: Bars, _: SessionGrid) -> Bars:
+def fives(bars, _):
     return bars.take(bars.ts // MINUTE_NS % 5 == 0)
 
 
 @pytest.mark.real_data
 @pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
-def test_every_misread_real_symbol_is_refused_and_no_good_one(path: Path) -> None:
+def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     if not path.is_file():
         pytest.skip("the real bars are not here")
     bars = read_files(FilesSettings(path=str(path), decimals=4))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid("XNAS", first, last)
-    misread: list[Callable[[Bars, SessionGrid], Bars]] = [
-        ends,
-        ends_with_prints,
-        standard_time,
-        fives,
-    ]
+    misread = [ends, ends_with_prints, standard_time, fives]
     evidence = SessionEvidence(grid, "start", 1)
     random = np.random.default_rng(0)
     for number, one in enumerate(each(bars)):
@@ -241,7 +231,7 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path: Path) -> Non
 
 
 @pytest.mark.real_data
-def test_raw_lean_bars_equal_those_filtered_outside() -> None:
+def test_raw_lean_bars_equal_those_filtered_outside():
     folder = REAL_FOLDER / "lean_raw"
     if not folder.is_dir():
         pytest.skip("the raw Lean bars are not here")

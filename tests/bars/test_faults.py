@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,18 +26,16 @@ PRICES = ["open", "high", "low", "close"]
 Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def rows_of(
-    table: pd.DataFrame, start: str = "00:00", stop: str = "23:59", symbol: str = "BBB"
-) -> pd.Index:
+def rows_of(table, start="00:00", stop="23:59", symbol="BBB"):
     clock = table.ts.dt.strftime("%H:%M")
     day = table.ts.dt.strftime("%Y-%m-%d")
     return table.index[(table.ticker == symbol) & (day == DAY) & (clock >= start) & (clock <= stop)]
 
 
-def put(columns: str | list[str], value: Any, start: str = "11:00", stop: str = "11:00") -> Change:
+def put(columns, value, start="11:00", stop="11:00"):
     """Another value in these columns, or what a function makes of the old ones."""
 
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+    def change(table):
         rows = rows_of(table, start, stop)
         table = table.astype({"volume": float})
         table.loc[rows, columns] = value(table.loc[rows, columns]) if callable(value) else value
@@ -50,8 +44,8 @@ def put(columns: str | list[str], value: Any, start: str = "11:00", stop: str = 
     return change
 
 
-def drop(start: str, stop: str, *symbols: str) -> Change:
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+def drop(start, stop, *symbols):
+    def change(table):
         return table.drop(
             index=[row for name in symbols or ["BBB"] for row in rows_of(table, start, stop, name)]
         )
@@ -59,25 +53,25 @@ def drop(start: str, stop: str, *symbols: str) -> Change:
     return change
 
 
-def extra(**changes: object) -> Change:
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+def extra(**changes):
+    def change(table):
         row = table.loc[rows_of(table, "12:00", "12:00")].assign(**changes)
         return pd.concat([table, row], ignore_index=True)
 
     return change
 
 
-def spike(table: pd.DataFrame) -> pd.DataFrame:
+def spike(table):
     row = rows_of(table, "11:00", "11:00")[0]
     table.loc[row, ["high", "close"]] *= 1.12
     table.loc[row + 1, ["open", "high"]] = table.loc[row, "close"]
     return table
 
 
-def day_of(function: Callable[[pd.DataFrame], Any]) -> Change:
+def day_of(function):
     """Another content for all of BBB's rows of DAY."""
 
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+    def change(table):
         rows = rows_of(table)
         columns = [*PRICES, "volume"]
         table = table.astype({"volume": float})
@@ -87,72 +81,72 @@ def day_of(function: Callable[[pd.DataFrame], Any]) -> Change:
     return change
 
 
-def from_other(table: pd.DataFrame) -> pd.DataFrame:
+def from_other(table):
     table.loc[rows_of(table), PRICES] = table.loc[rows_of(table, symbol="CCC"), PRICES].to_numpy()
     return table
 
 
-def pinned(table: pd.DataFrame) -> pd.DataFrame:
+def pinned(table):
     rows = rows_of(table, "11:00", "11:59")
     table.loc[rows, PRICES] = table.loc[rows[0], "close"]
     return table
 
 
-def last_bar(table: pd.DataFrame) -> pd.DataFrame:
+def last_bar(table):
     row = table.index[table.ticker == "BBB"][-1]
     table.loc[row, ["high", "close"]] *= 1.08
     return table
 
 
-def volumes(factor: float) -> Change:
+def volumes(factor):
     """BBB's volumes times `factor` from DAY on."""
 
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+    def change(table):
         later = (table.ticker == "BBB") & (table.ts >= DAY)
         return table.assign(volume=np.floor(table.volume * np.where(later, factor, 1.0)))
 
     return change
 
 
-def every(step: int) -> Change:
+def every(step):
     """Of DAY's minutes only each `step`th is there."""
     return lambda table: table.drop(
         index=[row for row in rows_of(table) if table.ts[row].minute % step]
     )
 
 
-def freeze(table: pd.DataFrame) -> pd.DataFrame:
+def freeze(table):
     rows = rows_of(table, "11:00", "11:19")
     columns = [*PRICES, "volume"]
     table.loc[rows, columns] = table.loc[rows[0], columns].to_numpy()
     return table
 
 
-def repeat_day(table: pd.DataFrame) -> pd.DataFrame:
+def repeat_day(table):
     rows = rows_of(table)
     table.loc[rows, PRICES] = table.loc[rows - 390, PRICES].to_numpy()
     return table
 
 
-def split(table: pd.DataFrame) -> pd.DataFrame:
+def split(table):
     table = moved(table, 1 / 4)
     table.loc[(table.ticker == "BBB") & (table.ts >= DAY), "volume"] *= 4
     return table
 
 
-def back(table: pd.DataFrame) -> pd.DataFrame:
+def back(table):
     row = rows_of(table, "11:00", "11:00")[0]
     order = list(table.index)
     order[row], order[row + 3] = order[row + 3], order[row]
     return table.loc[order]
 
 
-def listed(start: str, stop: str) -> Change:
+def listed(start, stop):
     """BBB has no bars before the one day nor from the other on."""
     return lambda table: table[(table.ticker != "BBB") | ((table.ts >= start) & (table.ts < stop))]
 
 
-def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
+def moved(table, ratio, days=100):
     """BBB's prices times `ratio` from DAY on, for so many days."""
     table = table.copy()
     until = pd.Timestamp(DAY) + pd.Timedelta(days=days)
@@ -160,7 +154,7 @@ def moved(table: pd.DataFrame, ratio: float, days: int = 100) -> pd.DataFrame:
     return table
 
 
-FAULTS: dict[str, tuple[str, Change, str]] = {
+FAULTS = {
     "NaN close": ("not_finite_price", put("close", np.nan), DAY),
     "infinite high": ("not_finite_price", put("high", np.inf), DAY),
     "zero open": ("zero_price", put("open", 0.0), DAY),
@@ -218,17 +212,17 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
 }
 
 
-def examined(table: pd.DataFrame) -> dict[str, Any]:
+def examined(table):
     return examine(as_bars(table), DataSettings(), now=NOW)
 
 
 @pytest.fixture(scope="module")
-def healthy() -> pd.DataFrame:
+def healthy():
     return minute_table(symbols=3, sessions=12)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
+def test_an_injected_fault_is_found(name, healthy):
     kind, change, day = FAULTS[name]
     report = examined(change(healthy.copy()))
     found = [fault for fault in report["faults"] if fault["kind"] == kind]
@@ -239,7 +233,7 @@ def test_an_injected_fault_is_found(name: str, healthy: pd.DataFrame) -> None:
     assert others == []
 
 
-def test_every_kind_is_tested_and_explained() -> None:
+def test_every_kind_is_tested_and_explained():
     assert {kind for kind, _, _ in FAULTS.values()} | {"market_halt"} == set(KINDS)
     assert {
         "shifted_day",
@@ -250,11 +244,11 @@ def test_every_kind_is_tested_and_explained() -> None:
     } < set(STOPPING)
 
 
-def test_clean_bars_raise_no_alarm(healthy: pd.DataFrame) -> None:
+def test_clean_bars_raise_no_alarm(healthy):
     assert examined(healthy)["faults"] == []
 
 
-def test_false_alarms_stay_below_a_thousandth() -> None:
+def test_false_alarms_stay_below_a_thousandth():
     wild = {
         "kind": "synthetic",
         "num_sessions": 60,
@@ -280,9 +274,7 @@ def test_false_alarms_stay_below_a_thousandth() -> None:
         ({"BBB": 4.0, "AAA": 1.05}, []),
     ],
 )
-def test_declared_splits_are_compared_with_what_the_prices_show(
-    healthy: pd.DataFrame, declared: dict[str, float], found: list[tuple[str, str, str]]
-) -> None:
+def test_declared_splits_are_compared_with_what_the_prices_show(healthy, declared, found):
     table = FAULTS["unadjusted split"][1](healthy.copy())
     actions = [{"symbol": name, "day": DAY, "split": ratio} for name, ratio in declared.items()]
     report = examine(
@@ -295,7 +287,7 @@ def test_declared_splits_are_compared_with_what_the_prices_show(
     assert examine(as_bars(table), DataSettings(), announced, now=NOW)["faults"] == report["faults"]
 
 
-def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
+def test_a_large_night_is_no_split(healthy):
     for ratio in (1.74, 1.25, 0.83, 0.6, 1.21):
         assert examined(moved(healthy, ratio))["kinds"] == {"quiet_jump": 1}, (
             ratio
@@ -313,7 +305,7 @@ def test_a_large_night_is_no_split(healthy: pd.DataFrame) -> None:
 @pytest.mark.parametrize(
     "ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40]
 )
-def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: float) -> None:
+def test_the_ratios_that_boards_choose_are_known(healthy, ratio):
     report = examined(moved(healthy, 1 / ratio))
     kind = "split" if max(ratio, 1 / ratio) >= 2 else "small_split"
     assert [(fault["kind"], fault["detail"]) for fault in report["faults"]] == [
@@ -321,7 +313,7 @@ def test_the_ratios_that_boards_choose_are_known(healthy: pd.DataFrame, ratio: f
     ]
 
 
-def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
+def test_what_returns_the_day_after_was_no_split(healthy):
     for ratio in (0.25, 4.0):
         faults = examined(moved(healthy, ratio, days=1))["faults"]
         assert [(fault["kind"], fault["day"]) for fault in faults] == [("excursion_day", DAY)]
@@ -329,9 +321,7 @@ def test_what_returns_the_day_after_was_no_split(healthy: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 5, 30])
 @pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
-def test_bad_prices_are_found_however_long_they_last(
-    healthy: pd.DataFrame, length: int, factor: float
-) -> None:
+def test_bad_prices_are_found_however_long_they_last(healthy, length, factor):
     report = examined(
         put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy)
     )
@@ -340,7 +330,7 @@ def test_bad_prices_are_found_however_long_they_last(
     ]
 
 
-def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy: pd.DataFrame) -> None:
+def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy):
     for recovery in (1, 10):
         table = healthy.copy()
         first = rows_of(table, "11:00", "11:00")[0]
@@ -350,7 +340,7 @@ def test_a_fall_that_stays_or_recovers_slowly_is_no_spike(healthy: pd.DataFrame)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> None:
+def test_what_all_of_few_symbols_lack(healthy, number):
     names = ["BBB", "AAA", "CCC"][:number]
     table = healthy[healthy.ticker.isin(names)].reset_index(drop=True)
     lost_day = pd.Timestamp("2016-01-08").date()
@@ -363,7 +353,7 @@ def test_what_all_of_few_symbols_lack(healthy: pd.DataFrame, number: int) -> Non
         assert found == [("market_hole", "", 20), ("market_hole", "", 390)]
 
 
-def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
+def test_looking_changes_nothing(healthy):
     bars = as_bars(spike(healthy.copy()).sample(frac=1, random_state=0))
     before = [getattr(bars, name).copy() for name in ("ts", "symbol", "open", "close")]
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 20))
@@ -372,7 +362,7 @@ def test_looking_changes_nothing(healthy: pd.DataFrame) -> None:
         np.testing.assert_array_equal(getattr(bars, name), old)
 
 
-def test_the_report_is_written_as_json_and_a_page(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_the_report_is_written_as_json_and_a_page(tmp_path, healthy):
     table = drop("11:00", "11:19")(healthy.copy())
     settings = validate(DataSettings, {"path": str(write_csv(tmp_path, table))}, "test")
     report = quality_report(settings)
@@ -388,7 +378,7 @@ def test_the_report_is_written_as_json_and_a_page(tmp_path: Path, healthy: pd.Da
     )
 
 
-def test_days_are_judged_as_days(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_days_are_judged_as_days(tmp_path, healthy):
     """Of bars of whole days, and of half hours, nothing is missing that only minutes have."""
     for rule, minutes in (("1D", 1440), ("30min", 30)):
         table = healthy.groupby(["ticker", healthy.ts.dt.floor(rule)], as_index=False).agg(
@@ -416,7 +406,7 @@ def test_days_are_judged_as_days(tmp_path: Path, healthy: pd.DataFrame) -> None:
         ]
 
 
-def test_declared_actions_are_no_faults(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_declared_actions_are_no_faults(tmp_path, healthy):
     for factor, action in ((1 / 4, {"split": 4}), (0.88, {"dividend_usd": 12.0})):
         path = str(write_csv(tmp_path, moved(healthy, factor)))
         actions = {"actions": [{"symbol": "BBB", "day": DAY, **action}]}
@@ -429,9 +419,9 @@ def test_declared_actions_are_no_faults(tmp_path: Path, healthy: pd.DataFrame) -
         )
 
 
-def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
+def real_faults(path):
     report = quality_report(DataSettings(path=path))
-    found: dict[str, set[tuple[str, str, int]]] = {}
+    found = {}
     for fault in report["faults"]:
         found.setdefault(fault["kind"], set()).add((fault["symbol"], fault["day"], fault["count"]))
     found["early_close"] = {("", day, 210) for day in report["early_closes"]}
@@ -443,7 +433,7 @@ def real_faults(path: Path) -> dict[str, set[tuple[str, str, int]]]:
 @pytest.mark.skipif(
     not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_the_holes_of_the_real_file_of_2015() -> None:
+def test_the_holes_of_the_real_file_of_2015():
     found = real_faults(REAL_2016)
     assert found["early_close"] == {("", "2015-11-27", 210), ("", "2015-12-24", 210)}
     assert found["market_hole"] == {("", "2015-11-16", 20)}
@@ -470,7 +460,7 @@ def test_the_holes_of_the_real_file_of_2015() -> None:
 @pytest.mark.skipif(
     not REAL_2019.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_the_holes_of_the_real_file_of_2019() -> None:
+def test_the_holes_of_the_real_file_of_2019():
     found = real_faults(REAL_2019)
     assert found["market_halt"] == {("", f"2020-03-{day}", 14) for day in ("09", "12", "16", "18")}
     assert found["late_listing"] == {("UBER", "2019-05-10", 1)}

@@ -1,14 +1,9 @@
-from __future__ import annotations
-
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.bars.bars import Bars
 from fintrader.bars.clean import clean
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
@@ -20,11 +15,11 @@ from fintrader.market.settings import DataSettings
 from tests.bars.tables import SHORT_WINDOWS, minute_table, write_csv
 
 
-def read(path: Path, **values: Any) -> Bars:
+def read(path, **values):
     return read_files(validate(FilesSettings, {"path": str(path), **values}, "test"))
 
 
-def spoil(folder: Path, row: int, column: str, value: object) -> Path:
+def spoil(folder, row, column, value):
     table = minute_table(2, 3).astype({column: object})
     table.loc[row, column] = value
     return write_csv(folder, table)
@@ -44,7 +39,7 @@ def spoil(folder: Path, row: int, column: str, value: object) -> Path:
         ("ts", "2199-01-04 09:47:00", r"row 19 .*lies in the future"),
     ],
 )
-def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: object, message: str) -> None:
+def test_a_bad_cell_is_named(tmp_path, column, value, message):
     path = spoil(tmp_path, 17, column, value)  # line 19: a header, and lines count from 1
     with pytest.raises(BarError, match=message):
         build_market(validate(DataSettings, {"path": str(path)}, "test"), cache=tmp_path / "cache")
@@ -52,7 +47,7 @@ def test_a_bad_cell_is_named(tmp_path: Path, column: str, value: object, message
     assert left <= {"fingerprints.json", ".lock"}
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path):
     path = write_csv(tmp_path, minute_table(1, 1).drop(columns="close"))
     with pytest.raises(
         BarError, match=r"no column 'close'; it has ts, ticker, open, high, low, volume.*columns"
@@ -60,9 +55,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_order_and_repetition_are_repaired_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_order_and_repetition_are_repaired_and_counted(tmp_path, caplog):
     table = minute_table(2, 3)
     straight, _ = clean(read(write_csv(tmp_path, table)))
     mixed = pd.concat([table, table.iloc[[5, 100]]]).sample(frac=1, random_state=1)
@@ -77,7 +70,7 @@ def test_order_and_repetition_are_repaired_and_counted(
     assert "2 rows that repeat another exactly were dropped" in caplog.text
 
 
-def test_conflicting_rows_are_refused(tmp_path: Path) -> None:
+def test_conflicting_rows_are_refused(tmp_path):
     table = minute_table(1, 1)
     other = table.iloc[[7]].assign(close=lambda rows: rows.close + 0.01)
     with pytest.raises(
@@ -86,7 +79,7 @@ def test_conflicting_rows_are_refused(tmp_path: Path) -> None:
         clean(read(write_csv(tmp_path, pd.concat([table, other]))))
 
 
-def test_a_bar_wider_than_its_range_is_widened(tmp_path: Path) -> None:
+def test_a_bar_wider_than_its_range_is_widened(tmp_path):
     table = minute_table(1, 1)
     table.loc[3, "high"] = table.loc[3, ["open", "close"]].min() - 0.01
     repaired, counts = clean(read(write_csv(tmp_path, table)))
@@ -94,7 +87,7 @@ def test_a_bar_wider_than_its_range_is_widened(tmp_path: Path) -> None:
     assert repaired.high[3] == table.loc[3, ["open", "close"]].max()
 
 
-def test_zone_and_label_are_declared(tmp_path: Path) -> None:
+def test_zone_and_label_are_declared(tmp_path):
     table = minute_table(1, 2)
     start = read(write_csv(tmp_path, table))
     moved = table.assign(ts=table.ts + pd.Timedelta("1min"))
@@ -107,7 +100,7 @@ def test_zone_and_label_are_declared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(write_csv(tmp_path, bare), timezone="UTC").ts, start.ts)
 
 
-def test_daylight_saving_moves_the_utc_hour(tmp_path: Path) -> None:
+def test_daylight_saving_moves_the_utc_hour(tmp_path):
     table = minute_table(1, 1)
     summer = table.assign(ts=table.ts + pd.Timedelta(days=91))
     hours = [
@@ -117,7 +110,7 @@ def test_daylight_saving_moves_the_utc_hour(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zoned", [True, False])
-def test_parquet_and_csv_agree(tmp_path: Path, zoned: bool) -> None:
+def test_parquet_and_csv_agree(tmp_path, zoned):
     table = minute_table(2, 1)
     text = read(write_csv(tmp_path, table))
     if zoned:
@@ -128,7 +121,7 @@ def test_parquet_and_csv_agree(tmp_path: Path, zoned: bool) -> None:
         np.testing.assert_array_equal(getattr(text, name), getattr(binary, name))
 
 
-def test_folders_and_patterns(tmp_path: Path) -> None:
+def test_folders_and_patterns(tmp_path):
     table = minute_table(2, 1)
     for name, rows in table.groupby("ticker"):
         write_csv(tmp_path / "many", rows, f"{name}.csv")
@@ -141,7 +134,7 @@ def test_folders_and_patterns(tmp_path: Path) -> None:
     assert read(tmp_path / "many" / "B*.csv").symbols == ("BBB",)
 
 
-def test_no_file_wrong_file_and_truncated_file(tmp_path: Path) -> None:
+def test_no_file_wrong_file_and_truncated_file(tmp_path):
     with pytest.raises(DataError, match="no bar file there"):
         read(tmp_path / "nothing.parquet")
     (tmp_path / "notes.txt").write_text("hello")
@@ -161,7 +154,7 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path: Path) -> None:
         read(tmp_path / "numbers.parquet")
 
 
-def test_zip_gzip_and_one_file_per_symbol(tmp_path: Path) -> None:
+def test_zip_gzip_and_one_file_per_symbol(tmp_path):
     table = minute_table(2, 2)
     whole = read(write_csv(tmp_path, table))
     with zipfile.ZipFile(tmp_path / "bars.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -184,7 +177,7 @@ def test_zip_gzip_and_one_file_per_symbol(tmp_path: Path) -> None:
         read(tmp_path / "bars.zip", symbol_from="name")
 
 
-def test_a_dry_run_reads_no_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_reads_no_bars(tmp_path, monkeypatch):
     table = minute_table(2, 3)
     write_csv(tmp_path / "in", table, "a.csv")
     table.to_parquet(tmp_path / "in" / "b.parquet", index=False)

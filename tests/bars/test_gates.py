@@ -1,9 +1,6 @@
 """What stops a build, what lets it pass, and that both are told."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,14 +23,12 @@ PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING
 
 
 @pytest.fixture(scope="module")
-def healthy() -> pd.DataFrame:
+def healthy():
     return minute_table(symbols=3, sessions=12)
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_certain_fault_stops_the_build_until_it_is_waived(
-    name: str, tmp_path: Path, healthy: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, healthy, caplog):
     kind, change, day = PLANTED[name]
     path = write_csv(tmp_path, change(healthy.copy()))
     cache = tmp_path / "cache"
@@ -59,7 +54,7 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(
             make_market(file_settings(path, waive=[other]))
 
 
-def test_the_message_alone_is_enough_to_go_on(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_the_message_alone_is_enough_to_go_on(tmp_path, healthy):
     up = FAULTS["a day 6 % up"][1]
     last = FAULTS["last bar 8 % up"][1]
     path = write_csv(tmp_path, last(up(healthy.copy())))
@@ -70,7 +65,7 @@ def test_the_message_alone_is_enough_to_go_on(tmp_path: Path, healthy: pd.DataFr
     make_market(file_settings(path, waive=waive[1].split(", ")))
 
 
-def test_the_first_of_contradicting_rows_is_kept(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_the_first_of_contradicting_rows_is_kept(tmp_path, healthy):
     row = healthy[(healthy.ticker == "BBB") & (healthy.ts == f"{DAY} 12:00")]
     path = write_csv(
         tmp_path, pd.concat([healthy, row.assign(close=row.close * 0.9999), row], ignore_index=True)
@@ -81,7 +76,7 @@ def test_the_first_of_contradicting_rows_is_kept(tmp_path: Path, healthy: pd.Dat
     assert report["repairs"]["exact_duplicates"] == 1
 
 
-def test_a_kind_is_spelt_right_or_said_to_be_wrong() -> None:
+def test_a_kind_is_spelt_right_or_said_to_be_wrong():
     for text, said in (
         ("excursion", "did you mean 'excursion_day'"),
         ("gap", "known: "),
@@ -93,9 +88,7 @@ def test_a_kind_is_spelt_right_or_said_to_be_wrong() -> None:
     assert kept.waive == ("split:X:BTC", "split:X:BTC:2016-01-04")
 
 
-def test_what_is_doubtful_is_told_and_kept(
-    tmp_path: Path, healthy: pd.DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_doubtful_is_told_and_kept(tmp_path, healthy, caplog):
     path = build_market(
         file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache"
     )
@@ -107,7 +100,7 @@ def test_what_is_doubtful_is_told_and_kept(
     assert MarketTensors.load(path).meta["doubtful"] == doubtful
 
 
-def test_declared_actions_pass(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_declared_actions_pass(tmp_path, healthy):
     path = write_csv(tmp_path, moved(healthy, 1 / 4))
     adjust = {"actions": [{"symbol": "BBB", "day": DAY, "split": 4}]}
     _, report = make_market(file_settings(path, adjust=adjust))
@@ -116,7 +109,7 @@ def test_declared_actions_pass(tmp_path: Path, healthy: pd.DataFrame) -> None:
         make_market(file_settings(path))
 
 
-def test_symbols_that_are_not_chosen_stop_nothing(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_symbols_that_are_not_chosen_stop_nothing(tmp_path, healthy):
     path = write_csv(tmp_path, moved(healthy, 100.0))
     make_market(file_settings(path, universe={"symbols": ["AAA", "CCC"]}))
     make_market(file_settings(path, start=DAY))  # nor days that are not asked for
@@ -124,12 +117,12 @@ def test_symbols_that_are_not_chosen_stop_nothing(tmp_path: Path, healthy: pd.Da
         make_market(file_settings(path))
 
 
-def test_a_company_under_two_names_is_no_stranger(tmp_path: Path, healthy: pd.DataFrame) -> None:
+def test_a_company_under_two_names_is_no_stranger(tmp_path, healthy):
     twin = healthy[healthy.ticker == "BBB"].assign(ticker="OLD")
     make_market(file_settings(write_csv(tmp_path, pd.concat([healthy, twin]))))
 
 
-def test_bars_in_pandas_pass_the_same_gate(healthy: pd.DataFrame) -> None:
+def test_bars_in_pandas_pass_the_same_gate(healthy):
     _, change, day = FAULTS["a day 6 % up"]
     chosen = {
         "timezone": "America/New_York",
@@ -140,7 +133,7 @@ def test_bars_in_pandas_pass_the_same_gate(healthy: pd.DataFrame) -> None:
     assert load_market(change(healthy.copy()), **chosen, waive=["excursion_day"]).meta["waived"]
 
 
-def test_days_pass_the_gate_as_minutes_do(tmp_path: Path) -> None:
+def test_days_pass_the_gate_as_minutes_do(tmp_path):
     """Bars of whole days: a day's prices away, a split, volumes in lots."""
     table = minute_table(symbols=6, sessions=40)
     days = table.groupby(["ticker", table.ts.dt.strftime("%Y-%m-%d")], as_index=False).agg(
@@ -172,7 +165,7 @@ def test_days_pass_the_gate_as_minutes_do(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_real_bars_pass() -> None:
+def test_real_bars_pass():
     names = ["AAPL", "BRCM", "GMCR", "SYMC", "WYNN"]
     _, report = make_market(
         DataSettings(path=REAL_2016, universe={"symbols": names}, features={"names": ["return_1"]})
@@ -188,7 +181,7 @@ def test_real_bars_pass() -> None:
 @pytest.mark.skipif(
     not REAL_2016.exists(), reason="the real minute bars are not beside the checkout"
 )
-def test_what_stops_a_build_of_real_days_is_wrong_there() -> None:
+def test_what_stops_a_build_of_real_days_is_wrong_there():
     source = {"kind": "files", "columns": {"ts": "date"}, "path": str(REAL_FOLDER / DAILY)}
     report = quality_report(validate(DataSettings, {"source": source}, "test"))
     assert (report["bar_minutes"], report["rows"]) == (1440, 71_830)

@@ -1,13 +1,9 @@
 """Layouts as vendors write them: what is found must build the market of the bars that were
 written."""
 
-from __future__ import annotations
-
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,16 +21,16 @@ from tests.bars.tables import PLAIN, minute_table, write_csv
 ZONE = "America/New_York"
 
 
-def zoned(table: pd.DataFrame) -> pd.Series[Any]:
+def zoned(table):
     return table.ts.dt.tz_localize(ZONE).dt.tz_convert("UTC")
 
 
-def epoch(table: pd.DataFrame, unit: str) -> pd.Series[Any]:
+def epoch(table, unit):
     nanoseconds = zoned(table).astype("datetime64[ns, UTC]").astype("int64")
     return nanoseconds // {"s": 10**9, "ms": 10**6, "ns": 1}[unit]
 
 
-def each(folder: Path, table: pd.DataFrame, name: str = "{}.csv", header: bool = True) -> Path:
+def each(folder, table, name="{}.csv", header=True):
     """A file for each symbol, without its column."""
     folder.mkdir()
     for symbol, rows in table.groupby("ticker"):
@@ -42,13 +38,13 @@ def each(folder: Path, table: pd.DataFrame, name: str = "{}.csv", header: bool =
     return folder
 
 
-def polygon_api(folder: Path, table: pd.DataFrame) -> Path:
+def polygon_api(folder, table):
     short = {name: name[0] for name in ("open", "high", "low", "close", "volume")}
     rows = table.rename(columns={**short, "ts": "t"}).assign(t=epoch(table, "ms"), vw=1.5, n=3)
     return each(folder / "bars", rows)
 
 
-def databento(folder: Path, table: pd.DataFrame) -> Path:
+def databento(folder, table):
     rows = table.rename(columns={"ts": "ts_event", "ticker": "symbol"}).assign(
         ts_event=epoch(table, "ns")
     )
@@ -58,25 +54,25 @@ def databento(folder: Path, table: pd.DataFrame) -> Path:
     return write_csv(folder, rows)
 
 
-def utc(folder: Path, table: pd.DataFrame) -> Path:
+def utc(folder, table):
     return write_csv(
         folder,
         table.assign(ts=zoned(table).dt.tz_localize(None)).rename(columns={"ts": "Date Time"}),
     )
 
 
-def single(folder: Path, table: pd.DataFrame) -> Path:
+def single(folder, table):
     prices = dict.fromkeys(("open", "high", "low", "close"), "float32")
     table.astype(prices).to_parquet(folder / "bars.parquet")
     return folder / "bars.parquet"
 
 
-def with_seconds(folder: Path, table: pd.DataFrame) -> Path:
+def with_seconds(folder, table):
     rows = table.assign(ts=epoch(table, "s"))
     return write_csv(folder, rows[["ticker", "ts", "open", "high", "low", "close", "volume"]])
 
 
-def german(folder: Path, table: pd.DataFrame) -> Path:
+def german(folder, table):
     rows = table.assign(ts=table.ts.dt.strftime("%d.%m.%Y %H:%M"))
     named = rows.rename(
         columns={
@@ -93,7 +89,7 @@ def german(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "kurse.csv"
 
 
-def lean(folder: Path, table: pd.DataFrame) -> Path:
+def lean(folder, table):
     """A zip a day and symbol: milliseconds since midnight, prices in 1/10,000 USD, no header."""
     for (symbol, day), rows in table.groupby(["ticker", table.ts.dt.strftime("%Y%m%d")]):
         cells = rows.drop(columns="ticker").assign(
@@ -109,13 +105,13 @@ def lean(folder: Path, table: pd.DataFrame) -> Path:
     return folder / "minute"
 
 
-def market_of(source: dict[str, Any], **values: Any) -> Any:
+def market_of(source, **values):
     return make_market(
         validate(DataSettings, {"source": {"kind": "files", **source}, **PLAIN, **values}, "test")
     )[0]
 
 
-def assert_equal_markets(one: Any, other: Any) -> None:
+def assert_equal_markets(one, other):
     assert one.symbols == other.symbols
     for name in ("open", "close", "volume", "features", "context"):
         np.testing.assert_array_equal(
@@ -127,9 +123,7 @@ LAYOUTS = [polygon_api, databento, lean, utc, single, with_seconds, german]
 
 
 @pytest.mark.parametrize("write", LAYOUTS)
-def test_what_is_found_builds_the_market_that_was_written(
-    tmp_path: Path, write: Callable[[Path, pd.DataFrame], Path]
-) -> None:
+def test_what_is_found_builds_the_market_that_was_written(tmp_path, write):
     table = minute_table(2, 8)
     expected = market_of({"path": str(write_csv(tmp_path / "plain", table))})
     path = write(tmp_path, table)
@@ -147,9 +141,7 @@ def test_what_is_found_builds_the_market_that_was_written(
     ],
     ids=["no prices", "no time", "noon"],
 )
-def test_nothing_to_be_inferred(
-    tmp_path: Path, table: pd.DataFrame, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_to_be_inferred(tmp_path, table, capsys):
     bars = write_csv(tmp_path, table)
     out = tmp_path / "my.yaml"
     with pytest.raises(SystemExit, match="2"):
@@ -161,9 +153,7 @@ def test_nothing_to_be_inferred(
 
 
 @pytest.mark.slow
-def test_from_a_strangers_file_to_a_backtest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_a_strangers_file_to_a_backtest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = minute_table(3, 30).rename(
         columns={"ts": "Timestamp", "ticker": "Symbol", "volume": "Volume"}
@@ -190,9 +180,7 @@ def test_from_a_strangers_file_to_a_backtest(
 @pytest.mark.slow
 @pytest.mark.parametrize("a_day", [1, 13])
 @pytest.mark.parametrize("sessions", [149, 150, 230])
-def test_from_a_file_of_many_days_to_a_backtest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: int, a_day: int
-) -> None:
+def test_from_a_file_of_many_days_to_a_backtest(tmp_path, monkeypatch, sessions, a_day):
     """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they
     were not trained."""
     monkeypatch.chdir(tmp_path)
@@ -218,7 +206,7 @@ def test_from_a_file_of_many_days_to_a_backtest(
     assert figures
 
 
-def days_table(sessions: int, a_day: int) -> pd.DataFrame:
+def days_table(sessions, a_day):
     """Five walks of so many sessions of the exchange from 2015-03-02 on, in days or in half
     hours."""
     from exchange_calendars import get_calendar

@@ -3,8 +3,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,13 +32,13 @@ SECRET = "very-secret-value-456"
 ENDPOINT = "https://data.alpaca.markets"
 
 
-def forget_answers() -> None:
+def forget_answers():
     """yfinance remembers answers by URL for the whole process."""
     pytest.importorskip("yfinance").data.YfData.cache_get.cache_clear()
 
 
 @pytest.fixture(autouse=True)
-def _own_yfinance(tmp_path: Path) -> None:
+def _own_yfinance(tmp_path):
     yfinance = pytest.importorskip("yfinance")
     yfinance.set_tz_cache_location(str(tmp_path / "yfinance"))
     forget_answers()
@@ -48,29 +46,29 @@ def _own_yfinance(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bars() -> pd.DataFrame:
+def bars():
     return minute_table(symbols=2, sessions=15)  # to 2016-01-25
 
 
 @pytest.fixture(params=["yahoo", "alpaca"])
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture
-def fake(kind: str, request: pytest.FixtureRequest) -> Any:
+def fake(kind, request):
     """The server of each vendor."""
     return request.getfixturevalue(f"fake_{kind}")
 
 
 @pytest.fixture
-def fake_yahoo(bars: pd.DataFrame) -> Iterator[Fake]:
+def fake_yahoo(bars):
     with serve(Fake(bars), yahoo) as fake:
         yield fake
 
 
 @pytest.fixture
-def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def fake_alpaca(bars, monkeypatch):
     pytest.importorskip("alpaca")
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
@@ -78,11 +76,9 @@ def fake_alpaca(bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield fake
 
 
-def feed_of(
-    kind: str, store: Path, *, symbols: tuple[str, ...] = ("AAA", "BBB"), **values: Any
-) -> VendorFeed:
-    base: dict[str, Any] = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
-    how: dict[str, Any] = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
+def feed_of(kind, store, *, symbols=("AAA", "BBB"), **values):
+    base = {"start": "2016-01-04", "end": "2016-01-22", "retries": 2}
+    how = {"today": values.pop("today", TODAY), "sleep": lambda _: None}
     how["listed"] = values.pop("listed", True)
     vendor: Any
     if kind == "yahoo":
@@ -92,13 +88,11 @@ def feed_of(
     return VendorFeed(vendor, vendor.settings, symbols, "XNAS", ObjectStore(store), **how)
 
 
-def expected(bars: pd.DataFrame, symbol: str, last: str) -> pd.DataFrame:
+def expected(bars, symbol, last):
     return bars[(bars.ticker == symbol) & (bars.ts < pd.Timestamp(last) + pd.Timedelta("1D"))]
 
 
-def test_bars_come_as_they_are_and_once(
-    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame
-) -> None:
+def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
     feed = feed_of(kind, tmp_path / "store")
     feed.prepare()
     for symbol in ("AAA", "BBB"):
@@ -131,14 +125,14 @@ def test_bars_come_as_they_are_and_once(
     assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
 
 
-def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo: Fake, tmp_path: Path) -> None:
+def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo, tmp_path):
     feed_of("yahoo", tmp_path).prepare()
     spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
     assert max(spans) <= 7 * 86_400
     assert len(spans) == 2 * 3  # two tickers, nineteen days
 
 
-def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) -> None:
+def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo, tmp_path):
     with pytest.raises(
         DataError,
         match=r"no bars of this length before 2015-12-31 any more \(asked for 2015-12-01\)",
@@ -148,7 +142,7 @@ def test_yahoo_keeps_thirty_days_of_minutes(fake_yahoo: Fake, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("fake")
-def test_an_unknown_ticker_is_named(kind: str, tmp_path: Path) -> None:
+def test_an_unknown_ticker_is_named(kind, tmp_path):
     with pytest.raises(DataError, match=f"{kind} has no bars of NOPE"):
         feed_of(kind, tmp_path, symbols=("AAA", "NOPE")).prepare()
 
@@ -156,9 +150,7 @@ def test_an_unknown_ticker_is_named(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)]
 )
-def test_passing_faults_are_tried_again_and_lasting_ones_told(
-    kind: str, fault: int, fake: Fake, tmp_path: Path
-) -> None:
+def test_passing_faults_are_tried_again_and_lasting_ones_told(kind, fault, fake, tmp_path):
     fake.faults = [fault, fault]
     feed = feed_of(kind, tmp_path / "a")
     feed.prepare()
@@ -169,21 +161,21 @@ def test_passing_faults_are_tried_again_and_lasting_ones_told(
         feed_of(kind, tmp_path / "b").prepare()
 
 
-def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: Path) -> None:
+def test_a_broken_download_continues_where_it_was(fake_alpaca, tmp_path):
     values = {"batch": 1, "retries": 0}
     real = fake_alpaca.rows
     calls = {"n": 0}
 
-    def once(*args: Any) -> pd.DataFrame:
+    def once(*args):
         calls["n"] += 1
         if calls["n"] > 12:  # the first ticker's pages, then the line breaks
             fake_alpaca.faults = [500]
         return real(*args)
 
-    fake_alpaca.rows = once  # type: ignore[method-assign]
+    fake_alpaca.rows = once
     with pytest.raises(DataError, match="does not answer"):
         feed_of("alpaca", tmp_path, **values).prepare()
-    fake_alpaca.rows, fake_alpaca.faults = real, []  # type: ignore[method-assign]
+    fake_alpaca.rows, fake_alpaca.faults = real, []
     asked = len(fake_alpaca.requests)
     feed = feed_of("alpaca", tmp_path, **values)
     feed.prepare()
@@ -191,7 +183,7 @@ def test_a_broken_download_continues_where_it_was(fake_alpaca: Fake, tmp_path: P
     assert len(feed.bars("AAA")) == len(feed.bars("BBB")) == 14 * 390
 
 
-def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataFrame:
+def without(table, symbol, first, last):
     """The table without what a server that fails would leave out; the ticker itself stays known."""
     stop = pd.Timestamp(last, tz="America/New_York") + pd.Timedelta("1D")
     gone = (
@@ -206,9 +198,7 @@ def without(table: pd.DataFrame, symbol: str, first: str, last: str) -> pd.DataF
     ("first", "last"),
     [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")],
 )
-def test_an_empty_answer_is_asked_for_again(
-    kind: str, fake: Fake, first: str, last: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_answer_is_asked_for_again(kind, fake, first, last, tmp_path, caplog):
     """A server that gives nothing for a while, at the start, the end or in between: the same call
     mends it."""
     whole = fake.table
@@ -230,12 +220,10 @@ def test_an_empty_answer_is_asked_for_again(
     assert len(fake.requests) == asked
 
 
-def test_silence_is_believed_when_another_day_confirms_it(
-    fake_alpaca: Fake, tmp_path: Path
-) -> None:
+def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca, tmp_path):
     fake_alpaca.table = without(fake_alpaca.table, "BBB", "2016-01-06", "2016-01-08")
 
-    def requests_on(day: int) -> int:
+    def requests_on(day):
         before = len(fake_alpaca.requests)
         feed = feed_of("alpaca", tmp_path, retries=0, today=dt.date(2016, 1, day))
         feed.prepare()
@@ -249,7 +237,7 @@ def test_silence_is_believed_when_another_day_confirms_it(
     assert requests_on(27) == 0
 
 
-def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_path: Path) -> None:
+def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca, tmp_path):
     feed_of("alpaca", tmp_path, feed="iex", adjustment="split").prepare()
     assert {(item["feed"], item["adjustment"]) for item in fake_alpaca.requests} == {
         ("iex", "split")
@@ -262,9 +250,7 @@ def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca: Fake, tmp_pa
     assert set(fake_alpaca.keys) == {(KEY, SECRET)}
 
 
-def test_alpaca_hours_outside_the_session_are_left_out(
-    bars: pd.DataFrame, tmp_path: Path, fake_alpaca: Fake
-) -> None:
+def test_alpaca_hours_outside_the_session_are_left_out(bars, tmp_path, fake_alpaca):
     early = bars[bars.ts.dt.strftime("%H") == "10"].assign(
         ts=lambda rows: rows.ts - pd.Timedelta("3h")
     )
@@ -274,12 +260,7 @@ def test_alpaca_hours_outside_the_session_are_left_out(
     assert len(feed.bars("AAA")) == 14 * 390
 
 
-def test_no_key_is_told_or_written_anywhere(
-    fake_alpaca: Fake,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_no_key_is_told_or_written_anywhere(fake_alpaca, tmp_path, monkeypatch, caplog):
     messages = []
     for faults in ([401], [403], [422], [404], [500] * 9):
         fake_alpaca.faults = list(faults)
@@ -300,7 +281,7 @@ def test_no_key_is_told_or_written_anywhere(
         feed_of("alpaca", tmp_path / "other").prepare()
 
 
-def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
+def test_days_stand_at_their_sessions_start(tmp_path):
     days = pd.bdate_range("2016-01-04", "2016-01-15")
     table = pd.DataFrame(
         {
@@ -324,12 +305,10 @@ def test_days_stand_at_their_sessions_start(tmp_path: Path) -> None:
     assert len(stamps) == 10
 
 
-def test_a_vendors_market_is_the_files_market(
-    fake_alpaca: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars, monkeypatch):
     real = bar_source.VendorFeed
 
-    def then(*args: Any, **values: Any) -> VendorFeed:
+    def then(*args, **values):
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
     monkeypatch.setattr(bar_source, "VendorFeed", then)
@@ -368,13 +347,13 @@ def test_a_vendors_market_is_the_files_market(
     "kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True
 )
 def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reported(
-    kind: str, fake: Fake, tmp_path: Path, bars: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, fake, tmp_path, bars, monkeypatch
+):
     """Half of the members' bars lie under the tickers of the day, some under later ones, most are
     not there at all."""
     real = bar_source.VendorFeed
 
-    def then(*args: Any, **values: Any) -> VendorFeed:
+    def then(*args, **values):
         return real(*args, **values, today=TODAY, sleep=lambda _: None)
 
     monkeypatch.setattr(bar_source, "VendorFeed", then)
@@ -382,12 +361,7 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
     split = fake.table.ticker.map(names)
     other = fake.table[fake.table.ticker == "AAA"].assign(ticker="AAPL")
     fake.table = pd.concat([fake.table.assign(ticker=split), other], ignore_index=True)
-    source: dict[str, Any] = {
-        "kind": kind,
-        "start": "2016-01-04",
-        "end": "2016-01-22",
-        "retries": 0,
-    }
+    source = {"kind": kind, "start": "2016-01-04", "end": "2016-01-22", "retries": 0}
     source |= {"endpoint": ENDPOINT} if kind == "alpaca" else {}
     universe = {"index": "nasdaq100", "tickers_as_of": "2023-01-03"}
     features = {"names": ["return_1"], "context": []}
@@ -431,10 +405,8 @@ def test_an_index_is_asked_for_under_every_ticker_and_who_has_no_bars_is_reporte
     )
 
 
-def test_a_ticker_that_is_refused_costs_the_others_nothing(
-    fake_alpaca: Fake, tmp_path: Path
-) -> None:
-    def refusing(fake: Fake, path: str, query: dict[str, str], headers: Any) -> tuple[int, Any]:
+def test_a_ticker_that_is_refused_costs_the_others_nothing(fake_alpaca, tmp_path):
+    def refusing(fake, path, query, headers):
         if "BAD" in query["symbols"].split(","):
             return 422, {"message": "invalid symbol: BAD"}
         return alpaca(fake, path, query, headers)
@@ -448,10 +420,10 @@ def test_a_ticker_that_is_refused_costs_the_others_nothing(
             feed_of("alpaca", tmp_path / "list", symbols=("AAA", "BAD", "BBB")).prepare()
 
 
-def test_retries_wait_twice_as_long_each_time() -> None:
-    waits: list[float] = []
+def test_retries_wait_twice_as_long_each_time():
+    waits = []
 
-    def busy() -> None:
+    def busy():
         raise Busy("no luck")
 
     with pytest.raises(DataError, match="somebody does not answer: no luck"):
@@ -459,7 +431,7 @@ def test_retries_wait_twice_as_long_each_time() -> None:
     assert waits == [0.5, 1.0, 2.0]
 
 
-def test_without_tickers_there_is_nothing_to_ask(tmp_path: Path) -> None:
+def test_without_tickers_there_is_nothing_to_ask(tmp_path):
     settings = YahooSettings(start=dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to ask for"):
         VendorFeed(Yahoo(settings), settings, [], "XNAS", ObjectStore(tmp_path), today=TODAY)

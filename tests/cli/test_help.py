@@ -1,11 +1,8 @@
 """Help fits a screen and leaves nothing out; completion scripts are scripts of their shells."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -18,18 +15,18 @@ COLUMNS = 100
 
 
 @pytest.fixture(autouse=True)
-def a_usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_usual_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def helped(*words: str) -> list[str]:
+def helped(*words):
     done = fintrader(*words)
     assert (done.status, done.err) == (0, "")
     return done.out.splitlines()
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("help",)])
-def test_the_overview_fits_a_screen_and_names_every_command_once(words: tuple[str, ...]) -> None:
+def test_the_overview_fits_a_screen_and_names_every_command_once(words):
     lines = helped(*words)
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
@@ -39,7 +36,7 @@ def test_the_overview_fits_a_screen_and_names_every_command_once(words: tuple[st
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
-def test_help_of_every_command_fits_a_screen(command: str) -> None:
+def test_help_of_every_command_fits_a_screen(command):
     if command == "bench":
         pytest.skip("a benchmark says itself what it takes")
     lines = helped(*command.split(), "--help")
@@ -48,7 +45,7 @@ def test_help_of_every_command_fits_a_screen(command: str) -> None:
     assert max(map(len, lines)) <= COLUMNS
 
 
-def test_help_all_explains_every_setting_and_those_of_a_section() -> None:
+def test_help_all_explains_every_setting_and_those_of_a_section():
     lines = helped("run", "--help-all")
     for setting in (
         "--env.cost-bps X",
@@ -64,7 +61,7 @@ def test_help_all_explains_every_setting_and_those_of_a_section() -> None:
     assert "--help-all nosuch: no setting begins so; the sections are data, env" in said
 
 
-def test_help_behind_a_configuration_shows_its_values() -> None:
+def test_help_behind_a_configuration_shows_its_values():
     assert any(
         re.search(r"--tournament.pods N +\[80\]", line)
         for line in helped("run", "podracer", "--help")
@@ -77,7 +74,7 @@ def test_help_behind_a_configuration_shows_its_values() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_completion_script_is_one(shell: str, tmp_path: Path) -> None:
+def test_a_completion_script_is_one(shell, tmp_path):
     script = tmp_path / "script"
     script.write_text("\n".join(helped("completion", shell)) + "\n")
     assert "backtest.null-model" in script.read_text()
@@ -86,13 +83,13 @@ def test_a_completion_script_is_one(shell: str, tmp_path: Path) -> None:
     subprocess.run([shell, "-n", str(script)], check=True)
 
 
-def test_bash_completes_commands_and_settings(tmp_path: Path) -> None:
+def test_bash_completes_commands_and_settings(tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     script = tmp_path / "script"
     script.write_text("\n".join(helped("completion", "bash")) + "\n")
 
-    def offered(*words: str) -> list[str]:
+    def offered(*words):
         line = " ".join(f"'{word}'" for word in ("fintrader", *words))
         program = (
             f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fintrader; echo"

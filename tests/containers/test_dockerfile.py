@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -14,11 +12,11 @@ IGNORE = (ROOT / ".dockerignore").read_text()
 
 
 @pytest.fixture(scope="module")
-def context() -> set[str]:
+def context():
     return copied(ROOT, IGNORE)
 
 
-def test_every_image_runs_the_command_as_a_numbered_user() -> None:
+def test_every_image_runs_the_command_as_a_numbered_user():
     """A number, so that Kubernetes can see that it is not root; JSON, so that the program receives
     signals."""
     file = parse(TEXT)
@@ -29,9 +27,7 @@ def test_every_image_runs_the_command_as_a_numbered_user() -> None:
         assert {folder for stage in chain for folder in stage.all("WORKDIR")} == {"/srv"}
 
 
-def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(
-    context: set[str],
-) -> None:
+def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(context):
     file = parse(TEXT)
     assert re.fullmatch(r"\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", file.arguments["PYTHON"])
     for stage in file.stages:
@@ -54,9 +50,7 @@ def test_nothing_is_taken_that_is_not_named_or_pinned_and_no_secret_stays(
     assert "PIP_NO_CACHE_DIR=1" in " ".join(file.stage("build").all("ENV"))
 
 
-def test_the_context_holds_what_is_named_and_nothing_else(
-    context: set[str], tmp_path: Path
-) -> None:
+def test_the_context_holds_what_is_named_and_nothing_else(context, tmp_path):
     tops = {path.split("/")[0] for path in context}
     texts = {"constraints.txt", "constraints-image.txt", "pyproject.toml", "README.md", "LICENSE"}
     assert tops == {*texts, "configs", "fintrader", "app"}
@@ -76,7 +70,7 @@ def test_the_context_holds_what_is_named_and_nothing_else(
     assert copied(tmp_path, IGNORE) == {"fintrader/x.py"}
 
 
-def test_the_two_images_differ_only_in_torch_and_the_driver() -> None:
+def test_the_two_images_differ_only_in_torch_and_the_driver():
     file = parse(TEXT)
     cpu = file.stage("build-cpu").steps
     cuda = file.stage("build-cuda").steps
@@ -86,7 +80,7 @@ def test_the_two_images_differ_only_in_torch_and_the_driver() -> None:
     assert file.stages[-1].name == "cpu", "what a plain `docker build .` makes"
 
 
-def pins(name: str) -> dict[str, str]:
+def pins(name):
     lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
     return {
         re.sub(r"[-_.]+", "-", line.split("==")[0]).lower(): line.split("==")[1]
@@ -95,7 +89,7 @@ def pins(name: str) -> dict[str, str]:
     }
 
 
-def test_every_package_of_the_image_has_a_version() -> None:
+def test_every_package_of_the_image_has_a_version():
     ours = pins("constraints.txt")
     image = pins("constraints-image.txt")
     assert not set(ours) & set(image), "each package is pinned in one place"

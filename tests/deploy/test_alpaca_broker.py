@@ -1,16 +1,11 @@
 """The real alpaca-py against a server on this machine: what each answer becomes, what is sent again
 and what never."""
 
-from __future__ import annotations
-
 import datetime as dt
 import logging
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,25 +36,25 @@ STATES = {
 class Time:
     """A clock that only sleeping moves."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.slept = 1000.0, []  # type: float, list[float]
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.slept.append(seconds)
         self.now += seconds
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keys(monkeypatch):
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
 
 
 @pytest.fixture
-def server() -> Iterator[LoopbackAlpaca]:
+def server():
     with LoopbackAlpaca(
         cash=1000.0, prices={"AAA": 10.0, "BRK.B": 7.0}, positions={"BRK.B": 4.0}
     ) as server:
@@ -67,28 +62,24 @@ def server() -> Iterator[LoopbackAlpaca]:
 
 
 @pytest.fixture
-def clock() -> Time:
+def clock():
     return Time()
 
 
 @pytest.fixture
-def broker(server: LoopbackAlpaca, clock: Time) -> AlpacaBroker:
+def broker(server, clock):
     return AlpacaBroker(server.endpoint, limit_s=2.0, monotonic=clock.monotonic, sleep=clock.sleep)
 
 
-def order(
-    shares: float = 10.0, symbol: str = "AAA", name: str = "ft-0a1b2c3d-20160315T143000Z-AAA"
-) -> Order:
+def order(shares=10.0, symbol="AAA", name="ft-0a1b2c3d-20160315T143000Z-AAA"):
     return Order(name, symbol, shares, OPENED)
 
 
-def posts(server: LoopbackAlpaca) -> int:
+def posts(server):
     return [method for method, _ in server.seen].count("POST")
 
 
-def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(server, broker):
     sent = broker.submit(order())
     assert (sent.state, sent.shares, sent.filled) == ("accepted", 10.0, 0.0)
     states = [broker.order(sent.id) for _ in range(3)]
@@ -113,12 +104,12 @@ def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(
     assert server.by_client_id()[sent.id]["time_in_force"] == "day"
 
 
-def test_every_status_of_alpaca_has_a_state(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_every_status_of_alpaca_has_a_state(server, broker):
     from alpaca.trading.enums import OrderStatus
 
     assert {status.value for status in OrderStatus} < STATES.keys()
     row = server.accept("AAA", -10.0, "one")
-    server.tick = lambda: None  # type: ignore[method-assign]
+    server.tick = lambda: None
     for status, state in STATES.items():
         row["status"] = status
         row["filled_qty"] = {"filled": "10", "partially_filled": "4"}.get(status, "0")
@@ -133,7 +124,7 @@ def test_every_status_of_alpaca_has_a_state(server: LoopbackAlpaca, broker: Alpa
     assert (report.state, report.filled, report.price_usd) == ("partial", -4.0, 9.5)
 
 
-def test_pages_are_followed_to_the_end(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_pages_are_followed_to_the_end(server, broker):
     for number in range(1203):
         server.accept("AAA", 1.0, f"o{number}", age_s=1000.0 - number / 2 // 1)["status"] = "filled"
     ages = [server.by_client_id()[name]["submitted_at"] for name in ("o499", "o500")]
@@ -147,18 +138,14 @@ def test_pages_are_followed_to_the_end(server: LoopbackAlpaca, broker: AlpacaBro
     assert len(server.seen) == 4  # three pages, and those that stand
 
 
-def test_an_order_that_stands_is_told_however_old(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_an_order_that_stands_is_told_however_old(server, broker):
     server.accept("AAA", 1.0, "old", age_s=5000.0)
     server.accept("AAA", 1.0, "over", age_s=5000.0)["status"] = "filled"
     now = 2_000_000_000 * 1_000_000_000
     assert [report.id for report in broker.orders(now)] == ["old"]
 
 
-def test_refusals_of_an_order_are_rejections_with_their_reason(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_refusals_of_an_order_are_rejections_with_their_reason(server, broker):
     for asked, reason in (
         (order(101.0), "insufficient buying power"),
         (order(-5.0, "BRK.B"), "insufficient qty available for order (requested: 5, available: 4)"),
@@ -172,28 +159,26 @@ def test_refusals_of_an_order_are_rejections_with_their_reason(
     assert posts(server) == 3
 
 
-def test_fractional_shares_where_they_are_asked_for(server: LoopbackAlpaca) -> None:
+def test_fractional_shares_where_they_are_asked_for(server):
     assert AlpacaBroker(server.endpoint, fractional=True).submit(order(0.25)).shares == 0.25
     assert next(iter(server.orders.values()))["qty"] == "0.25"
 
 
-def test_fractions_that_are_held_can_be_sold(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_fractions_that_are_held_can_be_sold(server, broker):
     server.positions["BRK.B"] = 3.5
     report = broker.submit(order(-3.5, "BRK.B"))
     assert (report.state, report.shares) == ("accepted", -3.5)
     assert next(iter(server.orders.values()))["qty"] == "3.5"
 
 
-def test_an_id_that_is_taken_is_not_sent_twice(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_an_id_that_is_taken_is_not_sent_twice(server, broker):
     broker.submit(order())
     with pytest.raises(OrderTakenError, match=order().id):
         broker.submit(order())
     assert len(server.orders) == 1
 
 
-def test_an_order_that_never_was_is_none(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_an_order_that_never_was_is_none(server, broker):
     assert broker.order("nobody") is None
     server.faults = {2: "404_html"}
     with pytest.raises(BrokerUnsureError, match="something before alpaca"):
@@ -201,9 +186,7 @@ def test_an_order_that_never_was_is_none(server: LoopbackAlpaca, broker: AlpacaB
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])
-def test_refused_keys_are_named_by_their_variables(
-    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_refused_keys_are_named_by_their_variables(fault, server, broker):
     server.faults = {1: fault, 2: fault}
     server.echo = True
     with pytest.raises(BrokerError, match="check APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
@@ -214,9 +197,7 @@ def test_refused_keys_are_named_by_their_variables(
 
 
 @pytest.mark.parametrize("fault", [fault for fault in TRANSIENT if fault != "429"])
-def test_an_order_is_sent_once_whatever_comes_back(
-    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_an_order_is_sent_once_whatever_comes_back(fault, server, broker):
     server.faults = {1: fault}
     with pytest.raises(BrokerUnsureError):
         broker.submit(order())
@@ -227,9 +208,7 @@ def test_an_order_is_sent_once_whatever_comes_back(
 
 
 @pytest.mark.parametrize("fault", TRANSIENT)
-def test_what_only_asks_is_repeated(
-    fault: str, server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_what_only_asks_is_repeated(fault, server, broker):
     unreadable = fault in (
         "empty",
         "null",
@@ -244,9 +223,7 @@ def test_what_only_asks_is_repeated(
         broker.account()
 
 
-def test_an_empty_object_is_not_an_empty_account(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_an_empty_object_is_not_an_empty_account(server, broker):
     server.faults = {2: "object", 3: "object"}
     with pytest.raises(BrokerUnsureError, match="cannot be read"):
         broker.account()
@@ -254,9 +231,7 @@ def test_an_empty_object_is_not_an_empty_account(
         broker.orders(0)
 
 
-def test_a_server_that_hangs_a_minute_is_left_at_the_limit(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_a_server_that_hangs_a_minute_is_left_at_the_limit(server, broker):
     server.faults = {1: "hang_after"}
     server.hang_s = 60.0
     with pytest.raises(BrokerUnsureError, match="ReadTimeout"):
@@ -266,7 +241,7 @@ def test_a_server_that_hangs_a_minute_is_left_at_the_limit(
     assert found.state == "accepted"
 
 
-def test_asking_ends(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) -> None:
+def test_asking_ends(server, broker, clock):
     server.faults = dict.fromkeys(range(1, 100), "503")
     with pytest.raises(BrokerUnsureError, match="status 503"):
         broker.time()
@@ -274,9 +249,7 @@ def test_asking_ends(server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time) 
     assert clock.slept == [0.25, 0.5, 1.0]
 
 
-def test_too_many_requests_wait_as_told_and_send_again(
-    server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
-) -> None:
+def test_too_many_requests_wait_as_told_and_send_again(server, broker, clock):
     server.faults = {1: "429", 2: "429"}
     server.retry_after = "2"
     assert broker.submit(order()).state == "accepted"
@@ -288,9 +261,7 @@ def test_too_many_requests_wait_as_told_and_send_again(
     assert clock.slept[2:] == [0.25]
 
 
-def test_a_long_closure_is_no_wait(
-    server: LoopbackAlpaca, broker: AlpacaBroker, clock: Time
-) -> None:
+def test_a_long_closure_is_no_wait(server, broker, clock):
     server.faults = {1: "429"}
     server.retry_after = "30"
     with pytest.raises(BrokerUnsureError, match="30 seconds"):
@@ -302,9 +273,7 @@ def test_a_long_closure_is_no_wait(
     assert broker.submit(order()).state == "accepted"
 
 
-def test_no_more_requests_leave_in_a_minute_than_allowed(
-    server: LoopbackAlpaca, clock: Time
-) -> None:
+def test_no_more_requests_leave_in_a_minute_than_allowed(server, clock):
     broker = AlpacaBroker(
         server.endpoint, per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep
     )
@@ -324,9 +293,7 @@ def test_no_more_requests_leave_in_a_minute_than_allowed(
     assert len(server.seen) == 5
 
 
-def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(
-    server: LoopbackAlpaca, broker: AlpacaBroker
-) -> None:
+def test_a_cancel_reaches_what_stands_and_leaves_what_is_over(server, broker):
     sent = broker.submit(order())
     broker.cancel(sent)
     found = broker.order(sent.id)
@@ -407,11 +374,11 @@ LOOPBACK = (
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asked(monkeypatch):
     """Every host that is looked up, and no other is reached."""
-    hosts: list[str] = []
+    hosts = []
 
-    def look_up(host: Any, *_: Any, **__: Any) -> Any:
+    def look_up(host, *_, **__):
         hosts.append(str(host))
         raise OSError("no network in this test")
 
@@ -420,9 +387,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("endpoint", REFUSED)
-def test_endpoints_that_are_not_allowed_are_not_even_looked_up(
-    endpoint: str, asked: list[str]
-) -> None:
+def test_endpoints_that_are_not_allowed_are_not_even_looked_up(endpoint, asked):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
 
@@ -444,7 +409,7 @@ def test_endpoints_that_are_not_allowed_are_not_even_looked_up(
     assert asked == []
 
 
-def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked: list[str]) -> None:
+def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
@@ -464,7 +429,7 @@ def test_keys_go_to_the_hosts_of_the_list_and_nowhere_else(asked: list[str]) -> 
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
-def test_this_machine_is_allowed_however_it_is_written(host: str, server: LoopbackAlpaca) -> None:
+def test_this_machine_is_allowed_however_it_is_written(host, server):
     port = server.endpoint.rpartition(":")[2]
     broker = AlpacaBroker(f"http://{host}:{port}/")
     assert broker.endpoint in (f"http://127.0.0.1:{port}", f"http://localhost:{port}")
@@ -472,7 +437,7 @@ def test_this_machine_is_allowed_however_it_is_written(host: str, server: Loopba
     assert set(server.keys) == {(KEY, SECRET)}
 
 
-def test_a_redirect_takes_no_key_along(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_a_redirect_takes_no_key_along(server, broker):
     with LoopbackAlpaca(cash=0.0, prices={}) as other:
         server.redirect_to = f"{other.endpoint}/v2/account"
         server.outage = "302"
@@ -489,7 +454,7 @@ def test_a_redirect_takes_no_key_along(server: LoopbackAlpaca, broker: AlpacaBro
     assert set(server.keys) == {(KEY, SECRET)}
 
 
-def test_a_redirect_of_the_data_service_takes_no_key_along(server: LoopbackAlpaca) -> None:
+def test_a_redirect_of_the_data_service_takes_no_key_along(server):
     from fintrader.bars.sources.alpaca import Alpaca
     from fintrader.bars.sources.vendor import Busy
     from fintrader.bars.sources.vendor_settings import AlpacaSettings
@@ -504,9 +469,7 @@ def test_a_redirect_of_the_data_service_takes_no_key_along(server: LoopbackAlpac
         assert other.keys == []
 
 
-def test_no_proxy_of_the_environment_reads_the_keys(
-    server: LoopbackAlpaca, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_proxy_of_the_environment_reads_the_keys(server, monkeypatch):
     for name in ("NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     with LoopbackAlpaca(cash=0.0, prices={}) as proxy:
@@ -519,23 +482,21 @@ def test_no_proxy_of_the_environment_reads_the_keys(
 @pytest.mark.parametrize(
     "endpoint", ["https://api.alpaca.markets", "https://api.alpaca.markets./v2/", None]
 )
-def test_real_money_is_refused_by_the_broker_itself(
-    endpoint: str | None, server: LoopbackAlpaca, asked: list[str]
-) -> None:
+def test_real_money_is_refused_by_the_broker_itself(endpoint, server, asked):
     with pytest.raises(DeployError, match="closed until a market-life simulator has passed"):
         AlpacaBroker(endpoint or server.endpoint, real_money=True)
     assert asked == []
     assert server.seen == []
 
 
-def test_the_paper_account_is_no_real_one() -> None:
+def test_the_paper_account_is_no_real_one():
     with pytest.raises(DeployError, match=r"allowed are https://api\.alpaca\.markets"):
         AlpacaBroker(real_money=True)
     assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
     assert not AlpacaBroker().real_money
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.delenv("APCA_API_SECRET_KEY")
     with pytest.raises(DeployError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
         AlpacaBroker()
@@ -546,18 +507,18 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         AlpacaBroker()
 
 
-def test_a_blocked_account_says_why(server: LoopbackAlpaca, broker: AlpacaBroker) -> None:
+def test_a_blocked_account_says_why(server, broker):
     server.blocked = True
     assert broker.account().blocked == "trading_blocked"
 
 
-def chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain(error):
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def test_no_key_is_written_anywhere(server: LoopbackAlpaca, tmp_path: Path, caplog: Any) -> None:
+def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     """Whatever the server sends back, and it sends back the keys."""
     caplog.set_level(logging.DEBUG)
     server.echo = True

@@ -1,11 +1,8 @@
 """Bundles: sealed, whole, and refused where they could not trade live."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from tests.engines.deployments import frozen, replayed, settings
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A folder with a bundle in it."""
     folder = tmp_path_factory.mktemp("bundle")
     frozen(folder)
@@ -28,12 +25,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(home: Path, tmp_path: Path) -> Path:
+def copied(home, tmp_path):
     """The bundle's own folder, to be damaged."""
     return Path(shutil.copytree(home / "bundle", tmp_path / "bundle"))
 
 
-def test_a_bundle_acts_as_it_was_frozen(home: Path) -> None:
+def test_a_bundle_acts_as_it_was_frozen(home):
     bundle = Bundle.open(home / "bundle")
     obs, action, minutes = bundle.parity
     with torch.no_grad():
@@ -44,7 +41,7 @@ def test_a_bundle_acts_as_it_was_frozen(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [POLICY, PARITY, "normalisation.json", BUNDLE])
-def test_a_changed_byte_is_refused(copied: Path, name: str) -> None:
+def test_a_changed_byte_is_refused(copied, name):
     data = bytearray((copied / name).read_bytes())
     data[len(data) // 2] ^= 1
     (copied / name).write_bytes(data)
@@ -52,7 +49,7 @@ def test_a_changed_byte_is_refused(copied: Path, name: str) -> None:
         Bundle.open(copied)
 
 
-def test_a_missing_file_is_refused(copied: Path) -> None:
+def test_a_missing_file_is_refused(copied):
     (copied / POLICY).unlink()
     with pytest.raises(DeployError, match="missing or was changed"):
         Bundle.open(copied)
@@ -60,7 +57,7 @@ def test_a_missing_file_is_refused(copied: Path) -> None:
         Bundle.open(copied / "nowhere")
 
 
-def test_another_version_is_refused(copied: Path) -> None:
+def test_another_version_is_refused(copied):
     body = json.loads((copied / BUNDLE).read_text())
     body.pop("sha256")
     (copied / BUNDLE).write_bytes(seal(body | {"format": "fintrader-bundle-0"}))
@@ -68,7 +65,7 @@ def test_another_version_is_refused(copied: Path) -> None:
         Bundle.open(copied)
 
 
-def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path: Path) -> None:
+def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path):
     first, _ = frozen(tmp_path)
     again, _ = frozen(tmp_path)
     assert first.id == again.id
@@ -82,7 +79,7 @@ def test_freezing_again_is_the_same_bundle_and_another_is_refused(tmp_path: Path
         frozen(tmp_path, seed=1)
 
 
-def test_a_policy_that_reads_the_clock_is_refused(tmp_path: Path) -> None:
+def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
     with pytest.raises(DeployError, match="time_left"):
         frozen(tmp_path, account=True)
     for clock in ("session", "none"):
@@ -100,12 +97,12 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path: Path) -> None:
         ({"short": True}, "short positions"),
     ],
 )
-def test_what_cannot_be_live_is_refused(tmp_path: Path, env: dict[str, Any], match: str) -> None:
+def test_what_cannot_be_live_is_refused(tmp_path, env, match):
     with pytest.raises(DeployError, match=match):
         frozen(tmp_path, **env)
 
 
-def test_a_planted_signal_is_refused(home: Path, tmp_path: Path) -> None:
+def test_a_planted_signal_is_refused(home, tmp_path):
     bundle = Bundle.open(home / "bundle")
     market = make_market(settings())[0].split().test
     data = read_settings(
@@ -123,7 +120,7 @@ def test_a_planted_signal_is_refused(home: Path, tmp_path: Path) -> None:
         )
 
 
-def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path: Path) -> None:
+def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path):
     members = tmp_path / "members.csv"
     members.write_text(
         "ticker,member_from,member_to\n" + "".join(f"S00{n},2015-01-01,\n" for n in range(5))
@@ -137,7 +134,7 @@ def test_what_the_data_settings_name_lies_in_the_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_model_for_other_programs_says_what_it_is(home: Path, tmp_path: Path) -> None:
+def test_the_model_for_other_programs_says_what_it_is(home, tmp_path):
     onnx = pytest.importorskip("onnx")
     old = Bundle.open(home / "bundle")
     market = make_market(settings())[0].split().test

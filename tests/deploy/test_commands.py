@@ -10,9 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,23 +39,23 @@ LIVE_KEYS = {"APCA_LIVE_API_KEY_ID": KEY, "APCA_LIVE_API_SECRET_KEY": SECRET}
 class Travelling:
     """The exchange's time: that of a test's clock, and later this machine's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.moment: float | None = None
 
-    def __call__(self) -> float:
+    def __call__(self):
         return time.time() if self.moment is None else self.moment
 
 
 class Stepping(LiveClock):
     """Looks up every 20 seconds while orders stand, and takes the exchange's clock along."""
 
-    def __init__(self, start: int, exchange: Travelling, server: LoopbackMarket) -> None:
+    def __init__(self, start, exchange, server):
         super().__init__(start)
         self.exchange = exchange
         self.server = server
         exchange.moment = start / 1e9
 
-    def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
+    def sleep_until(self, moment, look):
         while self._now < moment and not look():
             stands = any(
                 row["status"] not in ("filled", "canceled") for row in self.server.orders.values()
@@ -68,7 +65,7 @@ class Stepping(LiveClock):
 
 
 @pytest.fixture
-def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackMarket]:
+def market(monkeypatch, tmp_path):
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -76,10 +73,10 @@ def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Loopback
         yield server
 
 
-def trained(server: LoopbackMarket, interval: str, decision_interval: int) -> None:
+def trained(server, interval, decision_interval):
     """A finished run on bars of Alpaca's, 22 days ago and before."""
     first, last = (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days) for days in (50, 22))
-    values: dict[str, Any] = {
+    values = {
         "name": "mine",
         "seed": 3,
         "device": "cpu",
@@ -114,7 +111,7 @@ def trained(server: LoopbackMarket, interval: str, decision_interval: int) -> No
     fintrader.run(validate(RunConfig, values, "mine"))
 
 
-def command(*words: str, **environment: str) -> subprocess.Popen[str]:
+def command(*words, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "fintrader", *words],
         stdin=subprocess.DEVNULL,
@@ -125,7 +122,7 @@ def command(*words: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def done(*words: str) -> str:
+def done(*words):
     """What a command says that ends well."""
     process = command(*words)
     said = process.communicate(timeout=120)[0]
@@ -133,7 +130,7 @@ def done(*words: str) -> str:
     return said
 
 
-def wait_for(true: Callable[[], Any], seconds: float) -> Any:
+def wait_for(true, seconds):
     until = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < until, "it never came"
@@ -141,14 +138,14 @@ def wait_for(true: Callable[[], Any], seconds: float) -> Any:
     return found
 
 
-def decisions(home: Path) -> int:
+def decisions(home):
     if not (home / JOURNAL).is_file():
         return 0
     with Journal(home / JOURNAL, reading=True) as journal:
         return len(journal.entries("decision"))
 
 
-def nothing_leaked(folder: Path, *said: str) -> None:
+def nothing_leaked(folder, *said):
     for path in folder.rglob("*"):
         if path.is_file():
             text = path.read_bytes()
@@ -157,9 +154,7 @@ def nothing_leaked(folder: Path, *said: str) -> None:
     assert not any(KEY in text or SECRET in text for text in said)
 
 
-def test_a_shadow_and_a_paper_account_trade_on_side_by_side(
-    market: LoopbackMarket, tmp_path: Path
-) -> None:
+def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
     trained(market, "1m", 1)
     homes = [tmp_path / "deployments" / name for name in ("mine-shadow", "mine-paper")]
     words = ["paper", "runs/mine", "--feed", "alpaca"]
@@ -200,7 +195,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(
     nothing_leaked(tmp_path, first, *said)
 
 
-def twenty_days_on_paper(server: LoopbackMarket) -> Path:
+def twenty_days_on_paper(server):
     """A deployment that has traded a paper account for twenty-one days, up to now."""
     settings = PaperSettings(feed="alpaca", broker="alpaca", endpoint=server.endpoint)
     bundle = freeze_run("runs/mine", settings)
@@ -227,9 +222,7 @@ def twenty_days_on_paper(server: LoopbackMarket) -> Path:
     return home
 
 
-def test_real_money_is_refused_after_twenty_sessions_on_paper(
-    market: LoopbackMarket, tmp_path: Path
-) -> None:
+def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     trained(market, "5m", 12)
     home = twenty_days_on_paper(market)
     report = tell_drift(home)

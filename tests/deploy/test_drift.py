@@ -1,23 +1,16 @@
 """The drift report: what it finds in journals whose drift is known."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
-from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.drift_page import heading, render_drift
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import JOURNAL
 from fintrader.files import dump_json
-from fintrader.market.tensors import MarketTensors
 from tests.engines.deployments import FREE, MINUTE, frozen, replayed, settings
 
 DATA = settings(
@@ -27,7 +20,7 @@ DATA = settings(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle, MarketTensors]:
+def made(tmp_path_factory):
     """A replay that has ended."""
     home = tmp_path_factory.mktemp("drift")
     bundle, market = frozen(home, DATA)
@@ -35,12 +28,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle, Market
     return home, bundle, market
 
 
-def measured(home: Path, bundle: Bundle) -> dict[str, Any]:
+def measured(home, bundle):
     with Journal(home / JOURNAL, reading=True) as journal:
         return drift.measure(journal, bundle, Recorder(bundle, journal).recorded(), FREE)
 
 
-def test_a_replay_does_not_drift(made: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_replay_does_not_drift(made):
     home, bundle, market = made
     report = measured(home, bundle)
     assert report["equity"]["largest_difference_usd"] == 0.0
@@ -55,9 +48,7 @@ def test_a_replay_does_not_drift(made: tuple[Path, Bundle, MarketTensors]) -> No
     assert render_drift(report) == page
 
 
-def test_the_recorded_market_is_the_one_that_was_built(
-    made: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_the_recorded_market_is_the_one_that_was_built(made):
     home, bundle, market = made
     with Journal(home / JOURNAL, reading=True) as journal:
         recorded = Recorder(bundle, journal).recorded()
@@ -66,7 +57,7 @@ def test_the_recorded_market_is_the_one_that_was_built(
         assert (getattr(recorded, name) == getattr(market, name)).all(), name
 
 
-def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
+def test_parts_of_the_shortfall_are_what_was_written(tmp_path):
     bundle, market = frozen(tmp_path, DATA)
     bar = 3
     price = float(market.close[3, 0])
@@ -105,7 +96,7 @@ def test_parts_of_the_shortfall_are_what_was_written(tmp_path: Path) -> None:
     assert found["ordered_usd"] == pytest.approx(100 * price)
 
 
-def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not() -> None:
+def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
     rng = np.random.default_rng(0)
     expected = rng.normal(0.002, 0.01, 250)
     false = sum(
@@ -120,7 +111,7 @@ def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not() -> None:
     assert found >= 40
 
 
-def test_the_band_holds_nine_of_ten_accounts() -> None:
+def test_the_band_holds_nine_of_ten_accounts():
     rng = np.random.default_rng(1)
     expected = rng.normal(0.0005, 0.01, 500)
     band = drift.fan(expected, 40, 1e6, seed=0)
@@ -129,7 +120,7 @@ def test_the_band_holds_nine_of_ten_accounts() -> None:
     assert 0.86 < inside < 0.94
 
 
-def test_shifted_features_stand_out(made: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_shifted_features_stand_out(made):
     _, bundle, market = made
     market.features[:, :, 1] += 2.0
     try:
@@ -140,6 +131,6 @@ def test_shifted_features_stand_out(made: tuple[Path, Bundle, MarketTensors]) ->
     assert found[0]["psi"] > drift.PSI_NOTABLE > found[1]["psi"]
 
 
-def test_reports_are_plain_json(made: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_reports_are_plain_json(made):
     home, bundle, _ = made
     assert '"surprise"' in dump_json(measured(home, bundle))

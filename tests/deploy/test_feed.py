@@ -1,13 +1,8 @@
 """Alpaca's bars as they are made, through alpaca-py and a server in the network's place; and who is
 ever asked."""
 
-from __future__ import annotations
-
 import datetime as dt
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +22,7 @@ pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def fake(monkeypatch):
     monkeypatch.setenv("APCA_API_KEY_ID", "key")
     monkeypatch.setenv("APCA_API_SECRET_KEY", "secret")
     with serve(Fake(minute_table(symbols=2, sessions=5)), alpaca) as server:
@@ -35,7 +30,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def feed() -> AlpacaFeed:
+def feed():
     return AlpacaFeed(
         AlpacaSettings(start=dt.date(2016, 1, 4), endpoint="https://data.alpaca.markets"),
         ["AAA", "BBB"],
@@ -43,11 +38,11 @@ def feed() -> AlpacaFeed:
     )
 
 
-def moment(text: str) -> int:
+def moment(text):
     return int(pd.Timestamp(text, tz="America/New_York").value)
 
 
-def test_a_poll_gives_closed_bars_and_no_other(fake: Fake, feed: AlpacaFeed) -> None:
+def test_a_poll_gives_closed_bars_and_no_other(fake, feed):
     now = moment("2016-01-05 10:00:05")
     bars = feed.poll(moment("2016-01-05 09:50"), now)
     assert bars.symbols == ("AAA", "BBB")
@@ -62,50 +57,48 @@ def test_a_poll_gives_closed_bars_and_no_other(fake: Fake, feed: AlpacaFeed) -> 
     assert bars.close[row] == mine[pd.Timestamp(minutes[3], tz="UTC")]
 
 
-def test_history_is_asked_for_page_by_page(fake: Fake, feed: AlpacaFeed) -> None:
+def test_history_is_asked_for_page_by_page(fake, feed):
     bars = feed.history(moment("2016-01-04 09:30"), moment("2016-01-06 09:30"))
     assert len(bars) == 2 * 2 * 390
     assert len(fake.requests) == 4
 
 
-def test_a_busy_vendor_is_asked_again_with_the_next_minute(fake: Fake, feed: AlpacaFeed) -> None:
+def test_a_busy_vendor_is_asked_again_with_the_next_minute(fake, feed):
     fake.faults = [429]
     assert len(feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))) == 0
     assert len(feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:01:05"))) == 22
 
 
-def test_refused_keys_are_no_silence(fake: Fake, feed: AlpacaFeed) -> None:
+def test_refused_keys_are_no_silence(fake, feed):
     fake.faults = [403]
     with pytest.raises(DataError, match="APCA_API_KEY_ID") as error:
         feed.poll(moment("2016-01-05 09:50"), moment("2016-01-05 10:00:05"))
     assert "secret" not in str(error.value).replace("SECRET", "")
 
 
-def test_splits_of_the_day_are_announced(fake: Fake, feed: AlpacaFeed) -> None:
+def test_splits_of_the_day_are_announced(fake, feed):
     fake.actions = [("AAA", "2016-01-06", 2.0, 0.0)]
     (action,) = feed.actions(dt.date(2016, 1, 4), dt.date(2016, 1, 6))
     assert (action.symbol, action.day, action.split) == ("AAA", dt.date(2016, 1, 6), 2.0)
 
 
-def test_daily_bars_are_no_live_feed() -> None:
+def test_daily_bars_are_no_live_feed():
     with pytest.raises(DeployError, match="after the close"):
         open_live_feed("alpaca", settings(bar_minutes=390), ["AAA"])
 
 
-def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(tmp_path, monkeypatch):
     """On the level of sockets: a replay reaches nobody, the feed Alpaca's data host, the broker its
     paper host."""
     from fintrader.deploy.alpaca import AlpacaBroker
 
-    asked: list[str] = []
+    asked = []
 
-    def looked_up(host: Any, *_: Any, **__: Any) -> Any:
+    def looked_up(host, *_, **__):
         asked.append(str(host))
         raise OSError("no network in this test")
 
-    def connected(_: socket.socket, address: Any) -> None:
+    def connected(_, address):
         asked.append(str(address))
         raise OSError("no network in this test")
 
@@ -129,7 +122,7 @@ def test_nobody_is_asked_but_loopback_and_the_paper_and_data_hosts(
     assert set(asked) == {"paper-api.alpaca.markets"}
 
 
-def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path: Path) -> None:
+def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake, tmp_path):
     source = {
         "kind": "alpaca",
         "start": "2016-01-04",
@@ -150,7 +143,7 @@ def test_a_run_on_a_vendors_bars_is_replayed_from_its_store(fake: Fake, tmp_path
     )
 
 
-def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch):
     for name, value in (("APCA_API_KEY_ID", KEY), ("APCA_API_SECRET_KEY", SECRET)):
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
@@ -168,7 +161,7 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch: pytest.Monk
         assert [row["t"][11:16] for row in there] == ["14:30"]
 
 
-def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch):
     for name, value in (("APCA_API_KEY_ID", KEY), ("APCA_API_SECRET_KEY", SECRET)):
         monkeypatch.setenv(name, value)
     now = pd.Timestamp("2016-03-15 14:32:05", tz="UTC").timestamp()

@@ -1,13 +1,9 @@
 """A flatten through the real runner, alpaca-py and a loopback server: it ends when nothing is
 held."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -19,7 +15,6 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Runner
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
-from fintrader.market.tensors import MarketTensors
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, SteppedClock, trade
 from tests.engines.deployments import MINUTE, frozen, run_live
@@ -29,13 +24,13 @@ Hook = Callable[[Runner, int], object]
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keys(monkeypatch):
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MarketTensors]:
+def made(tmp_path_factory):
     """A bundle and its window, made once."""
     home = tmp_path_factory.mktemp("frozen")
     return home, frozen(home, trade_rate=1.0)[1]
@@ -44,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MarketTensors]
 class Deployed:
     """A deployment that has taken over four positions, and the account that it trades."""
 
-    def __init__(self, home: Path, made: tuple[Path, MarketTensors]) -> None:
+    def __init__(self, home, made):
         shutil.copytree(made[0] / "bundle", home / "bundle")
         self.home = home
         self.market = made[1]
@@ -53,17 +48,10 @@ class Deployed:
         self.server = LoopbackAlpaca(cash=1e6, prices=prices, positions=HELD)
         self.told = home / "told.jsonl"
 
-    def live(
-        self,
-        bars: int,
-        hook: Hook = lambda runner, now: None,
-        *,
-        action: float = 1.0,
-        **chosen: Any,
-    ) -> None:
+    def live(self, bars, hook=lambda runner, now: None, *, action=1.0, **chosen):
         """One life up to a bar of the window; `hook` is called every minute."""
 
-        def change(runner: Runner) -> None:
+        def change(runner):
             runner.policy = ConstantPolicy(runner.policy, action)
             assert isinstance(runner.clock, SteppedClock)
             runner.clock.at_minute = lambda now: hook(runner, now)
@@ -74,24 +62,24 @@ class Deployed:
             self.home, self.bundle, self.market, self.server, bars, change=change, **chosen
         ).close()
 
-    def hold(self) -> None:
+    def hold(self):
         """Begin, and hold what is held."""
         control.ask(self.home, "halt")
         self.live(1)
 
-    def minute(self, bar: int, minutes: int) -> int:
+    def minute(self, bar, minutes):
         """So many minutes after a bar of the window has begun."""
         return int(self.market.minutes[bar]) + minutes * MINUTE
 
-    def alerts(self) -> list[dict[str, str]]:
+    def alerts(self):
         """What the alert's program was given."""
         lines = self.told.read_text().splitlines() if self.told.exists() else []
         return [json.loads(line) for line in lines]
 
-    def journal(self) -> Journal:
+    def journal(self):
         return Journal(self.home / "journal.sqlite", reading=True)
 
-    def is_flat(self) -> bool:
+    def is_flat(self):
         with self.journal() as journal:
             is_ended = journal.last("flat") is not None and not journal.is_flattening()
         stands = [
@@ -103,36 +91,36 @@ class Deployed:
 
 
 @pytest.fixture
-def deployed(made: tuple[Path, MarketTensors], tmp_path: Path) -> Iterator[Deployed]:
+def deployed(made, tmp_path):
     one = Deployed(tmp_path, made)
     with one.server:
         yield one
 
 
-def once(moment: int, action: Callable[[], object]) -> Hook:
+def once(moment, action):
     """Do something at the first look from a moment on."""
     left = [action]
 
-    def hook(runner: Runner, now: int) -> None:
+    def hook(runner, now):
         if left and now >= moment:
             left.pop()()
 
     return hook
 
 
-def stop_filling(server: LoopbackAlpaca) -> None:
+def stop_filling(server):
     """No order is filled, and none is refused, until the pace is another."""
     server.pace = dict.fromkeys(server.prices, (0.0,))
 
 
-def test_four_open_sales_and_a_flatten_end_flat(deployed: Deployed) -> None:
+def test_four_open_sales_and_a_flatten_end_flat(deployed):
     server = deployed.server
     server.cancel_ticks = 3
     stop_filling(server)
 
-    sales: list[dict[str, Any]] = []
+    sales = []
 
-    def flatten() -> None:
+    def flatten():
         sales.extend(server.orders.values())
         assert [row["status"] for row in sales] == [
             "new"
@@ -141,7 +129,7 @@ def test_four_open_sales_and_a_flatten_end_flat(deployed: Deployed) -> None:
 
     ask = once(deployed.minute(1, 4), flatten)
 
-    def hook(runner: Runner, now: int) -> None:
+    def hook(runner, now):
         ask(runner, now)
         if sales and all(row["status"] in ("pending_cancel", "canceled") for row in sales):
             server.pace.clear()  # what comes now is filled
@@ -159,13 +147,13 @@ def test_four_open_sales_and_a_flatten_end_flat(deployed: Deployed) -> None:
     assert [one["kind"] for one in deployed.alerts()].count("flat") == 1
 
 
-def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed: Deployed) -> None:
+def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed):
     server = deployed.server
     server.cancel_ticks = 3
     stop_filling(server)
-    rows: list[dict[str, Any]] = []
+    rows = []
 
-    def stuck(runner: Runner, now: int) -> None:
+    def stuck(runner, now):
         rows[:] = [row for row in server.orders.values() if row["symbol"] == "S002"]
         if rows and rows[0]["status"] == "pending_cancel":
             server._cancel_left[rows[0]["id"]] = 10
@@ -173,7 +161,7 @@ def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed: De
 
     flatten = once(deployed.minute(1, 4), lambda: control.ask(deployed.home, "flatten"))
 
-    def hook(runner: Runner, now: int) -> None:
+    def hook(runner, now):
         flatten(runner, now)
         stuck(runner, now)
 
@@ -187,17 +175,15 @@ def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed: De
     assert deployed.is_flat()
 
 
-def test_a_stock_without_bars_and_fills_is_tried_with_every_bar(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stock_without_bars_and_fills_is_tried_with_every_bar(deployed, monkeypatch):
     monkeypatch.setattr(
         alerts, "PAUSE_SECONDS", 0.0
     )  # the test's clock runs faster than this machine's
     server = deployed.server
     server.pace["S001"] = (0.0,)
 
-    def halted(runner: Runner, now: int) -> None:
-        feed: Any = runner.feed
+    def halted(runner, now):
+        feed = runner.feed
         feed.dropped = {("S001", deployed.minute(bar, 0)) for bar in range(1, 6)}
         if now >= deployed.minute(6, 2):
             server.pace["S001"] = (1.0,)
@@ -214,7 +200,7 @@ def test_a_stock_without_bars_and_fills_is_tried_with_every_bar(
     assert deployed.is_flat()
 
 
-def test_fractions_are_sold_too(deployed: Deployed) -> None:
+def test_fractions_are_sold_too(deployed):
     server = deployed.server
     server.positions |= {"S001": 358.5, "S004": 0.25, "S003": 1.0}
     deployed.hold()
@@ -233,7 +219,7 @@ def test_fractions_are_sold_too(deployed: Deployed) -> None:
     assert status.read(deployed.home).held == {}
 
 
-def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed: Deployed) -> None:
+def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
     server = deployed.server
     server.whole_only = {"S001"}
     server.positions["S001"] = 358.5
@@ -252,12 +238,12 @@ def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed: Deplo
 
 
 @pytest.mark.parametrize("fault", ["503", "403", "reset", "504_after"])
-def test_errors_of_the_broker_end_no_flatten(deployed: Deployed, fault: str) -> None:
+def test_errors_of_the_broker_end_no_flatten(deployed, fault):
     server = deployed.server
     deployed.hold()
     flatten = once(deployed.minute(2, 2), lambda: control.ask(deployed.home, "flatten"))
 
-    def hook(runner: Runner, now: int) -> None:
+    def hook(runner, now):
         is_away = deployed.minute(2, 1) <= now < deployed.minute(4, 1)
         server.outage = fault if is_away else ""
         flatten(runner, now)
@@ -271,7 +257,7 @@ def test_errors_of_the_broker_end_no_flatten(deployed: Deployed, fault: str) -> 
     assert {row["status"] for row in server.orders.values()} <= {"filled", "canceled"}
 
 
-def test_shares_are_not_sold_twice_where_the_broker_counts_late(deployed: Deployed) -> None:
+def test_shares_are_not_sold_twice_where_the_broker_counts_late(deployed):
     server = deployed.server
     deployed.hold()
     server.stale = 2
@@ -282,7 +268,7 @@ def test_shares_are_not_sold_twice_where_the_broker_counts_late(deployed: Deploy
     assert deployed.is_flat()
 
 
-def test_a_kill_at_any_minute_of_a_flatten_leaves_it_going(deployed: Deployed) -> None:
+def test_a_kill_at_any_minute_of_a_flatten_leaves_it_going(deployed):
     server = deployed.server
     server.pace = dict.fromkeys(HELD, (0.0, 0.0, 0.0, 0.1, 0.1, 0.3, 0.3, 0.5, 0.5, 1.0))
     server.cancel_ticks = 2
@@ -290,7 +276,7 @@ def test_a_kill_at_any_minute_of_a_flatten_leaves_it_going(deployed: Deployed) -
     control.ask(deployed.home, "flatten")
     lives = 0
 
-    def kill(runner: Runner, now: int) -> None:
+    def kill(runner, now):
         begun.append(now)
         if len(begun) == 1 + lives % 4:
             raise Killed
@@ -298,14 +284,14 @@ def test_a_kill_at_any_minute_of_a_flatten_leaves_it_going(deployed: Deployed) -
     while not deployed.is_flat():
         lives += 1
         assert lives < 60
-        begun: list[int] = []
+        begun = []
         with pytest.raises(Killed):
             deployed.live(60, kill)
     assert lives > 2
     assert server.refusals == []
 
 
-def test_what_is_not_its_own_stays_and_is_named(deployed: Deployed) -> None:
+def test_what_is_not_its_own_stays_and_is_named(deployed):
     server = deployed.server
     server.prices["MINE"] = 5.0
     server.positions["MINE"] = 7.0
@@ -320,9 +306,7 @@ def test_what_is_not_its_own_stays_and_is_named(deployed: Deployed) -> None:
     assert "7 MINE are not of its symbols and stay" in flat.body["text"]
 
 
-def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(
-    deployed: Deployed,
-) -> None:
+def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(deployed):
     server = deployed.server
     deployed.hold()
     server.pace["S003"] = (0.0,)
@@ -339,7 +323,7 @@ def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(
     assert deployed.is_flat()
 
 
-def test_a_flatten_sells_nothing_of_another_account(deployed: Deployed) -> None:
+def test_a_flatten_sells_nothing_of_another_account(deployed):
     server = deployed.server
     deployed.hold()
     control.ask(deployed.home, "flatten")
@@ -353,14 +337,14 @@ def test_a_flatten_sells_nothing_of_another_account(deployed: Deployed) -> None:
     assert deployed.is_flat()
 
 
-def test_a_flatten_before_the_first_agreement_sells_nothing(deployed: Deployed) -> None:
+def test_a_flatten_before_the_first_agreement_sells_nothing(deployed):
     control.ask(deployed.home, "flatten")
     with pytest.raises(DeployError, match="64 shares of S000 are held, 0 expected"):
         deployed.live(2, adopt=False)
     assert deployed.server.positions == HELD
 
 
-def test_nothing_is_resumed_before_it_is_flat(deployed: Deployed) -> None:
+def test_nothing_is_resumed_before_it_is_flat(deployed):
     server = deployed.server
     stop_filling(server)
     deployed.hold()
@@ -378,9 +362,7 @@ def test_nothing_is_resumed_before_it_is_flat(deployed: Deployed) -> None:
     assert server.positions  # it trades again
 
 
-def test_the_embedded_broker_is_flattened_by_its_decisions(
-    made: tuple[Path, MarketTensors], tmp_path: Path
-) -> None:
+def test_the_embedded_broker_is_flattened_by_its_decisions(made, tmp_path):
     shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
     bundle = Bundle.open(tmp_path / "bundle")
     run_live(tmp_path, bundle, made[1], bars=22).close()

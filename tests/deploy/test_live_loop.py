@@ -1,14 +1,11 @@
 """The live loop over bars with every fault that bars can have, with a clock that passes by
 itself."""
 
-from __future__ import annotations
-
 import datetime as dt
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL
 from fintrader.errors import DeployError
-from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 from tests.engines.deployments import (
@@ -38,22 +34,20 @@ Change = Callable[[OddFeed, LiveClock], None]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MarketTensors]:
+def made(tmp_path_factory):
     """A bundle and its window, made once."""
     home = tmp_path_factory.mktemp("frozen")
     return home, frozen(home)[1]
 
 
 @pytest.fixture
-def deployed(
-    made: tuple[Path, MarketTensors], tmp_path: Path
-) -> tuple[Path, Bundle, MarketTensors]:
+def deployed(made, tmp_path):
     """A deployment that has not begun."""
     shutil.copytree(made[0] / "bundle", tmp_path / "bundle")
     return tmp_path, Bundle.open(tmp_path / "bundle"), made[1]
 
 
-def backtested(bundle: Bundle, market: MarketTensors, journal: Journal) -> int:
+def backtested(bundle, market, journal):
     """Decisions before the first whose equity is not the backtest's to the last bit."""
     equity = simulate(bundle.policy, market, bundle.env).equity
     minutes = market.minutes.numpy()
@@ -63,38 +57,34 @@ def backtested(bundle: Bundle, market: MarketTensors, journal: Journal) -> int:
     return len(equities(journal))
 
 
-def test_a_live_account_is_the_backtests(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_live_account_is_the_backtests(deployed):
     home, bundle, market = deployed
     journal = run_live(home, bundle, market)
     assert backtested(bundle, market, journal) == len(equities(journal)) == 80 // 5 + 1
     assert not alerts(journal)
 
 
-def doubled(feed: OddFeed, clock: LiveClock) -> None:
+def doubled(feed, clock):
     feed.doubled = True
 
 
-def shuffled(feed: OddFeed, clock: LiveClock) -> None:
+def shuffled(feed, clock):
     feed.shuffled = True
 
 
 @pytest.mark.parametrize("change", [doubled, shuffled])
-def test_bars_that_come_twice_or_in_no_order_change_nothing(
-    deployed: tuple[Path, Bundle, MarketTensors], change: Change
-) -> None:
+def test_bars_that_come_twice_or_in_no_order_change_nothing(deployed, change):
     home, bundle, market = deployed
     journal = run_live(home, bundle, market, change=change)
     assert backtested(bundle, market, journal) == len(equities(journal))
     assert not alerts(journal)
 
 
-def test_a_bar_that_is_late_is_kept_and_not_acted_on(
-    deployed: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed):
     home, bundle, market = deployed
     bar = int(market.minutes[20])
 
-    def late(feed: OddFeed, clock: LiveClock) -> None:
+    def late(feed, clock):
         feed.delay[market.symbols[0], bar] = 90 * 1_000_000_000
         feed.delay[market.symbols[0], int(market.minutes[21])] = 90 * 1_000_000_000
 
@@ -106,13 +96,11 @@ def test_a_bar_that_is_late_is_kept_and_not_acted_on(
     assert (bar, market.symbols[0]) in stored  # and it came into the books, for whoever looks back
 
 
-def test_a_correction_is_journalled_and_changes_no_row(
-    deployed: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_a_correction_is_journalled_and_changes_no_row(deployed):
     home, bundle, market = deployed
     bar = int(market.minutes[12])
 
-    def corrected(feed: OddFeed, clock: LiveClock) -> None:
+    def corrected(feed, clock):
         feed.corrected[market.symbols[1], bar] = (int(market.minutes[14]), 1.1)
 
     journal = run_live(home, bundle, market, change=corrected)
@@ -121,10 +109,10 @@ def test_a_correction_is_journalled_and_changes_no_row(
     assert close == pytest.approx(float(market.close[12, 1]), rel=1e-6)
 
 
-def test_a_symbol_without_bars_is_carried(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_symbol_without_bars_is_carried(deployed):
     home, bundle, market = deployed
 
-    def silent(feed: OddFeed, clock: LiveClock) -> None:
+    def silent(feed, clock):
         feed.dropped |= {(market.symbols[2], int(ts)) for ts in market.minutes[30:60]}
 
     journal = run_live(home, bundle, market, change=silent)
@@ -137,12 +125,10 @@ def test_a_symbol_without_bars_is_carried(deployed: tuple[Path, Bundle, MarketTe
     assert len(during) == 1  # what has no bars is neither bought nor sold
 
 
-def test_no_bars_at_all_and_nothing_is_ordered(
-    deployed: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_no_bars_at_all_and_nothing_is_ordered(deployed):
     home, bundle, market = deployed
 
-    def dark(feed: OddFeed, clock: LiveClock) -> None:
+    def dark(feed, clock):
         feed.dropped |= {(name, int(ts)) for name in market.symbols for ts in market.minutes[36:48]}
 
     journal = run_live(home, bundle, market, change=dark, limits=LimitSettings())
@@ -153,12 +139,10 @@ def test_no_bars_at_all_and_nothing_is_ordered(
     assert "held" in alerts(journal)
 
 
-def test_two_hours_asleep_and_what_was_missed_is_skipped(
-    deployed: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_two_hours_asleep_and_what_was_missed_is_skipped(deployed):
     home, bundle, market = deployed
 
-    def asleep(feed: OddFeed, clock: LiveClock) -> None:
+    def asleep(feed, clock):
         clock.jumps.append((int(market.minutes[27]), 120 * MINUTE))
 
     journal = run_live(home, bundle, market, change=asleep)
@@ -170,7 +154,7 @@ def test_two_hours_asleep_and_what_was_missed_is_skipped(
     assert backtested(bundle, market, journal) >= 5
 
 
-def test_requests_act_and_outlive_the_process(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_requests_act_and_outlive_the_process(deployed):
     home, bundle, market = deployed
     run_live(home, bundle, market, bars=30).close()
     control.ask(home, "halt")
@@ -197,7 +181,7 @@ def test_requests_act_and_outlive_the_process(deployed: tuple[Path, Bundle, Mark
     ]
 
 
-def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
+def test_a_loss_halts_it_for_good(tmp_path):
     source = {
         "kind": "synthetic",
         "seed": 3,
@@ -226,7 +210,7 @@ def test_a_loss_halts_it_for_good(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) -> None:
+def test_clock_changes_and_half_days(tmp_path, start, what):
     source = {"kind": "synthetic", "seed": 3, "num_symbols": 4, "num_sessions": 60, "start": start}
     bundle, market = frozen(tmp_path, settings(source=source), decision_interval=7)
     lengths = set(np.bincount(market.session.numpy()).tolist())
@@ -243,7 +227,7 @@ def test_clock_changes_and_half_days(tmp_path: Path, start: dt.date, what: str) 
     )
 
 
-def test_a_split_over_night(tmp_path: Path) -> None:
+def test_a_split_over_night(tmp_path):
     source = {
         "kind": "synthetic",
         "seed": 8,
@@ -260,7 +244,7 @@ def test_a_split_over_night(tmp_path: Path) -> None:
     assert backtested(bundle, market, journal) == len(equities(journal))
 
 
-def test_only_one_may_run_it(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_only_one_may_run_it(deployed):
     home, _, _ = deployed
     code = (
         "import sys; from fintrader.storage.lease import hold; from fintrader.storage.objects"
@@ -274,7 +258,7 @@ def test_only_one_may_run_it(deployed: tuple[Path, Bundle, MarketTensors]) -> No
     assert "in use by process" in second.stdout
 
 
-def test_a_full_disk_is_one_sentence(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_full_disk_is_one_sentence(deployed):
     home, bundle, market = deployed
     run_live(home, bundle, market, bars=10).close()
     journal = Journal(home / JOURNAL, durable=False)
@@ -286,11 +270,11 @@ def test_a_full_disk_is_one_sentence(deployed: tuple[Path, Bundle, MarketTensors
     assert backtested(bundle, market, again) >= 3
 
 
-def test_the_drift_is_told_after_each_session(deployed: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_the_drift_is_told_after_each_session(deployed):
     home, bundle, market = deployed
-    told: list[int] = []
+    told = []
 
-    def report() -> None:
+    def report():
         told.append(len(told))
         if len(told) == 2:
             raise DeployError("no room")

@@ -1,19 +1,14 @@
 """Kills at any moment and faults of any kind leave no order lost, doubled or unwritten, and the
 same positions."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fintrader.deploy.journal import Journal
-from tests.engines.alpaca_loopback import REFUSALS, TRANSIENT, LoopbackAlpaca
+from tests.engines.alpaca_loopback import REFUSALS, TRANSIENT
 from tests.engines.order_driver import (
     DECISIONS,
     ENDED,
@@ -36,19 +31,19 @@ instead of 800."""
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
+def driver():
     with Driver() as driver:
         yield driver
 
 
-def folders(root: Path) -> Iterator[Path]:
+def folders(root):
     for number in itertools.count():
         folder = root / str(number)
         folder.mkdir()
         yield folder
 
 
-def boundaries_of(driver: Driver, folder: Path) -> int:
+def boundaries_of(driver, folder):
     with loopback() as server:
         assert driver.run(folder, server.endpoint) == ENDED
         assert server.positions == UNDISTURBED
@@ -56,7 +51,7 @@ def boundaries_of(driver: Driver, folder: Path) -> int:
     return int((folder / "passed").read_text())
 
 
-def check_killed(driver: Driver, folder: Path, **kill: Any) -> int:
+def check_killed(driver, folder, **kill):
     """One life that is killed, and another to the end; the status of the first."""
     witness = Witness(folder)
     with loopback(witness=witness) as server:
@@ -73,7 +68,7 @@ def check_killed(driver: Driver, folder: Path, **kill: Any) -> int:
     return first
 
 
-def check_boundaries(driver: Driver, root: Path, count: int) -> None:
+def check_boundaries(driver, root, count):
     folder = folders(root)
     total = boundaries_of(driver, next(folder))
     chosen = sorted({1 + number * (total - 1) // (count - 1) for number in range(count)})
@@ -82,7 +77,7 @@ def check_boundaries(driver: Driver, root: Path, count: int) -> None:
         assert check_killed(driver, next(folder), kill_at=kill_at) == -9, kill_at
 
 
-def check_random_kills(driver: Driver, root: Path, count: int) -> None:
+def check_random_kills(driver, root, count):
     """At times drawn evenly from a life's length, as many as hit it while it lives."""
     draw = random.Random(20)
     folder = folders(root)
@@ -94,28 +89,28 @@ def check_random_kills(driver: Driver, root: Path, count: int) -> None:
     assert killed == count
 
 
-def test_a_kill_at_some_boundaries_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+def test_a_kill_at_some_boundaries_changes_nothing(driver, tmp_path):
     check_boundaries(driver, tmp_path, 6)
 
 
-def test_a_kill_at_some_times_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+def test_a_kill_at_some_times_changes_nothing(driver, tmp_path):
     check_random_kills(driver, tmp_path, 2)
 
 
 @pytest.mark.slow
-def test_a_kill_at_300_boundaries_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+def test_a_kill_at_300_boundaries_changes_nothing(driver, tmp_path):
     check_boundaries(driver, tmp_path, 300)
 
 
 @pytest.mark.slow
-def test_a_kill_at_300_times_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+def test_a_kill_at_300_times_changes_nothing(driver, tmp_path):
     check_random_kills(driver, tmp_path, 300)
 
 
-def lives(server: LoopbackAlpaca, folder: Path, draw: random.Random, crash: int) -> list[int]:
+def lives(server, folder, draw, crash):
     """Statuses of one deployment's lives until it ends, each with a crash within so many boundaries
     (0: none)."""
-    codes: list[int] = []
+    codes = []
     for _ in range(200):
         with Journal(folder / "journal.sqlite") as journal:
             broker = connect(server.endpoint, limit_s=0.1)
@@ -131,7 +126,7 @@ def lives(server: LoopbackAlpaca, folder: Path, draw: random.Random, crash: int)
     raise AssertionError(Counter(codes))
 
 
-def check_faults(root: Path, count: int, kinds: tuple[str, ...], *, crash: int = 0) -> Counter[str]:
+def check_faults(root, count, kinds, *, crash=0):
     """Lives under drawn faults, a fifth of all requests, until so many have struck."""
     draw = random.Random(f"{kinds}{crash}")
     folder = folders(root)
@@ -153,11 +148,11 @@ def check_faults(root: Path, count: int, kinds: tuple[str, ...], *, crash: int =
     return fired
 
 
-def test_some_faults_that_pass_change_nothing(tmp_path: Path) -> None:
+def test_some_faults_that_pass_change_nothing(tmp_path):
     assert len(check_faults(tmp_path, 40, TRANSIENT)) > len(TRANSIENT) // 2
 
 
-def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path: Path) -> None:
+def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path):
     check_faults(tmp_path, 30, TRANSIENT + REFUSALS, crash=400)
 
 
@@ -165,5 +160,5 @@ def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kinds", "crash"), [(TRANSIENT, 0), (TRANSIENT, 400), (TRANSIENT + REFUSALS, 400)]
 )
-def test_2000_faults_lose_nothing(kinds: tuple[str, ...], crash: int, tmp_path: Path) -> None:
+def test_2000_faults_lose_nothing(kinds, crash, tmp_path):
     assert set(check_faults(tmp_path, 700, kinds, crash=crash)) == set(kinds)

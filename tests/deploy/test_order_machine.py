@@ -32,7 +32,7 @@ class Deployment(RuleBasedStateMachine):
     on."""
 
     @initialize(cash=st.integers(0, 2000))
-    def open(self, cash: int) -> None:
+    def open(self, cash):
         self.folder = Path(tempfile.mkdtemp())
         self.witness = Witness(self.folder)
         self.server = LoopbackAlpaca(
@@ -47,7 +47,7 @@ class Deployment(RuleBasedStateMachine):
         self.journal: Journal | None = None
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self):
         """As a process that begins: everything but the journal is new, and a difference stops
         it."""
         if self.journal is not None:
@@ -64,17 +64,17 @@ class Deployment(RuleBasedStateMachine):
         except BrokerUnsureError:
             return
 
-    def look(self, *, start: bool = False) -> None:
+    def look(self, *, start=False):
         assert self.journal is not None
         how = {"bundle": BUNDLE, "at": self.now, "start": start, "pause": lambda _: None}
         assert (
             reconcile(self.journal, self.broker, tolerance_usd=1e-6, tolerance_bps=0.0, **how) == ()
         )
 
-    def live(self, work: object) -> None:
+    def live(self, work):
         """Do it; who crashes in it begins anew."""
         try:
-            work()  # type: ignore[operator]
+            work()
         except BrokerUnsureError:
             pass
         except Crash:
@@ -82,7 +82,7 @@ class Deployment(RuleBasedStateMachine):
 
     @precondition(lambda self: self.execution is not None)
     @rule(orders=WANTED, minutes=st.integers(0, 2), wait=st.integers(0, 40))
-    def decide(self, orders: dict[str, int], minutes: int, wait: int) -> None:
+    def decide(self, orders, minutes, wait):
         self.now += 60 * SECOND
         assert self.execution is not None
         begin = self.execution.begin
@@ -93,7 +93,7 @@ class Deployment(RuleBasedStateMachine):
 
     @precondition(lambda self: self.execution is not None)
     @rule(seconds=st.integers(0, 30))
-    def step(self, seconds: int) -> None:
+    def step(self, seconds):
         self.now += seconds * SECOND
         assert self.execution is not None
         execution = self.execution
@@ -101,33 +101,33 @@ class Deployment(RuleBasedStateMachine):
 
     @precondition(lambda self: self.execution is not None)
     @rule()
-    def reconcile(self) -> None:
+    def reconcile(self):
         self.live(self.look)
 
     @rule()
-    def fill(self) -> None:
+    def fill(self):
         with self.server.lock:
             self.server.tick()
 
     @rule(kind=st.sampled_from(FAULTS), ahead=st.integers(1, 6))
-    def fault(self, kind: str, ahead: int) -> None:
+    def fault(self, kind, ahead):
         self.server.faults[len(self.server.seen) + ahead] = kind
 
     @rule(ahead=st.integers(1, 40))
-    def crash(self, ahead: int) -> None:
+    def crash(self, ahead):
         """At the so-manyeth boundary from here."""
         self.boundaries.kill_at = self.boundaries.passed + ahead
 
     @rule()
-    def begin_anew(self) -> None:
+    def begin_anew(self):
         self.restart()
 
     @invariant()
-    def holds(self) -> None:
+    def holds(self):
         if not hasattr(self, "server"):
             return
         assert self.server.least_cash >= 0.0
-        filled: dict[str, float] = {}
+        filled = {}
         for row in self.server.orders.values():
             sign = 1.0 if row["side"] == "buy" else -1.0
             filled[row["symbol"]] = filled.get(row["symbol"], 0.0) + sign * float(row["filled_qty"])
@@ -136,7 +136,7 @@ class Deployment(RuleBasedStateMachine):
         } == self.server.positions
         assert self.witness.unwritten == []
 
-    def teardown(self) -> None:
+    def teardown(self):
         if not hasattr(self, "server"):
             return
         try:

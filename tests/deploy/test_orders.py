@@ -1,15 +1,8 @@
 """The orders of a decision: in which order they leave, how large, until when, and what the journal
 says of each."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, order_id
 from fintrader.errors import BrokerError, DeployError
@@ -22,7 +15,7 @@ PRICES = {"AAA": 10.0, "BBB": 20.0, "CCC": 5.0, "STUCK": 3.0, "HALF": 4.0, "RACE
 
 
 @pytest.fixture
-def server() -> Iterator[LoopbackAlpaca]:
+def server():
     pace = {"STUCK": (0.0,), "RACE": (0.0,), "HALF": (0.0, 0.5)}
     held = {"AAA": 50.0, "STUCK": 100.0}
     with LoopbackAlpaca(
@@ -38,27 +31,27 @@ def server() -> Iterator[LoopbackAlpaca]:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(tmp_path):
     with Journal(tmp_path / "journal.sqlite") as journal:
         yield journal
 
 
 @pytest.fixture
-def broker(server: LoopbackAlpaca) -> AlpacaBroker:
+def broker(server):
     return connect(server.endpoint, limit_s=1.0)
 
 
 @pytest.fixture
-def execution(broker: AlpacaBroker, journal: Journal) -> Execution:
+def execution(broker, journal):
     return Execution(broker, journal, bundle=BUNDLE, cushion=0.0)
 
 
-def begin(execution: Execution, orders: dict[str, float], at: int = OPENED, **terms: Any) -> None:
+def begin(execution, orders, at=OPENED, **terms):
     terms = {"decision": at, "not_before": at, "until": at + MINUTE} | terms
     execution.begin(orders=orders, prices=PRICES, at=at, **terms)
 
 
-def finish(execution: Execution, now: int) -> int:
+def finish(execution, now):
     for _ in range(200):
         if execution.step(now):
             return now
@@ -66,26 +59,24 @@ def finish(execution: Execution, now: int) -> int:
     raise AssertionError(execution.reports)
 
 
-def states(journal: Journal, symbol: str, at: int = OPENED) -> list[str]:
+def states(journal, symbol, at=OPENED):
     return [
         entry.body["state"] for entry in journal.entries("order", key=order_id(BUNDLE, at, symbol))
     ]
 
 
-def posted(server: LoopbackAlpaca) -> list[str]:
+def posted(server):
     return [row["symbol"] for row in server.orders.values()]
 
 
-def test_an_id_names_bundle_decision_and_symbol() -> None:
+def test_an_id_names_bundle_decision_and_symbol():
     assert (
         order_id("0a1b2c3d", 1_458_052_200_000_000_000, "BRK.B")
         == "ft-0a1b2c3d-20160315T143000Z-BRK.B"
     )
 
 
-def test_purchases_leave_once_sales_are_over_and_share_the_cash(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_purchases_leave_once_sales_are_over_and_share_the_cash(server, execution, journal):
     begin(execution, {"BBB": 60.0, "AAA": -50.0, "CCC": 240.0})
     assert {entry.body["state"] for entry in journal.entries("order")} == {"intended"}
     assert server.seen == []
@@ -112,8 +103,8 @@ def test_purchases_leave_once_sales_are_over_and_share_the_cash(
 
 
 def test_an_id_that_another_deployment_has_used_is_not_taken_for_its_own(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+    server, execution, journal
+):
     begin(execution, {"AAA": -50.0, "STUCK": -7.0})
     server.accept("AAA", -50.0, order_id(BUNDLE, OPENED, "AAA"))  # in the same second, elsewhere
     with pytest.raises(BrokerError, match="another deployment of this bundle trades this account"):
@@ -122,9 +113,7 @@ def test_an_id_that_another_deployment_has_used_is_not_taken_for_its_own(
     assert posted(server) == ["AAA"]
 
 
-def test_fees_and_cushion_are_left_over(
-    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
-) -> None:
+def test_fees_and_cushion_are_left_over(server, broker, journal):
     execution = Execution(
         broker, journal, bundle=BUNDLE, cushion=0.1, fee_rate=0.002, fractional=True
     )
@@ -134,9 +123,7 @@ def test_fees_and_cushion_are_left_over(
     assert next(iter(execution.reports.values())).shares == 89.820359  # 900 USD / 1.002 / 10 USD
 
 
-def test_sales_that_stand_are_waited_for_twenty_seconds(
-    server: LoopbackAlpaca, execution: Execution
-) -> None:
+def test_sales_that_stand_are_waited_for_twenty_seconds(server, execution):
     begin(execution, {"STUCK": -100.0, "BBB": 60.0})
     for second in range(20):
         execution.step(OPENED + second * SECOND)
@@ -148,9 +135,7 @@ def test_sales_that_stand_are_waited_for_twenty_seconds(
     )  # no cash of the sale
 
 
-def test_no_cash_leaves_a_purchase_unsent(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_no_cash_leaves_a_purchase_unsent(server, execution, journal):
     server.cash = 4.0
     begin(execution, {"AAA": 5.0})
     assert execution.step(OPENED)
@@ -158,9 +143,7 @@ def test_no_cash_leaves_a_purchase_unsent(
     assert server.orders == {}
 
 
-def test_what_stands_at_the_end_is_cancelled(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_what_stands_at_the_end_is_cancelled(server, execution, journal):
     begin(execution, {"HALF": 100.0, "RACE": 100.0, "CCC": 20.0})
     for second in range(60):
         assert not execution.step(OPENED + second * SECOND)
@@ -180,7 +163,7 @@ def test_what_stands_at_the_end_is_cancelled(
     }
 
 
-def test_nothing_leaves_before_its_morning(server: LoopbackAlpaca, execution: Execution) -> None:
+def test_nothing_leaves_before_its_morning(server, execution):
     morning = OPENED + 1000 * MINUTE
     begin(execution, {"AAA": -10.0, "CCC": 4.0}, not_before=morning, until=morning + MINUTE)
     for now in (OPENED, OPENED + MINUTE, morning - 1):
@@ -190,9 +173,7 @@ def test_nothing_leaves_before_its_morning(server: LoopbackAlpaca, execution: Ex
     assert server.positions == {"AAA": 40.0, "STUCK": 100.0, "CCC": 4.0}
 
 
-def test_what_was_not_sent_in_time_never_is(
-    server: LoopbackAlpaca, execution: Execution, broker: AlpacaBroker, journal: Journal
-) -> None:
+def test_what_was_not_sent_in_time_never_is(server, execution, broker, journal):
     begin(execution, {"AAA": -10.0, "CCC": 4.0})
     resumed = Execution.resume(broker, journal, at=OPENED + MINUTE, bundle=BUNDLE)
     assert resumed.step(OPENED + MINUTE)
@@ -203,9 +184,7 @@ def test_what_was_not_sent_in_time_never_is(
 @pytest.mark.parametrize(
     "fault", ["reset", "reset_after", "504", "504_after", "hang", "hang_after", "truncated_after"]
 )
-def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(
-    fault: str, server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(fault, server, execution, journal):
     server.faults = {1: fault}
     begin(execution, {"AAA": -10.0})
     execution.step(OPENED)
@@ -221,9 +200,7 @@ def test_an_order_that_nobody_knows_of_is_asked_and_stands_once(
     assert states(journal, "AAA")[3:4] == (["accepted"] if fault.endswith("_after") else ["sent"])
 
 
-def test_an_unknown_order_is_asked_before_it_is_sent_again(
-    server: LoopbackAlpaca, execution: Execution
-) -> None:
+def test_an_unknown_order_is_asked_before_it_is_sent_again(server, execution):
     server.faults = {1: "reset"} | dict.fromkeys(range(2, 9), "503")
     begin(execution, {"AAA": -10.0})
     for turn in range(6):
@@ -231,9 +208,7 @@ def test_an_unknown_order_is_asked_before_it_is_sent_again(
     assert [method for method, _ in server.seen] == ["POST"] + 5 * ["GET"]
 
 
-def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(server, execution, journal):
     server.faults = {1: "reset"}
     late = OPENED + MINUTE
     begin(execution, {"AAA": -10.0}, until=OPENED + SECOND)
@@ -246,9 +221,7 @@ def test_an_unknown_order_is_not_sent_after_its_time_and_given_up_late(
     assert [method for method, _ in server.seen].count("POST") == 1
 
 
-def test_an_order_that_arrives_when_it_was_sent_again_stands_once(
-    server: LoopbackAlpaca, execution: Execution
-) -> None:
+def test_an_order_that_arrives_when_it_was_sent_again_stands_once(server, execution):
     server.faults = {1: "reset_late"}
     begin(execution, {"AAA": -10.0})
     finish(execution, OPENED)
@@ -259,9 +232,7 @@ def test_an_order_that_arrives_when_it_was_sent_again_stands_once(
     assert server.positions["AAA"] == 40.0
 
 
-def test_an_order_that_arrives_after_its_time_is_waited_for(
-    server: LoopbackAlpaca, execution: Execution
-) -> None:
+def test_an_order_that_arrives_after_its_time_is_waited_for(server, execution):
     server.faults = {1: "reset_late"}
     until = OPENED + SECOND
     begin(execution, {"STUCK": -10.0}, until=until)
@@ -271,9 +242,7 @@ def test_an_order_that_arrives_after_its_time_is_waited_for(
     assert [method for method, _ in server.seen].count("POST") == 1
 
 
-def test_faults_in_a_basket_of_many_leave_each_order_once(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_faults_in_a_basket_of_many_leave_each_order_once(server, execution, journal):
     server.prices |= {f"S{number:02}": 1.0 for number in range(35)}
     server.faults = {4: "reset_after", 15: "500", 37: "hang_after"}
     execution.begin(
@@ -290,9 +259,7 @@ def test_faults_in_a_basket_of_many_leave_each_order_once(
     assert all(report.state == "filled" for report in journal.orders().values())
 
 
-def test_brokers_that_fit_baskets_themselves_get_all_at_once(
-    server: LoopbackAlpaca, execution: Execution, broker: AlpacaBroker
-) -> None:
+def test_brokers_that_fit_baskets_themselves_get_all_at_once(server, execution, broker):
     broker.takes_baskets = True
     begin(execution, {"CCC": 500.0, "STUCK": -10.0})
     execution.step(OPENED)
@@ -300,9 +267,7 @@ def test_brokers_that_fit_baskets_themselves_get_all_at_once(
     assert server.by_client_id()[order_id(BUNDLE, OPENED, "CCC")]["qty"] == "500"
 
 
-def test_a_decision_is_begun_once(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_a_decision_is_begun_once(server, execution, journal):
     begin(execution, {"AAA": -10.0})
     written = len(journal.entries())
     begin(execution, {"AAA": -20.0, "CCC": 4.0})
@@ -313,16 +278,14 @@ def test_a_decision_is_begun_once(
     assert len(server.orders) == 1
 
 
-def test_a_purchase_without_a_price_is_refused(execution: Execution, journal: Journal) -> None:
+def test_a_purchase_without_a_price_is_refused(execution, journal):
     for orders in ({"NOPE": 1.0}, {"AAA": float("nan")}):
         with pytest.raises(DeployError, match="cannot be bought"):
             begin(execution, orders)
     assert journal.entries() == []
 
 
-def test_stop_ends_everything(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_stop_ends_everything(server, execution, journal):
     begin(execution, {"STUCK": -10.0, "CCC": 4.0})
     execution.step(OPENED)
     execution.stop(OPENED + SECOND, "halted")
@@ -332,9 +295,7 @@ def test_stop_ends_everything(
     assert posted(server) == ["STUCK"]
 
 
-def test_an_interruption_holds_back_what_has_not_left(
-    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
-) -> None:
+def test_an_interruption_holds_back_what_has_not_left(server, broker, journal):
     execution = Execution(
         broker, journal, bundle=BUNDLE, interrupted=lambda: len(server.orders) >= 10
     )
@@ -352,9 +313,7 @@ def test_an_interruption_holds_back_what_has_not_left(
     assert len(server.orders) == 10
 
 
-def test_purchases_are_fitted_once_also_by_who_resumes(
-    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
-) -> None:
+def test_purchases_are_fitted_once_also_by_who_resumes(server, broker, journal):
     names = [f"S{number:02}" for number in range(20)]
     server.prices |= dict.fromkeys(names, 1.0)
     first = Execution(
@@ -370,15 +329,13 @@ def test_purchases_are_fitted_once_also_by_who_resumes(
     assert len(journal.entries("purchases")) == 1
 
 
-def test_an_older_answer_takes_nothing_back(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_an_older_answer_takes_nothing_back(server, execution, journal):
     begin(execution, {"HALF": 100.0})
     for second in range(4):
         execution.step(OPENED + second * SECOND)
     row = server.by_client_id()[order_id(BUNDLE, OPENED, "HALF")]
     assert row["filled_qty"] == "50"
-    server.tick = lambda: None  # type: ignore[method-assign]
+    server.tick = lambda: None
     row["filled_qty"] = "20"
     row["status"] = "partially_filled"
     for second in range(4, 20):
@@ -387,9 +344,7 @@ def test_an_older_answer_takes_nothing_back(
 
 
 @pytest.mark.parametrize("late", range(4))
-def test_the_broker_is_asked_more_seldom_while_nothing_happens(
-    late: int, server: LoopbackAlpaca, execution: Execution
-) -> None:
+def test_the_broker_is_asked_more_seldom_while_nothing_happens(late, server, execution):
     until = OPENED + MINUTE + late * SECOND
     begin(execution, {"STUCK": -10.0}, until=until)
     for now in range(OPENED, until, SECOND):
@@ -399,9 +354,7 @@ def test_the_broker_is_asked_more_seldom_while_nothing_happens(
     assert execution.step(until + SECOND)  # and soon once it was told to cancel
 
 
-def test_a_rejected_sale_holds_nothing_up(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_a_rejected_sale_holds_nothing_up(server, execution, journal):
     begin(execution, {"AAA": -60.0, "BBB": 40.0})
     finish(execution, OPENED)
     assert states(journal, "AAA") == ["intended", "sent", "rejected"]
@@ -409,9 +362,7 @@ def test_a_rejected_sale_holds_nothing_up(
     assert server.positions["BBB"] == 40.0
 
 
-def test_refused_keys_end_the_step(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_refused_keys_end_the_step(server, execution, journal):
     server.faults = {1: "401"}
     begin(execution, {"AAA": -10.0})
     with pytest.raises(BrokerError, match="APCA_API_KEY_ID"):
@@ -419,9 +370,7 @@ def test_refused_keys_end_the_step(
     assert states(journal, "AAA") == ["intended", "sent", "rejected"]
 
 
-def test_purchases_of_an_earlier_decision_bind_their_cash(
-    server: LoopbackAlpaca, execution: Execution, journal: Journal
-) -> None:
+def test_purchases_of_an_earlier_decision_bind_their_cash(server, execution, journal):
     begin(execution, {"HALF": 200.0})  # 400 of its 800 USD are never filled
     for second in range(4):
         execution.step(OPENED + second * SECOND)
@@ -434,9 +383,7 @@ def test_purchases_of_an_earlier_decision_bind_their_cash(
     assert states(journal, "HALF")[-1] == "cancelled"
 
 
-def test_resume_ends_orders_that_no_decision_explains(
-    server: LoopbackAlpaca, broker: AlpacaBroker, journal: Journal
-) -> None:
+def test_resume_ends_orders_that_no_decision_explains(server, broker, journal):
     for name in (
         f"ft-{BUNDLE}-20160314T150000Z-STUCK",
         "ft-ffffffff-20160314T150000Z-STUCK",

@@ -1,29 +1,23 @@
 """The whole loop against a paper account: alpaca-py, a server on this machine, bars that come bar
 by bar."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpaca]'")
 
-from fintrader.bars.bars import Bars
 from fintrader.deploy import control, status
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expected
-from fintrader.deploy.runner import JOURNAL, Runner
+from fintrader.deploy.runner import JOURNAL
 from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError, RunError
-from fintrader.market.tensors import MarketTensors
 from fintrader.storage.lease import claim
 from tests.engines.alpaca_loopback import KEY, SECRET, LoopbackAlpaca
 from tests.engines.alpaca_paper import ConstantPolicy, SteppedClock, trade
@@ -31,16 +25,16 @@ from tests.engines.deployments import frozen
 
 
 @pytest.fixture(autouse=True)
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _keys(monkeypatch):
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
 
 
-def whole(server: LoopbackAlpaca) -> dict[str, float]:
+def whole(server):
     return {symbol: shares for symbol, shares in server.positions.items() if shares}
 
 
-def test_a_deployment_trades_a_paper_account(tmp_path: Path) -> None:
+def test_a_deployment_trades_a_paper_account(tmp_path):
     bundle, market = frozen(tmp_path, trade_rate=1.0)
     prices = dict(zip(market.symbols, market.close[0].tolist(), strict=True))
     with LoopbackAlpaca(cash=1e6, prices=prices) as server:
@@ -77,7 +71,7 @@ def test_a_deployment_trades_a_paper_account(tmp_path: Path) -> None:
         journal.close()
 
 
-def test_positions_that_nobody_can_explain_halt_it(tmp_path: Path) -> None:
+def test_positions_that_nobody_can_explain_halt_it(tmp_path):
     bundle, market = frozen(tmp_path, trade_rate=1.0)
     prices = dict(zip(market.symbols, market.close[0].tolist(), strict=True))
     with LoopbackAlpaca(cash=1e6, prices=prices) as server:
@@ -92,35 +86,33 @@ def test_positions_that_nobody_can_explain_halt_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[Path, Bundle, MarketTensors]:
+def made(tmp_path):
     """A deployment that has not begun."""
     home = tmp_path / "deployments" / "mine"
     bundle, market = frozen(home, trade_rate=1.0)
     return home, bundle, market
 
 
-def account(market: MarketTensors) -> LoopbackAlpaca:
+def account(market):
     return LoopbackAlpaca(
         cash=1e6, prices=dict(zip(market.symbols, market.close[0].tolist(), strict=True))
     )
 
 
-def second(home: Path) -> tuple[Path, Bundle]:
+def second(home):
     """Another deployment of the same bundle."""
     other = home.with_name("other")
     shutil.copytree(home / "bundle", other / "bundle")
     return other, Bundle.open(other / "bundle")
 
 
-def test_a_second_deployment_is_refused_while_the_first_runs(
-    made: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_a_second_deployment_is_refused_while_the_first_runs(made):
     home, bundle, market = made
     other, same = second(home)
-    refused: list[str] = []
+    refused = []
 
-    def beside(runner: Runner) -> None:
-        def start(now: int) -> None:
+    def beside(runner):
+        def start(now):
             if not refused:
                 refused.append("")
                 with pytest.raises(DeployError) as caught:
@@ -142,9 +134,7 @@ def test_a_second_deployment_is_refused_while_the_first_runs(
         assert server.orders
 
 
-def test_a_second_deployment_is_refused_after_the_first_has_traded(
-    made: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_a_second_deployment_is_refused_after_the_first_has_traded(made):
     home, bundle, market = made
     other, same = second(home)
     with account(market) as server:
@@ -171,15 +161,13 @@ def test_a_second_deployment_is_refused_after_the_first_has_traded(
         assert whole(server)
 
 
-def test_orders_of_another_deployment_of_the_bundle_halt_it(
-    made: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_orders_of_another_deployment_of_the_bundle_halt_it(made):
     home, bundle, market = made
     with account(market) as server:
         trade(home, bundle, market, server, 12).close()
         name = f"ft-{bundle.id}-20990101T000000Z-S000"
 
-        def elsewhere(runner: Runner) -> None:
+        def elsewhere(runner):
             assert isinstance(runner.clock, SteppedClock)
             runner.clock.at_minute = lambda now: (
                 None if name in server.by_client_id() else server.accept("S000", -3.0, name)
@@ -197,13 +185,11 @@ def test_orders_of_another_deployment_of_the_bundle_halt_it(
         journal.close()
 
 
-def test_an_account_that_was_taken_over_is_left_at_once(
-    made: tuple[Path, Bundle, MarketTensors],
-) -> None:
+def test_an_account_that_was_taken_over_is_left_at_once(made):
     home, bundle, market = made
 
-    def sleep_through(runner: Runner) -> None:
-        def take_over(now: int) -> None:
+    def sleep_through(runner):
+        def take_over(now):
             if (
                 now > int(market.minutes[3])
                 and runner._lease is not None
@@ -216,7 +202,7 @@ def test_an_account_that_was_taken_over_is_left_at_once(
         assert isinstance(runner.clock, SteppedClock)
         runner.clock.at_minute = take_over
 
-    sent: list[int] = []
+    sent = []
     with account(market) as server:
         with pytest.raises(
             RunError, match="another process has taken this run over; this one stops"
@@ -225,11 +211,11 @@ def test_an_account_that_was_taken_over_is_left_at_once(
         assert sent == [len(server.orders)]
 
 
-def test_a_killed_deployment_starts_again_at_once(made: tuple[Path, Bundle, MarketTensors]) -> None:
+def test_a_killed_deployment_starts_again_at_once(made):
     home, bundle, market = made
 
-    def die(runner: Runner) -> None:
-        def kill(now: int) -> None:
+    def die(runner):
+        def kill(now):
             if runner.journal.orders():
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -255,23 +241,23 @@ def test_a_killed_deployment_starts_again_at_once(made: tuple[Path, Bundle, Mark
         journal.close()
 
 
-def with_nan(runner: Runner) -> None:
+def with_nan(runner):
     runner.policy = ConstantPolicy(runner.policy, float("nan"))
 
 
-def with_a_bug(runner: Runner) -> None:
+def with_a_bug(runner):
     class Feed:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(feed, name)
 
-        def poll(self, since: int, now: int) -> Bars:
+        def poll(self, since, now):
             raise ZeroDivisionError("a bug")
 
-    feed: Any = runner.feed
-    runner.feed = Feed()  # type: ignore[assignment]
+    feed = runner.feed
+    runner.feed = Feed()
 
 
-def with_a_full_disk(runner: Runner) -> None:
+def with_a_full_disk(runner):
     runner.journal._base.execute(
         "PRAGMA max_page_count = 1"
     )  # what SQLite says of a disk that is full
@@ -285,13 +271,7 @@ def with_a_full_disk(runner: Runner) -> None:
         (with_a_full_disk, DeployError, "database or disk is full"),
     ],
 )
-def test_what_ends_it_is_told_before_it_ends(
-    made: tuple[Path, Bundle, MarketTensors],
-    tmp_path: Path,
-    fault: Callable[[Runner], None],
-    error: type[Exception],
-    why: str,
-) -> None:
+def test_what_ends_it_is_told_before_it_ends(made, tmp_path, fault, error, why):
     home, bundle, market = made
     told = tmp_path / "told.json"
     alerts = AlertSettings(command=("sh", "-c", 'cat > "$0"', str(told)))

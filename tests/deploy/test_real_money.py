@@ -1,20 +1,14 @@
 """Real money is refused at every door; and what is asked, once it is open."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fintrader.cli import main
 from fintrader.deploy import control, real_money, status
-from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.deployment import REPORT
 from fintrader.deploy.feed import ReplayFeed
@@ -30,7 +24,7 @@ NUMBER = "PA1LOOPBACK"
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     """A bundle with the days of a backtest."""
     made, _ = frozen(
         tmp_path_factory.mktemp("live"), daily_returns=np.linspace(-0.02, 0.025, 60).tolist()
@@ -39,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture
-def home(tmp_path: Path, bundle: Bundle) -> Path:
+def home(tmp_path, bundle):
     """A deployment that has proved itself on paper."""
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write("start", at=1, broker="alpaca")
@@ -47,14 +41,14 @@ def home(tmp_path: Path, bundle: Bundle) -> Path:
     return tmp_path
 
 
-def report(home: Path, made: Bundle, **changes: Any) -> None:
+def report(home, made, **changes):
     daily = {
         "low_usd": [9e5],
         "high_usd": [1.1e6],
         "account_usd": [1e6],
         "account_return": [0.01, -0.02],
     }
-    body: dict[str, Any] = {
+    body = {
         "bundle": made.id,
         "sessions": 25,
         "surprise": {"alarm": False},
@@ -77,16 +71,14 @@ def report(home: Path, made: Bundle, **changes: Any) -> None:
         ({"bundle": "00000000"}, "another bundle"),
     ],
 )
-def test_what_has_not_proved_itself_is_refused(
-    home: Path, bundle: Bundle, changes: dict[str, Any], match: str
-) -> None:
+def test_what_has_not_proved_itself_is_refused(home, bundle, changes, match):
     assert real_money.proven(home, bundle)["sessions"] == 25
     report(home, bundle, **changes)
     with pytest.raises(DeployError, match=match):
         real_money.proven(home, bundle)
 
 
-def test_a_replay_proves_nothing(tmp_path: Path, bundle: Bundle) -> None:
+def test_a_replay_proves_nothing(tmp_path, bundle):
     with Journal(tmp_path / JOURNAL) as journal:
         journal.write("start", at=1, broker="simulated")
     report(tmp_path, bundle)
@@ -94,27 +86,23 @@ def test_a_replay_proves_nothing(tmp_path: Path, bundle: Bundle) -> None:
         real_money.proven(tmp_path, bundle)
 
 
-def typed(*answers: str) -> Callable[[str], str]:
+def typed(*answers):
     left = list(answers)
     return lambda question: left.pop(0)
 
 
-def consent(
-    home: Path, bundle: Bundle, ask: Callable[[str], str], cap: float = 5000.0
-) -> dict[str, Any]:
+def consent(home, bundle, ask, cap=5000.0):
     settings = LiveSettings(cap_usd=cap)
     return dict(
         real_money.consented(home, bundle, NUMBER, settings, real_money.proven(home, bundle), ask)
     )
 
 
-def never(question: str) -> str:
+def never(question):
     raise AssertionError(f"asked {question!r}")
 
 
-def test_consent_is_typed_once_and_names_what_it_is_for(
-    home: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_consent_is_typed_once_and_names_what_it_is_for(home, bundle, capsys):
     given = consent(home, bundle, typed(NUMBER, "5000"))
     said = capsys.readouterr().out
     assert "worst day -2.00%" in said
@@ -129,15 +117,13 @@ def test_consent_is_typed_once_and_names_what_it_is_for(
     ("answers", "match"),
     [(("PA2OTHER", "5000"), "not the account"), ((NUMBER, "50000"), "not the amount")],
 )
-def test_whoever_mistypes_trades_nothing(
-    home: Path, bundle: Bundle, answers: tuple[str, str], match: str
-) -> None:
+def test_whoever_mistypes_trades_nothing(home, bundle, answers, match):
     with pytest.raises(DeployError, match=match):
         consent(home, bundle, typed(*answers))
     assert not (home / real_money.CONSENT).exists()
 
 
-def test_consent_lapses_and_cannot_be_changed(home: Path, bundle: Bundle) -> None:
+def test_consent_lapses_and_cannot_be_changed(home, bundle):
     consent(home, bundle, typed(NUMBER, "5000"))
     path = home / real_money.CONSENT
     body = json.loads(path.read_text())
@@ -152,13 +138,13 @@ def test_consent_lapses_and_cannot_be_changed(home: Path, bundle: Bundle) -> Non
         consent(home, bundle, typed("no", "5000"))
 
 
-def test_an_amount_must_be_named(home: Path, bundle: Bundle) -> None:
+def test_an_amount_must_be_named(home, bundle):
     with pytest.raises(DeployError, match="--cap-usd"):
         consent(home, bundle, never, cap=0.0)
 
 
 @pytest.fixture
-def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ready(home, bundle, monkeypatch):
     """A deployment that meets every other condition: proven, with keys, with a consent."""
     shutil.copytree(bundle.folder, home / "bundle")
     consent(home, bundle, typed(NUMBER, "5000"))
@@ -167,7 +153,7 @@ def ready(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
+def test_the_pipeline_refuses_real_money_and_does_nothing(ready):
     settings = LiveSettings(cap_usd=5000.0, deployments_dir=str(ready.parent))
     before = sorted(ready.rglob("*"))
     with pytest.raises(
@@ -177,9 +163,7 @@ def test_the_pipeline_refuses_real_money_and_does_nothing(ready: Path) -> None:
     assert sorted(ready.rglob("*")) == before
 
 
-def test_the_command_refuses_real_money_and_says_why(
-    ready: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_real_money_and_says_why(ready, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["live", ready.name, "--deployments-dir", str(ready.parent), "--cap-usd", "5000"])
     assert ended.value.code == 2
@@ -195,7 +179,7 @@ class RealBroker(SimulatedBroker):
     real_money = True
 
 
-def test_the_runner_refuses_real_money(tmp_path: Path) -> None:
+def test_the_runner_refuses_real_money(tmp_path):
     made, market = frozen(tmp_path)
     clock = ReplayClock(int(market.minutes[0]))
     feed = ReplayFeed(made.data, made.symbols)
@@ -221,7 +205,7 @@ def test_the_runner_refuses_real_money(tmp_path: Path) -> None:
         assert journal.entries() == []
 
 
-def test_the_real_account_is_a_deployment_like_any_other(tmp_path: Path, bundle: Bundle) -> None:
+def test_the_real_account_is_a_deployment_like_any_other(tmp_path, bundle):
     place = real_money.real_one(tmp_path / "mine", bundle)
     assert place.name == "mine-live"
     assert real_money.real_one(tmp_path / "mine", bundle) == place

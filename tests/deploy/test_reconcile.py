@@ -1,20 +1,13 @@
 """The account against the journal: what is taken up, what stops a start, what is a mismatch, what
 is left alone."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fintrader.deploy.alpaca import AlpacaBroker
-from fintrader.deploy.broker import BrokerAccount
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, order_id
-from fintrader.deploy.reconcile import Finding, adjust, expected, reconcile
+from fintrader.deploy.reconcile import adjust, expected, reconcile
 from fintrader.errors import BrokerUnsureError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, connect
@@ -24,29 +17,27 @@ PRICES = {"AAA": 10.0, "BBB": 20.0, "STUCK": 3.0}
 
 
 @pytest.fixture
-def server() -> Iterator[LoopbackAlpaca]:
+def server():
     with LoopbackAlpaca(cash=1000.0, prices=PRICES, pace={"STUCK": (0.0,)}) as server:
         yield server
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
+def journal(tmp_path):
     with Journal(tmp_path / "journal.sqlite") as journal:
         yield journal
 
 
 @pytest.fixture
-def broker(server: LoopbackAlpaca) -> AlpacaBroker:
+def broker(server):
     return connect(server.endpoint)
 
 
-def look(
-    journal: Journal, broker: AlpacaBroker, at: int = OPENED, **how: Any
-) -> tuple[Finding, ...]:
+def look(journal, broker, at=OPENED, **how):
     return reconcile(journal, broker, bundle=BUNDLE, at=at, pause=lambda _: None, **how)
 
 
-def traded(journal: Journal, broker: AlpacaBroker, orders: dict[str, float], at: int) -> None:
+def traded(journal, broker, orders, at):
     execution = Execution.resume(broker, journal, at=at, bundle=BUNDLE)
     execution.begin(
         decision=at, orders=orders, prices=PRICES, at=at, not_before=at, until=at + 40 * SECOND
@@ -57,13 +48,11 @@ def traded(journal: Journal, broker: AlpacaBroker, orders: dict[str, float], at:
     raise AssertionError(execution.reports)
 
 
-def asked_only(server: LoopbackAlpaca) -> bool:
+def asked_only(server):
     return {method for method, _ in server.seen} <= {"GET"}
 
 
-def test_the_first_start_begins_with_the_cash_that_is_there(
-    journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_the_first_start_begins_with_the_cash_that_is_there(journal, broker):
     assert expected(journal).cash_usd is None
     assert look(journal, broker, start=True) == ()
     assert expected(journal).cash_usd == 1000.0
@@ -72,9 +61,7 @@ def test_the_first_start_begins_with_the_cash_that_is_there(
     assert len(journal.entries()) == written  # what the journal says already is not said again
 
 
-def test_positions_of_others_stop_the_start_and_are_left_alone(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_positions_of_others_stop_the_start_and_are_left_alone(server, journal, broker):
     server.positions = {"AAA": 7.0}
     with pytest.raises(
         DeployError,
@@ -90,9 +77,7 @@ def test_positions_of_others_stop_the_start_and_are_left_alone(
     assert asked_only(server)
 
 
-def test_orders_of_others_stop_the_start_and_are_left_alone(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_orders_of_others_stop_the_start_and_are_left_alone(server, journal, broker):
     row = server.accept("STUCK", 5.0, "by hand", age_s=86_400.0)
     server.accept("AAA", 5.0, "ft-ffffffff-20160315T143000Z-AAA")["status"] = "canceled"
     with pytest.raises(DeployError, match="order by hand of 5 STUCK is none of this deployment"):
@@ -106,8 +91,8 @@ def test_orders_of_others_stop_the_start_and_are_left_alone(
 
 
 def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
-    server: LoopbackAlpaca, tmp_path: Path, journal: Journal, broker: AlpacaBroker
-) -> None:
+    server, tmp_path, journal, broker
+):
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0}, OPENED)
     server.accept("STUCK", 5.0, order_id(BUNDLE, OPENED, "STUCK"))
@@ -140,9 +125,7 @@ def test_orders_of_the_bundle_that_the_journal_does_not_know_stop_the_start(
     )  # no decision has it
 
 
-def test_old_orders_of_the_bundle_stop_no_start(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):
     month = 30 * 86_400
     name = order_id(BUNDLE, OPENED, "AAA")
     server.accept("AAA", 5.0, name, age_s=month)["status"] = "canceled"
@@ -154,9 +137,7 @@ def test_old_orders_of_the_bundle_stop_no_start(
         look(journal, broker, now, start=True)
 
 
-def test_fills_count_once_however_often_they_are_told(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_fills_count_once_however_often_they_are_told(server, journal, broker):
     look(journal, broker, start=True)
     execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
     until = OPENED + 100 * SECOND
@@ -182,9 +163,7 @@ def test_fills_count_once_however_often_they_are_told(
     assert expected(journal).cash_usd == server.cash == 900.0
 
 
-def test_a_fill_between_two_questions_is_no_mismatch(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fill_between_two_questions_is_no_mismatch(server, journal, broker, monkeypatch):
     look(journal, broker, start=True)
     execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
     terms = {"decision": OPENED, "at": OPENED, "not_before": OPENED, "until": OPENED + 100 * SECOND}
@@ -193,7 +172,7 @@ def test_a_fill_between_two_questions_is_no_mismatch(
     server.pace["AAA"] = tuple(number / 10 for number in range(11))
     account = broker.account
 
-    def after_a_fill() -> BrokerAccount:
+    def after_a_fill():
         server.tick()
         return account()
 
@@ -202,9 +181,7 @@ def test_a_fill_between_two_questions_is_no_mismatch(
     assert expected(journal).shares == {"AAA": 10.0}
 
 
-def test_what_nobody_explains_is_a_mismatch(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_what_nobody_explains_is_a_mismatch(server, journal, broker):
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0, "BBB": 10.0}, OPENED)
     assert look(journal, broker) == ()
@@ -229,9 +206,7 @@ def test_what_nobody_explains_is_a_mismatch(
     assert look(journal, broker, OPENED + 5 * SECOND) == ()
 
 
-def test_cash_may_be_off_by_fees_and_no_more(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_cash_may_be_off_by_fees_and_no_more(server, journal, broker):
     look(journal, broker, start=True)
     server.cash -= 4.5
     assert look(journal, broker) == ()
@@ -245,9 +220,7 @@ def test_cash_may_be_off_by_fees_and_no_more(
     assert look(journal, broker) == ()
 
 
-def test_splits_and_dividends_that_were_announced(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_splits_and_dividends_that_were_announced(server, journal, broker):
     look(journal, broker, start=True)
     traded(journal, broker, {"AAA": 30.0}, OPENED)
     assert look(journal, broker) == ()
@@ -260,8 +233,8 @@ def test_splits_and_dividends_that_were_announced(
 
 
 def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+    server, journal, broker
+):
     look(journal, broker, start=True)
     server.faults = {number: "reset" for number in range(1, 1000) if number == len(server.seen) + 2}
     execution = Execution.resume(broker, journal, at=OPENED, bundle=BUNDLE)
@@ -281,9 +254,7 @@ def test_an_order_that_arrives_after_it_was_given_up_is_taken_up_and_cancelled(
     assert expected(journal).shares == server.positions == {}
 
 
-def test_another_account_and_a_blocked_one(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_another_account_and_a_blocked_one(server, journal, broker):
     look(journal, broker, start=True)
     server.blocked = True
     assert [one.text for one in look(journal, broker)] == [
@@ -298,9 +269,7 @@ def test_another_account_and_a_blocked_one(
     ]
 
 
-def test_a_broker_that_does_not_answer_is_no_agreement(
-    server: LoopbackAlpaca, journal: Journal, broker: AlpacaBroker
-) -> None:
+def test_a_broker_that_does_not_answer_is_no_agreement(server, journal, broker):
     server.faults = dict.fromkeys(range(1, 9), "503")
     with pytest.raises(BrokerUnsureError):
         look(journal, broker, start=True)

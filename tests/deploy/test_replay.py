@@ -1,10 +1,6 @@
 """A replay is the backtest again, to the last bit, whatever happens to the process."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +11,10 @@ from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import JOURNAL
-from fintrader.market.tensors import MarketTensors
 from tests.engines.deployments import equities, frozen, replayed, settings
 
 
-def same(journal: Journal, market: MarketTensors, equity: np.ndarray) -> int:
+def same(journal, market, equity):
     """Decisions whose equity is the backtest's to the last bit; fails at the first that is not."""
     minutes = market.minutes.numpy()
     for bar, known in equities(journal).items():
@@ -73,9 +68,7 @@ EVENTFUL = {
         ),
     ],
 )
-def test_a_replay_is_the_backtest(
-    tmp_path: Path, data: dict[str, Any], env: dict[str, Any]
-) -> None:
+def test_a_replay_is_the_backtest(tmp_path, data, env):
     bundle, market = frozen(tmp_path, settings(**data), **env)
     journal = replayed(tmp_path, bundle, market)
     expected = simulate(bundle.policy, market, bundle.env)
@@ -87,7 +80,7 @@ def test_a_replay_is_the_backtest(
     assert filled == (expected.trades["kind"] == "order").sum()
 
 
-def test_limits_bind_the_replay_and_its_twin_alike(tmp_path: Path) -> None:
+def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
     bundle, market = frozen(tmp_path)
     limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)
     journal = replayed(tmp_path, bundle, market, limits)
@@ -104,12 +97,12 @@ class _Killed(Exception):
 class _Mortal(Journal):
     """A journal whose writer dies before, or right after, one of its entries."""
 
-    def __init__(self, path: Path, at: int, after: bool) -> None:
+    def __init__(self, path, at, after):
         super().__init__(path, durable=False)
         self.left = at
         self.after = after
 
-    def write(self, kind: str, key: str = "", /, *, at: int, **body: Any) -> None:
+    def write(self, kind, key="", /, *, at, **body):
         self.left -= 1
         if self.left == 0 and not self.after:
             raise _Killed
@@ -118,7 +111,7 @@ class _Mortal(Journal):
             raise _Killed
 
 
-def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path):
     bundle, market = frozen(tmp_path, decision_interval=9)
     expected = simulate(bundle.policy, market, bundle.env).equity
     rng = default_rng(0)

@@ -1,14 +1,11 @@
 """What a deployment says of itself: read from its folder, damaged or not, without torch, and over
 HTTP."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +21,7 @@ DATA = settings(features={"names": ["return_1", "sma_26"]}, windows={"fractions"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A replay that has ended, in a folder of deployments."""
     folder = tmp_path_factory.mktemp("deployments") / "mine"
     bundle, market = frozen(folder, DATA)
@@ -32,16 +29,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bought(folder: Path) -> dict[str, float]:
+def bought(folder):
     """Shares by symbol: all that its orders ever filled."""
-    total: Counter[str] = Counter()
+    total = Counter()
     with Journal(folder / status.JOURNAL, reading=True) as journal:
         for order in journal.orders().values():
             total[order.symbol] += order.filled
     return {name: shares for name, shares in total.items() if abs(shares) > 1e-9}
 
 
-def test_it_says_what_it_did(home: Path) -> None:
+def test_it_says_what_it_did(home):
     found = status.read(home)
     assert (found.state, found.name, found.bundle["run"]) == ("finished", "mine", "none")
     assert found.decision is not None
@@ -62,13 +59,13 @@ def test_it_says_what_it_did(home: Path) -> None:
     assert status.names(home.parent) == ["mine"]
 
 
-def test_no_torch_is_needed() -> None:
+def test_no_torch_is_needed():
     code = "import sys, fintrader.deploy.status; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_damage_is_a_sentence(tmp_path: Path) -> None:
+def test_damage_is_a_sentence(tmp_path):
     with pytest.raises(DeployError, match="holds no deployment"):
         status.read(tmp_path)
     frozen(tmp_path / "x", DATA)
@@ -94,7 +91,7 @@ def test_damage_is_a_sentence(tmp_path: Path) -> None:
         status.read(tmp_path / "x")
 
 
-def test_a_loop_that_stands_still_is_not_running(home: Path, tmp_path: Path) -> None:
+def test_a_loop_that_stands_still_is_not_running(home, tmp_path):
     bundle, market = frozen(tmp_path / "x", DATA)
     run_live(tmp_path / "x", bundle, market, bars=12).close()
     found = status.read(tmp_path / "x")  # its newest orders are under way
@@ -115,7 +112,7 @@ def test_a_loop_that_stands_still_is_not_running(home: Path, tmp_path: Path) -> 
         status.read(tmp_path / "x")
 
 
-def test_the_champion_and_the_one_before(tmp_path: Path) -> None:
+def test_the_champion_and_the_one_before(tmp_path):
     for name in ("a", "b"):
         frozen(tmp_path / name, DATA)
     assert control.promote(tmp_path / "a") == ""
@@ -125,7 +122,7 @@ def test_the_champion_and_the_one_before(tmp_path: Path) -> None:
     assert status.read(tmp_path / "a").role == "challenger"
 
 
-def test_gauges_are_served_on_this_machine_only() -> None:
+def test_gauges_are_served_on_this_machine_only():
     pytest.importorskip("prometheus_client")
     gauges = Gauges("mine", 0, lambda: {"equity_usd": 5.0, "halted": 1.0, "orders:filled": 7})
     try:

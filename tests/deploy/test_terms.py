@@ -1,9 +1,5 @@
 """A deployment goes on as it began, or not at all."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fintrader.backtesting.limits import LimitSettings
@@ -14,7 +10,7 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
 
 
-def test_other_terms_need_another_name(tmp_path: Path) -> None:
+def test_other_terms_need_another_name(tmp_path):
     began = PaperSettings()
     with Journal(tmp_path / JOURNAL) as journal:
         _same_terms(journal, PaperSettings(feed="alpaca"), tmp_path)  # nothing has begun
@@ -32,7 +28,7 @@ def test_other_terms_need_another_name(tmp_path: Path) -> None:
         _same_terms(journal, PaperSettings(broker="alpaca", role="challenger"), tmp_path)
 
 
-def test_a_run_has_names_for_each_of_its_deployments() -> None:
+def test_a_run_has_names_for_each_of_its_deployments():
     names = [
         PaperSettings(),
         PaperSettings(feed="alpaca"),

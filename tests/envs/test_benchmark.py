@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from tests.factories import make_market
 MARKET = make_market(60, 4)
 
 
-def test_capitalisations_are_prices_times_shares_of_those_that_are_members() -> None:
+def test_capitalisations_are_prices_times_shares_of_those_that_are_members():
     shares = torch.rand(60, 4, generator=torch.Generator().manual_seed(1)) * 1e6 + 1e5
     weights = benchmark_weights(replace(MARKET, shares_outstanding=shares), "cap_weight")
     last = MARKET.last_bar.tolist()
@@ -27,14 +25,14 @@ def test_capitalisations_are_prices_times_shares_of_those_that_are_members() -> 
     assert (weights == 0).any()
 
 
-def test_auto_is_equal_weight_on_real_bars_only() -> None:
+def test_auto_is_equal_weight_on_real_bars_only():
     assert benchmark_kind(MARKET, "auto") == "cash"
     for source, kind in (({"kind": "files"}, "equal_weight"), ({"kind": "synthetic"}, "cash")):
         assert benchmark_kind(replace(MARKET, meta={"source": source}), "auto") == kind
     assert benchmark_kind(MARKET, "buy_and_hold") == "buy_and_hold"
 
 
-def test_what_no_benchmark_can_be_made_of_is_refused_in_a_sentence() -> None:
+def test_what_no_benchmark_can_be_made_of_is_refused_in_a_sentence():
     capital = EnvSettings(benchmark="cap_weight")
     with pytest.raises(
         EnvError, match=r"needs the shares outstanding: name their file in data.universe"

@@ -1,7 +1,5 @@
 """What `benchmarks/env.py` compares with computes what it is said to compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,7 +18,7 @@ FEE = 2e-3
 
 
 @pytest.fixture(scope="module")
-def market():  # type: ignore[no-untyped-def]
+def market():
     """Six assets, of which each trades in four bars of five."""
     market = windowed(make_market(6, seed=0).window(0, 300))
     traded = torch.rand(market.tradable.shape, generator=torch.Generator().manual_seed(1)) < 0.8
@@ -28,7 +26,7 @@ def market():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("kind", [PortfolioEnv, TunedPortfolioEnv])
-def test_the_rebuilt_torchtrade_trades_as_its_contract_says(kind, market) -> None:  # type: ignore[no-untyped-def]
+def test_the_rebuilt_torchtrade_trades_as_its_contract_says(kind, market):
     env = kind(market, 4, fee=FEE, episode=None, random_start=False)
     env.reset()
     generator = torch.Generator().manual_seed(2)
@@ -60,7 +58,7 @@ def test_the_rebuilt_torchtrade_trades_as_its_contract_says(kind, market) -> Non
 
 
 @pytest.mark.parametrize("kind", [PortfolioEnv, TunedPortfolioEnv])
-def test_finished_accounts_begin_again_in_the_same_step(kind, market) -> None:  # type: ignore[no-untyped-def]
+def test_finished_accounts_begin_again_in_the_same_step(kind, market):
     env = kind(market, 3, fee=FEE, episode=5)
     start = env.reset()["start"].clone()
     for step in range(5):
@@ -73,14 +71,14 @@ def test_finished_accounts_begin_again_in_the_same_step(kind, market) -> None:  
     assert torch.equal(seen["window"].flatten(2), market.features[seen["bar"]])
 
 
-def test_without_costs_ours_and_the_rebuilt_torchtrade_end_with_the_same_equity(market) -> None:  # type: ignore[no-untyped-def]
+def test_without_costs_ours_and_the_rebuilt_torchtrade_end_with_the_same_equity(market):
     assert (
         equity_difference(replace(market, tradable=torch.ones_like(market.tradable)), decisions=150)
         < 1e-7
     )
 
 
-def test_our_actions_as_theirs_are_weights_of_one_with_the_rest_in_cash() -> None:
+def test_our_actions_as_theirs_are_weights_of_one_with_the_rest_in_cash():
     weights = cash_first(torch.tensor([[0.5, -1.0, 0.25], [1.0, 1.0, -0.5], [-1.0, 0.0, -0.1]]))
     expected = [[0.25, 0.5, 0.0, 0.25], [0.0, 0.5, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0]]
     torch.testing.assert_close(weights, torch.tensor(expected))

@@ -1,10 +1,6 @@
 """The oracle MDP under each autoreset mode: what the environment returns allows exact
 bootstrapping."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,16 +15,16 @@ from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, valu
 class Numpy:
     """An environment with numpy arrays, with tensors again."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env):
         self.env = env
 
-    def reset(self, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, options=None):
         names = options or {}
         return torch.as_tensor(
             self.env.reset(options={k: v.numpy() for k, v in names.items()})[0]
         ), {}
 
-    def step(self, action: torch.Tensor) -> Any:
+    def step(self, action):
         *out, info = self.env.step(action.numpy())
         return *(torch.as_tensor(value) for value in out), {
             k: torch.as_tensor(v) for k, v in info.items() if len(v)
@@ -42,9 +38,7 @@ DOORS = {
 }
 
 
-def temporal_differences(
-    mode: AutoresetMode, *, mistake: str | None = None, door: str = "tensors"
-) -> tuple[torch.Tensor, int, int]:
+def temporal_differences(mode, *, mistake=None, door="tensors"):
     """r + gamma V(s') - V(s) of every real transition, and how many were cut and ruined."""
     env = DOORS[door](
         TradingEnv(oracle_market(), oracle_settings(), num_envs=16, autoreset_mode=mode, seed=2)
@@ -80,7 +74,7 @@ def temporal_differences(
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_every_temporal_difference_is_zero(mode: AutoresetMode, door: str) -> None:
+def test_every_temporal_difference_is_zero(mode, door):
     errors, cuts, ruins = temporal_differences(mode, door=door)
     assert cuts > 50
     assert ruins > 5
@@ -88,6 +82,6 @@ def test_every_temporal_difference_is_zero(mode: AutoresetMode, door: str) -> No
 
 
 @pytest.mark.parametrize("mistake", ["reset_obs", "cut_is_end", "end_is_cut"])
-def test_the_oracle_sees_each_mistake(mistake: str) -> None:
+def test_the_oracle_sees_each_mistake(mistake):
     errors, *_ = temporal_differences(AutoresetMode.SAME_STEP, mistake=mistake)
     assert float(errors.abs().max()) > 0.5

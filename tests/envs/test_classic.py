@@ -1,8 +1,5 @@
 """Classic environments: worker processes, resets, bounds, and what a policy earns in them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,7 +14,7 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError
 
 
-def ppo() -> PPO:
+def ppo():
     return PPO(num_steps=8, network=NetworkSettings(hidden=(8,)))
 
 
@@ -28,23 +25,23 @@ class Counter(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(-10, 10, (1,))
     action_space = gymnasium.spaces.Box(np.float32(2.0), np.float32(4.0), (1,))
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.count = 0
         return np.array([self.np_random.random()], np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.count += 1
         return np.array([self.count], np.float32), float(action[0]), False, self.count == 3, {}
 
 
-def counter_env(num_envs: int = 2, seed: int = 0) -> WorkerEnv:
+def counter_env(num_envs=2, seed=0):
     return WorkerEnv(
         SyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP), seed=seed
     )
 
 
-def test_workers_stretch_actions_and_report_the_true_final_observation() -> None:
+def test_workers_stretch_actions_and_report_the_true_final_observation():
     env = counter_env()
     first, _ = env.reset(seed=1)
     assert first[0] != first[1]  # workers' seeds differ
@@ -58,7 +55,7 @@ def test_workers_stretch_actions_and_report_the_true_final_observation() -> None
     assert bool((obs < 1).all())  # the next episode's first observation
 
 
-def test_simulators_are_given_no_nan() -> None:
+def test_simulators_are_given_no_nan():
     env = counter_env()
     env.reset(seed=1)
     with pytest.raises(EnvError, match="NaN"):
@@ -66,7 +63,7 @@ def test_simulators_are_given_no_nan() -> None:
 
 
 @pytest.mark.slow
-def test_pendulum_in_processes() -> None:
+def test_pendulum_in_processes():
     env = WorkerEnv.make(GymnasiumSettings(num_envs=2), seed=4)
     try:
         agent = make_agent(ppo(), env.layout, seed=0)
@@ -78,7 +75,7 @@ def test_pendulum_in_processes() -> None:
         env.close()
 
 
-def test_environments_that_do_not_fit() -> None:
+def test_environments_that_do_not_fit():
     with pytest.raises(ConfigError, match="continuous Box"):
         WorkerEnv.make(GymnasiumSettings(id="CartPole-v1", workers="sync"))
     with pytest.raises(ConfigError, match="NoSuch"):
@@ -87,7 +84,7 @@ def test_environments_that_do_not_fit() -> None:
         WorkerEnv(SyncVectorEnv([Counter]))
 
 
-def test_resuming_a_classic_environment_begins_fresh_episodes(tmp_path: Path) -> None:
+def test_resuming_a_classic_environment_begins_fresh_episodes(tmp_path):
     agent = make_agent(ppo(), counter_env().layout, seed=0)
     train(agent, counter_env(), Budget(env_steps=32), folder=tmp_path)
     again = make_agent(ppo(), counter_env().layout, seed=0)
@@ -99,19 +96,19 @@ class Uneven(Counter):
     """Copies that were seeded with an odd number play episodes of one step, the others of five;
     reward 1 a step."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.length = 1 if seed % 2 else 5
         return super().reset(seed=seed)
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         obs, *_ = super().step(action)
         return obs, 1.0, False, self.count == self.length, {}
 
 
-def test_short_episodes_do_not_crowd_out_long_ones() -> None:
+def test_short_episodes_do_not_crowd_out_long_ones():
     env = WorkerEnv(SyncVectorEnv([Uneven] * 6, autoreset_mode=AutoresetMode.SAME_STEP))
     returns = episode_returns(env, lambda obs: torch.zeros(len(obs), 1), 12, seed=3)
-    lengths = [copy.length for copy in env.env.envs]  # type: ignore[attr-defined]
+    lengths = [copy.length for copy in env.env.envs]
     assert sorted(set(lengths)) == [1, 5]
     assert returns == [float(length) for length in lengths for _ in range(2)]

@@ -1,10 +1,8 @@
 """Policies on the factored observation: the same numbers as on the flat one, for less work."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fintrader.envs import FactoredLinear, project_market
 from fintrader.errors import EnvError
@@ -15,9 +13,7 @@ HIDDEN = 6
 
 
 @pytest.mark.parametrize(("samples", "projected"), [(1000, 50), (40, 40)])
-def test_project_market_projects_once_per_row_where_rows_repeat(
-    samples: int, projected: int
-) -> None:
+def test_project_market_projects_once_per_row_where_rows_repeat(samples, projected):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(50, 9, generator=generator)
     clock = (
@@ -28,7 +24,7 @@ def test_project_market_projects_once_per_row_where_rows_repeat(
     layer = nn.Linear(9, 3)
     sizes = []
 
-    def project(x: torch.Tensor) -> torch.Tensor:
+    def project(x):
         sizes.append(len(x))
         return layer(x)
 
@@ -36,13 +32,13 @@ def test_project_market_projects_once_per_row_where_rows_repeat(
     assert sizes == [projected]
 
 
-def make_layer(rows: int = BARS) -> FactoredLinear:
+def make_layer(rows=BARS):
     """Random rows of 9 columns under 8 private ones."""
     torch.manual_seed(1)
     return FactoredLinear(nn.Linear(WIDTH, HIDDEN), torch.randn(rows, 9))
 
 
-def samples(count: int, bars: int, seed: int = 0) -> dict[str, Tensor]:
+def samples(count, bars, seed=0):
     """`count` observations at `bars` different bars."""
     generator = torch.Generator().manual_seed(seed)
     clock = torch.arange(count) % bars
@@ -52,17 +48,17 @@ def samples(count: int, bars: int, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def flat_of(layer: FactoredLinear, obs: dict[str, Tensor]) -> Tensor:
+def flat_of(layer, obs):
     return torch.cat((obs["private"], layer.rows[obs["clock"]].to(obs["private"].dtype)), dim=-1)
 
 
 @pytest.fixture
-def projected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def projected(monkeypatch):
     """How many rows each projection saw."""
-    sizes: list[int] = []
+    sizes = []
     project = FactoredLinear._project
 
-    def spy(layer: FactoredLinear, rows: Tensor) -> Tensor:
+    def spy(layer, rows):
         sizes.append(len(rows))
         return project(layer, rows)
 
@@ -73,9 +69,7 @@ def projected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("count", "bars", "rows"), [(200, 50, 50), (40, 35, 35), (40, 36, 40), (40, 40, 40), (1, 1, 1)]
 )
-def test_result_and_gradients_are_the_flat_layers(
-    count: int, bars: int, rows: int, projected: list[int]
-) -> None:
+def test_result_and_gradients_are_the_flat_layers(count, bars, rows, projected):
     """Whichever way the rows are projected: `rows` is how many are."""
     layer = make_layer()
     obs = samples(count, bars)
@@ -94,12 +88,12 @@ def test_result_and_gradients_are_the_flat_layers(
     assert "rows" not in layer.state_dict()
 
 
-def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
+def test_in_eval_mode_all_rows_are_projected_once(projected):
     layer = make_layer().eval()
     obs = samples(20, 20)
     optimiser = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
 
-    def agrees() -> int:
+    def agrees():
         """Rows that were projected for the answer."""
         projected.clear()
         with torch.no_grad():
@@ -124,6 +118,6 @@ def test_in_eval_mode_all_rows_are_projected_once(projected: list[int]) -> None:
     assert not layer.requires_grad_(False)(obs).requires_grad
 
 
-def test_a_layer_that_is_too_narrow_is_refused() -> None:
+def test_a_layer_that_is_too_narrow_is_refused():
     with pytest.raises(EnvError, match="flat observation"):
         FactoredLinear(nn.Linear(9, 3), torch.zeros(5, 9))

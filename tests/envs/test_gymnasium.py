@@ -1,9 +1,6 @@
 """The registered environment through gymnasium's own doors and checkers."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,7 +19,7 @@ ENV_ID = "fintrader/Trading-v0"
 
 
 @pytest.mark.parametrize("observation", ["flat", "factored"])
-def test_env_checker_passes(observation: str) -> None:
+def test_env_checker_passes(observation):
     env = gymnasium.make(
         ENV_ID,
         market=make_market(60, 4),
@@ -34,7 +31,7 @@ def test_env_checker_passes(observation: str) -> None:
         check_env(env.unwrapped, skip_render_check=True)
 
 
-def test_make_vec_builds_the_tensor_environment() -> None:
+def test_make_vec_builds_the_tensor_environment():
     env = gymnasium.make_vec(
         ENV_ID,
         num_envs=7,
@@ -53,7 +50,7 @@ def test_make_vec_builds_the_tensor_environment() -> None:
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
-def test_a_single_account_says_what_it_cannot_do() -> None:
+def test_a_single_account_says_what_it_cannot_do():
     env = gymnasium.make(ENV_ID, market=make_market(60, 4), settings=EnvSettings(episode_bars=1))
     env.reset(seed=11)
     action = np.zeros(4, dtype=np.float32)
@@ -64,9 +61,7 @@ def test_a_single_account_says_what_it_cannot_do() -> None:
         env.unwrapped.step(action[:2])
 
 
-def reference(
-    mode: AutoresetMode, market: Any, settings: EnvSettings, count: int
-) -> gymnasium.vector.SyncVectorEnv:
+def reference(mode, market, settings, count):
     """Gymnasium's own vectorisation of single accounts."""
     makers = [
         lambda: gymnasium.make(ENV_ID, market=market, settings=settings) for _ in range(count)
@@ -75,7 +70,7 @@ def reference(
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None:
+def test_autoreset_agrees_with_gymnasium_key_by_key(mode):
     # Fixed starts: gymnasium's sub-environments keep counting their episodes as ours do, with the
     # same seeds.
     market = make_market(40, 3)
@@ -108,7 +103,7 @@ def test_autoreset_agrees_with_gymnasium_key_by_key(mode: AutoresetMode) -> None
     assert ends > 3 or mode is AutoresetMode.NEXT_STEP
 
 
-WRAPPERS: dict[str, Any] = {
+WRAPPERS = {
     "observations": wrappers.NormalizeObservation,
     "rewards": wrappers.NormalizeReward,
     "statistics": wrappers.RecordEpisodeStatistics,
@@ -125,9 +120,7 @@ WRAPPERS: dict[str, Any] = {
         ("statistics", AutoresetMode.SAME_STEP),
     ],
 )
-def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environments(
-    wrapper: str, mode: AutoresetMode
-) -> None:
+def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environments(wrapper, mode):
     market = make_market(40, 3)
     count = 3
     settings = EnvSettings(episode_bars=5, ruin_fraction=0.98, initial_cash_usd=10_000.0)
@@ -156,8 +149,8 @@ def test_the_vector_wrappers_of_gymnasium_do_what_they_do_to_its_own_environment
     assert ends > 3 or wrapper != "statistics"
 
 
-def test_the_three_wrappers_work_on_top_of_each_other() -> None:
-    env: Any = NumpyVectorEnv(
+def test_the_three_wrappers_work_on_top_of_each_other():
+    env = NumpyVectorEnv(
         TradingEnv(
             make_market(60, 3),
             EnvSettings(episode_bars=5),
@@ -177,7 +170,7 @@ def test_the_three_wrappers_work_on_top_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("observation", ["flat", "factored"])
-def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation: str) -> None:
+def test_the_space_tells_bfloat16_from_what_numpy_gets_of_it(observation):
     settings = EnvSettings(observation=observation, observation_dtype="bfloat16", episode_bars=5)
     env = TradingEnv(make_market(60, 3), settings, num_envs=4)
     obs, _ = env.reset(seed=1)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -26,7 +22,7 @@ PIECES = (MARKET.window(0, 30), MARKET.window(50, 90))
 
 
 @pytest.mark.parametrize("observation", ["flat", "factored"])
-def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> None:
+def test_every_piece_is_the_environment_it_would_be_alone(observation):
     """What accounts see and earn, bit for bit; a clock counts the bars of the pieces, one after
     another."""
     settings = EnvSettings(num_envs=7, episode_bars=12, observation=observation)
@@ -38,12 +34,12 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> N
     rows = torch.cat([env.market_rows for env in alone])
     assert torch.equal(joined.market_rows, rows)
 
-    def flat(shown: Any) -> torch.Tensor:
+    def flat(shown):
         if observation == "flat":
             return shown
         return torch.cat([shown["private"], rows[shown["clock"]]], dim=-1)
 
-    def joint(shown: list[Any]) -> torch.Tensor:
+    def joint(shown):
         if observation == "factored":
             shown[1] = {**shown[1], "clock": shown[1]["clock"] + 30}
         return torch.cat([flat(one) for one in shown])
@@ -81,8 +77,8 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation: str) -> N
     ],
     ids=lambda agent: agent.algo,
 )
-def test_agents_learn_in_it_and_resume_bit_exactly(agent: Any, tmp_path: Any) -> None:
-    def learn(folder: str, *shares: float) -> dict[str, torch.Tensor]:
+def test_agents_learn_in_it_and_resume_bit_exactly(agent, tmp_path):
+    def learn(folder, *shares):
         for share in shares:
             env = JoinedEnv(PIECES, EnvSettings(num_envs=4), seed=1)
             made = make_agent(agent, env.layout, seed=2)
@@ -95,7 +91,7 @@ def test_agents_learn_in_it_and_resume_bit_exactly(agent: Any, tmp_path: Any) ->
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
 
 
-def test_accounts_are_shared_out_by_length() -> None:
+def test_accounts_are_shared_out_by_length():
     assert shares_of(EnvSettings(num_envs=10), [100, 300]) == [3, 7]
     assert shares_of(EnvSettings(num_envs=10), [1, 100_000]) == [1, 9]
     assert shares_of(EnvSettings(num_envs=256, start_groups=4), [100, 300]) == [64, 192]

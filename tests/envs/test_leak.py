@@ -5,23 +5,19 @@ Learning from a leak shows that actions reach the market and rewards reach the l
 nothing from the shifted feature shows that the environment itself leaks nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.market.tensors import MarketTensors
 from tests.factories import make_market
 
 SETTINGS = EnvSettings(num_envs=64, cost_bps=0.0, episode_bars=60, reward_scale=100.0)
 
 
-def market_with(leaked: bool, *, seed: int) -> MarketTensors:
+def market_with(leaked, *, seed):
     """A random walk that opens where it closed; the feature is the return of the next bar, or of
     this one."""
     market = make_market(1500, 4, 1, gaps=False, seed=seed, volatility=0.005)
@@ -32,19 +28,19 @@ def market_with(leaked: bool, *, seed: int) -> MarketTensors:
     return replace(market, open=opens, features=(known / 0.005).unsqueeze(-1))
 
 
-def growth(policy: object, market: MarketTensors) -> float:
+def growth(policy, market):
     """Last equity over first."""
     env = TradingEnv.evaluation(market, SETTINGS)
     obs, _ = env.reset()
     done = False
     while not done:
-        action: Tensor = policy(obs)  # type: ignore[operator]
+        action = policy(obs)
         obs, _, terminated, truncated, _ = env.step(action)
         done = bool(terminated | truncated)
     return float(env.equity) / SETTINGS.initial_cash_usd
 
 
-def trained_growth(leaked: bool) -> tuple[float, float]:
+def trained_growth(leaked):
     """Growth on unseen bars of PPO after a short training, and of buy-and-hold there."""
     env = TradingEnv(market_with(leaked, seed=1), SETTINGS, seed=1)
     agent = make_agent(PPO(network=NetworkSettings(kind="per_asset")), env.layout, seed=1)
@@ -55,7 +51,7 @@ def trained_growth(leaked: bool) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_the_future_is_worth_a_fortune_and_the_past_is_not() -> None:
+def test_the_future_is_worth_a_fortune_and_the_past_is_not():
     leaked, hold = trained_growth(leaked=True)
     assert leaked > 2.0 * hold
     shifted, hold = trained_growth(leaked=False)

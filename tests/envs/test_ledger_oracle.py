@@ -1,17 +1,12 @@
 """The vectorised environment against the one-account Python loop, over every option drawn at
 random."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
@@ -42,7 +37,7 @@ class Episodes:
     """The endowments an environment was given, and one oracle an account that begins where the
     account does."""
 
-    def __init__(self, env: TradingEnv, given: set[str], seed: int) -> None:
+    def __init__(self, env, given, seed):
         self.env = env
         self.given = given
         self.rng = np.random.default_rng(seed)
@@ -52,7 +47,7 @@ class Episodes:
         env.reset(options=self.options())
         self.oracles = [self.oracle(i) for i in range(env.num_envs)]
 
-    def options(self) -> dict[str, np.ndarray]:
+    def options(self):
         """Random values of the options that are given, which `cash`, `shares` and `length` then
         hold."""
         env = self.env
@@ -80,13 +75,13 @@ class Episodes:
             self.length = options["episode_bars"] = rng.integers(1, 40, count)
         return options
 
-    def listed(self, n: int, t: int) -> bool:
+    def listed(self, n, t):
         """Whether symbol n has a close at or before bar t, and one after it unless it is there at
         the data's end."""
         priced = (~self.env.market.close[:, n].isnan()).nonzero().flatten().tolist()
         return priced[0] <= t and (priced[-1] > t or priced[-1] == NUM_BARS - 1)
 
-    def oracle(self, i: int) -> LedgerOracle:
+    def oracle(self, i):
         """Account i's, from the bar it stands at."""
         account = self.env.account
         start = int(account.bar[i])
@@ -103,7 +98,7 @@ class Episodes:
             shares=[float(owned) * self.listed(n, start) for n, owned in enumerate(self.shares[i])],
         )
 
-    def restart(self, ended: Tensor) -> None:
+    def restart(self, ended):
         """Begin anew what `ended` `[B]` says, under DISABLED with another cash; the other modes did
         so themselves."""
         if self.env.autoreset_mode is AutoresetMode.DISABLED and bool(ended.any()):
@@ -123,14 +118,7 @@ class Episodes:
             self.oracles[i] = self.oracle(i)
 
 
-def compare(
-    config: EnvSettings,
-    seed: int,
-    steps: int,
-    count: int = NUM_ENVS,
-    mode: AutoresetMode = AutoresetMode.SAME_STEP,
-    given: frozenset[str] | set[str] = frozenset(),
-) -> int:
+def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, given=frozenset()):
     """Step environment and oracles side by side; returns the number of account steps compared."""
     volume = (1e9, 400.0)[seed % 2]
     events = seed % 3 > 0
@@ -199,22 +187,20 @@ def compare(
 
 @settings(max_examples=examples(100))
 @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
-def test_the_environment_agrees_with_the_oracle(
-    config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
-) -> None:
+def test_the_environment_agrees_with_the_oracle(config, sight, seed, mode, given):
     config = config.model_copy(update=sight)
     assert compare(config, seed, 40, mode=mode, given=given) > 0
 
 
-def test_every_option_is_drawn() -> None:
+def test_every_option_is_drawn():
     """An option added to the settings must be added to what the tests draw."""
-    drawn: dict[str, set[Any]] = {name: set() for name in EnvSettings.model_fields}
+    drawn = {name: set() for name in EnvSettings.model_fields}
 
     @settings(
         max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(config=env_settings(), sight=SIGHT)
-    def draw(config: EnvSettings, sight: dict[str, Any]) -> None:
+    def draw(config, sight):
         for name, value in config.model_copy(update=sight):
             drawn[name].add(str(value))
 
@@ -230,7 +216,7 @@ def test_every_option_is_drawn() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_steps_agree() -> None:
+def test_a_hundred_thousand_steps_agree():
     """Positions exactly (whole shares), cash to 1e-6 of the first equity, every option drawn at
     random."""
     total = 0
@@ -239,9 +225,7 @@ def test_a_hundred_thousand_steps_agree() -> None:
         max_examples=190, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
-    def agree(
-        config: EnvSettings, sight: dict[str, Any], seed: int, mode: AutoresetMode, given: set[str]
-    ) -> None:
+    def agree(config, sight, seed, mode, given):
         nonlocal total
         total += compare(
             config.model_copy(update=sight), seed, 60, count=16, mode=mode, given=given

@@ -1,7 +1,5 @@
 """Several traders in one market: shared impact, rewards, ruin, and games that end together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,18 +9,17 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.multi_agent import MultiTraderEnv
 from fintrader.envs.settings import TraderSettings
 from fintrader.errors import EnvError
-from fintrader.market.tensors import MarketTensors
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 
-def flat_market(prices: list[float]) -> MarketTensors:
+def flat_market(prices):
     market = make_market(20, 1, gaps=False).window(0, len(prices))
     close = torch.tensor(prices).unsqueeze(1)
     return replace(market, open=close, close=close.clone())
 
 
-def test_without_impact_each_trader_is_a_plain_account() -> None:
+def test_without_impact_each_trader_is_a_plain_account():
     market = make_market(60, 3)
     settings = EnvSettings(episode_bars=6)
     game = MultiTraderEnv(
@@ -46,7 +43,7 @@ def test_without_impact_each_trader_is_a_plain_account() -> None:
         torch.testing.assert_close(reward.flatten(), expected_reward)
 
 
-def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
+def test_the_crowd_pays_and_the_contrarian_is_paid():
     market = flat_market([100.0] * 4)
     settings = EnvSettings(
         action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit"
@@ -63,7 +60,7 @@ def test_the_crowd_pays_and_the_contrarian_is_paid() -> None:
 
 
 @pytest.mark.parametrize("cooperation", [1.0, 0.25, 0.0, -0.5, -1.0])
-def test_rewards_are_shared_as_asked(cooperation: float) -> None:
+def test_rewards_are_shared_as_asked(cooperation):
     market = make_market(60, 3)
     settings = EnvSettings(random_start=False, cost_bps=0.0)
     games = [
@@ -88,7 +85,7 @@ def test_rewards_are_shared_as_asked(cooperation: float) -> None:
             assert shared.sum(1).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_ruined_traders_are_out_and_games_end_together() -> None:
+def test_ruined_traders_are_out_and_games_end_together():
     market = flat_market([100.0, 100.0, 30.0, 30.0, 60.0])
     settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False, reward="profit")
     game = MultiTraderEnv(
@@ -113,7 +110,7 @@ def test_ruined_traders_are_out_and_games_end_together() -> None:
     assert game.account.equity.tolist() == [1e6, 1e6]
 
 
-def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
+def test_a_nan_counts_as_zero_where_nobody_looks():
     """As on CUDA: what a NaN would do to the books must not depend on the device."""
     games = [
         MultiTraderEnv(make_market(60, 3), EnvSettings(random_start=False), num_games=2)
@@ -136,7 +133,7 @@ def test_a_nan_counts_as_zero_where_nobody_looks() -> None:
     assert all(torch.equal(a, b) for a, b in zip(spoilt.account, plain.account, strict=True))
 
 
-def test_errors() -> None:
+def test_errors():
     game = MultiTraderEnv(make_market(60, 3), num_games=2)
     with pytest.raises(EnvError, match="reset"):
         game.step(torch.zeros(2, 2, 3))

@@ -1,7 +1,5 @@
 """The observation: layout, scale-free account features, factored and bfloat16 forms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 
-def test_layout_round_trip_and_parts() -> None:
+def test_layout_round_trip_and_parts():
     layout = ObservationLayout(num_assets=3, num_features=2, num_context=5)
     assert layout.width == 4 + 3 + 6 + 3 + 5
     assert ObservationLayout.from_json(layout.to_json()) == layout
@@ -29,7 +27,7 @@ def test_layout_round_trip_and_parts() -> None:
         ObservationLayout.from_json({"num_assets": 3})
 
 
-def test_every_part_holds_what_it_says() -> None:
+def test_every_part_holds_what_it_says():
     market = make_market(60, 4, gaps=True)
     env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2)
     env.reset(seed=0)
@@ -65,7 +63,7 @@ def test_every_part_holds_what_it_says() -> None:
         assert torch.equal(parts["context"][i].float(), market.context[bar])
 
 
-def test_account_features_do_not_depend_on_the_account_size() -> None:
+def test_account_features_do_not_depend_on_the_account_size():
     market = make_market(60, 4)
     settings = EnvSettings(fractional=True, random_start=False)
     small, large = (TradingEnv(market, settings, num_envs=2) for _ in range(2))
@@ -78,7 +76,7 @@ def test_account_features_do_not_depend_on_the_account_size() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "lookback"), [("float32", 1), ("bfloat16", 1), ("float32", 3)])
-def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: int) -> None:
+def test_factored_observation_assembles_to_the_flat_one(dtype, lookback):
     market = make_market(60, 4)
     settings = EnvSettings(episode_bars=7, observation_dtype=dtype, lookback=lookback)
     flat = TradingEnv(market, settings, num_envs=3)
@@ -99,7 +97,7 @@ def test_factored_observation_assembles_to_the_flat_one(dtype: str, lookback: in
         assert torch.equal(flat_info["final_obs"], whole)
 
 
-def test_private_part_of_a_ruined_account_is_finite() -> None:
+def test_private_part_of_a_ruined_account_is_finite():
     one = torch.ones(1)
     part = observation_module.private_part(
         -one, torch.zeros(1, 2), torch.ones(1, 2), -one, one, one, 0 * one, torch.float32
@@ -107,7 +105,7 @@ def test_private_part_of_a_ruined_account_is_finite() -> None:
     assert bool(part.isfinite().all())
 
 
-def test_clocks_of_a_session_and_none() -> None:
+def test_clocks_of_a_session_and_none():
     market = make_market(23, 2, session_bars=5)
     lengths = [5, 5, 5, 5, 3]
     slow = [(length - 1 - bar) / length for length in lengths for bar in range(length)]

@@ -1,10 +1,7 @@
 """Orders mean what they say: holding orders nothing, bands look at the target, and every engine
 counts alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
-from fintrader.market.tensors import Events, MarketTensors
+from fintrader.market.tensors import Events
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal
 from tests.factories import examples, make_market
@@ -23,7 +20,7 @@ from tests.factories import examples, make_market
 ENGINES = ("torch", "fused")
 
 
-def split_market(bars: int = 1100) -> MarketTensors:
+def split_market(bars=1100):
     """Wild prices, and two that fall to a tenth between two bars: one split, at the other nobody
     knows why."""
     market = make_market(bars, 7, gaps=False, volatility=0.02)
@@ -39,7 +36,7 @@ def split_market(bars: int = 1100) -> MarketTensors:
     [{}, {"fractional": True}, {"short": True, "max_leverage": 2.0}, {"decision_interval": 3}],
     ids=str,
 )
-def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[str, Any]) -> None:
+def test_a_thousand_decisions_to_hold_order_nothing(engine, options):
     market = split_market(1100 * options.get("decision_interval", 1))
     env = TradingEnv(market, EnvSettings(random_start=False, **options), num_envs=2, engine=engine)
     env.reset(options={"cash_usd": torch.tensor([1e6, 3e7])})
@@ -57,7 +54,7 @@ def test_a_thousand_decisions_to_hold_order_nothing(engine: Any, options: dict[s
     torch.testing.assert_close(env.account.cash, cash + dividend, rtol=1e-9, atol=1e-5)
 
 
-def test_holding_orders_nothing_in_a_backtest() -> None:
+def test_holding_orders_nothing_in_a_backtest():
     account = BacktestAccount(split_market(), EnvSettings())
     account.act(torch.full((1, 7), 0.1))
     held = account.held.copy()
@@ -70,7 +67,7 @@ def test_holding_orders_nothing_in_a_backtest() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(engine: Any) -> None:
+def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(engine):
     market = make_market(300, 5, gaps=False, volatility=1e-4)
     env = TradingEnv(
         market, EnvSettings(rebalance_band=0.02, random_start=False), num_envs=1, engine=engine
@@ -90,9 +87,7 @@ def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive(eng
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("rate", "band"), [(0.2, 0.001), (0.05, 0.001), (0.2, 0.0)])
-def test_small_steps_reach_their_target_whatever_the_band(
-    engine: Any, rate: float, band: float
-) -> None:
+def test_small_steps_reach_their_target_whatever_the_band(engine, rate, band):
     """Steps smaller than the band, and than a share, are still steps towards a target further
     away."""
     market = make_market(300, 20, gaps=False, volatility=1e-5)
@@ -116,9 +111,7 @@ def test_small_steps_reach_their_target_whatever_the_band(
     ("action", "most", "ordered"),
     [(0.2, 100, 20), (0.29, 100, 29), (0.5, 7, 3), (1.0, 2**24, 2**24)],
 )
-def test_an_action_orders_its_share_of_the_most(
-    engine: Any, action: float, most: float, ordered: int
-) -> None:
+def test_an_action_orders_its_share_of_the_most(engine, action, most, ordered):
     market = make_market(10, 2, gaps=False)
     config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, random_start=False)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
@@ -128,7 +121,7 @@ def test_an_action_orders_its_share_of_the_most(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_order_takes_its_share_of_the_volume_and_no_more(engine: Any) -> None:
+def test_an_order_takes_its_share_of_the_volume_and_no_more(engine):
     market = make_market(40, 3, gaps=False, volatility=1e-4, volume=300.0)
     config = EnvSettings(random_start=False, participation=0.25, cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1, engine=engine)
@@ -149,16 +142,14 @@ def test_an_order_takes_its_share_of_the_volume_and_no_more(engine: Any) -> None
     assert bool((info["ordered"] > info["fill_shares"]).all())
 
 
-def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_its_own_spread() -> (
-    None
-):
+def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_its_own_spread():
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     market = replace(market, volume=torch.full_like(market.volume, 4e4))
     config = EnvSettings(
         cost_bps=0.0, participation=None, action="trade", max_shares=1e4, random_start=False
     )
 
-    def paid(shares: float, **costs: Any) -> float:
+    def paid(shares, **costs):
         env = TradingEnv(market, config.model_copy(update=costs), num_envs=1, record=True)
         env.reset()
         info = env.step(torch.tensor([[shares / 1e4, 0.0]]))[4]
@@ -173,7 +164,7 @@ def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_
     assert paid(2_500, half_spread_bps=3.0, half_spread_bps_of={"S001": 7.0}) == pytest.approx(3.0)
 
 
-def test_what_no_order_can_mean_is_refused() -> None:
+def test_what_no_order_can_mean_is_refused():
     for wrong in ({"participation": 0.0}, {"participation": 1.1}, {"impact_bps": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             EnvSettings(**wrong)
@@ -194,9 +185,7 @@ def test_what_no_order_can_mean_is_refused() -> None:
     cheapest=st.sampled_from([1e-4, 0.3, 20.0]),
     seed=st.integers(0, 10_000),
 )
-def test_engines_agree_on_any_amount_of_money_and_any_price(
-    config: EnvSettings, cash: float, cheapest: float, seed: int
-) -> None:
+def test_engines_agree_on_any_amount_of_money_and_any_price(config, cash, cheapest, seed):
     volume = (1e9, 400.0)[seed % 2]
     events = seed % 3 > 0
     market = make_market(40, 6, seed=seed % 5, volatility=0.05, volume=volume, events=events)
@@ -213,14 +202,14 @@ def test_engines_agree_on_any_amount_of_money_and_any_price(
     assert_bit_equal(slow, fast, random_actions(seed, 25, 5, 6), endowed=False)
 
 
-def test_more_money_than_is_added_up_exactly_is_refused_at_the_door() -> None:
+def test_more_money_than_is_added_up_exactly_is_refused_at_the_door():
     with pytest.raises(ConfigError, match="initial_cash_usd"):
         EnvSettings(initial_cash_usd=1e10)
     with pytest.raises(EnvError, match="at most"):
         TradingEnv(make_market(10, 2), num_envs=1).reset(options={"cash_usd": 1e10})
 
 
-def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine() -> None:
+def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought_by_every_engine():
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
     market = replace(market, open=market.open * scale, close=market.close * scale)

@@ -1,13 +1,10 @@
 """Invariants of the trading contract, over random settings, markets and actions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from tests.engines.strategies import env_settings, random_actions
@@ -16,10 +13,10 @@ from tests.factories import examples, joined, make_market
 SEEDS = st.integers(0, 10_000)
 
 
-def rollout(env: TradingEnv, actions: Tensor) -> dict[str, Tensor]:
+def rollout(env, actions):
     """Every step's outputs, stacked time first."""
     obs, _ = env.reset(seed=0)
-    rows: dict[str, list[Tensor]] = {"obs": [obs], "reward": [], "done": [], "equity": [env.equity]}
+    rows = {"obs": [obs], "reward": [], "done": [], "equity": [env.equity]}
     rows |= {"cash": [env.account.cash], "shares": [env.account.shares]}
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(action)
@@ -32,7 +29,7 @@ def rollout(env: TradingEnv, actions: Tensor) -> dict[str, Tensor]:
 
 @settings(max_examples=examples(40))
 @given(config=env_settings(short=False), seed=SEEDS)
-def test_long_only_accounts_never_owe(config: EnvSettings, seed: int) -> None:
+def test_long_only_accounts_never_owe(config, seed):
     env = TradingEnv(make_market(60, 5, seed=seed % 5), config, num_envs=6, seed=seed)
     rows = rollout(env, random_actions(seed, 40, 6, 5))
     assert bool((rows["cash"] >= 0).all())
@@ -46,7 +43,7 @@ def test_long_only_accounts_never_owe(config: EnvSettings, seed: int) -> None:
 
 @settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS)
-def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int) -> None:
+def test_batch_size_and_neighbours_change_nothing(config, seed):
     market = make_market(60, 4, seed=seed % 5)
     actions = random_actions(seed, 30, 7, 4)
     many = rollout(TradingEnv(market, config, num_envs=7, seed=seed), actions)
@@ -57,7 +54,7 @@ def test_batch_size_and_neighbours_change_nothing(config: EnvSettings, seed: int
 
 @settings(max_examples=examples(30))
 @given(config=env_settings(), seed=SEEDS, cut=st.integers(5, 45))
-def test_values_after_t_change_nothing_up_to_t(config: EnvSettings, seed: int, cut: int) -> None:
+def test_values_after_t_change_nothing_up_to_t(config, seed, cut):
     market = make_market(60, 5, seed=seed % 5)
     changed = joined(market, make_market(60, 5, seed=5 + seed % 5, volatility=0.1), cut + 1)
     config = config.model_copy(update={"random_start": False})
@@ -68,7 +65,7 @@ def test_values_after_t_change_nothing_up_to_t(config: EnvSettings, seed: int, c
         assert torch.equal(value, other[name]), name
 
 
-def test_a_value_after_t_does_change_what_follows() -> None:
+def test_a_value_after_t_does_change_what_follows():
     """The test above would pass for an environment that ignores its market."""
     market = make_market(60, 3, gaps=False)
     close = market.close.clone()

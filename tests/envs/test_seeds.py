@@ -1,8 +1,5 @@
 """What an environment does without a seed, and with one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -27,12 +24,12 @@ PIECES = [MARKET.window(0, 1900), MARKET.window(2000, 4000)]
 SETTINGS = EnvSettings(num_envs=8, episode_bars=20)
 
 
-def randomised(**seed: Any) -> RandomisedEnv:
+def randomised(**seed):
     settings = EnvSettings(num_envs=8, episode_bars=20, randomise={"variants": 2, "delay_bars": 1})
     return RandomisedEnv(TradingEnv(MARKET, settings), **seed)
 
 
-ENVIRONMENTS: dict[str, Callable[..., Any]] = {
+ENVIRONMENTS = {
     "tensors": lambda **seed: TradingEnv(MARKET, SETTINGS, **seed),
     "numpy": lambda **seed: NumpyVectorEnv(TradingEnv(MARKET, SETTINGS, **seed)),
     "single": lambda **seed: SingleTradingEnv(MARKET, SETTINGS, **seed),
@@ -43,18 +40,18 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def first(env: Any, **seed: Any) -> np.ndarray:
+def first(env, **seed):
     """The first observation, as numpy."""
     return np.asarray(env.reset(**seed)[0])
 
 
-def episodes(env: Any) -> np.ndarray:
+def episodes(env):
     """The first observations of more episodes than two environments share by chance."""
     return np.stack([first(env) for _ in range(4)])
 
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
-def test_without_a_seed_two_environments_live_other_episodes(kind: str) -> None:
+def test_without_a_seed_two_environments_live_other_episodes(kind):
     make = ENVIRONMENTS[kind]
     one = make()
     other = make()
@@ -63,7 +60,7 @@ def test_without_a_seed_two_environments_live_other_episodes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
-def test_equal_seeds_give_equal_episodes_at_construction_and_at_reset(kind: str) -> None:
+def test_equal_seeds_give_equal_episodes_at_construction_and_at_reset(kind):
     make = ENVIRONMENTS[kind]
     one = make(seed=5)
     other = make(seed=5)
@@ -79,7 +76,7 @@ def test_equal_seeds_give_equal_episodes_at_construction_and_at_reset(kind: str)
         assert np.array_equal(first(unseeded), first(one))
 
 
-def test_the_drawn_seed_can_be_read_and_gives_the_same_episodes_again() -> None:
+def test_the_drawn_seed_can_be_read_and_gives_the_same_episodes_again():
     env = TradingEnv(MARKET, SETTINGS)
     seen = first(env)
     again = TradingEnv(MARKET, SETTINGS, seed=env.np_random_seed)
@@ -88,7 +85,7 @@ def test_the_drawn_seed_can_be_read_and_gives_the_same_episodes_again() -> None:
     assert env.with_settings(cost_bps=1.0).np_random_seed == env.np_random_seed
 
 
-def test_a_list_seeds_each_account_and_an_unknown_seed_is_said_to_be() -> None:
+def test_a_list_seeds_each_account_and_an_unknown_seed_is_said_to_be():
     env = TradingEnv(MARKET, SETTINGS, num_envs=2, seed=[3, 4])
     assert env.np_random_seed == (3, 4)
     assert np.array_equal(first(env)[1:], first(TradingEnv(MARKET, SETTINGS, num_envs=1, seed=4)))
@@ -99,7 +96,7 @@ def test_a_list_seeds_each_account_and_an_unknown_seed_is_said_to_be() -> None:
         TradingEnv(MARKET, SETTINGS, seed=[3, 4])
 
 
-def test_eight_single_accounts_begin_at_eight_bars() -> None:
+def test_eight_single_accounts_begin_at_eight_bars():
     """As `make_vec_env` of Stable-Baselines3 and gymnasium's own vector environments make them."""
     many = gymnasium.make_vec(
         "fintrader/Trading-v0",
@@ -116,17 +113,17 @@ def test_eight_single_accounts_begin_at_eight_bars() -> None:
             obs, *_ = many.step(np.zeros((8, 2), np.float32))
 
 
-def test_stable_baselines_accounts_begin_at_different_bars() -> None:
+def test_stable_baselines_accounts_begin_at_different_bars():
     vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
     made = [lambda: gymnasium.make("fintrader/Trading-v0", market=MARKET, settings=SETTINGS)] * 8
     assert len(np.unique(vec_env.DummyVecEnv(made).reset(), axis=0)) > 5  # two may meet by chance
 
 
-def test_pettingzoo_games_without_a_seed_differ() -> None:
+def test_pettingzoo_games_without_a_seed_differ():
     pytest.importorskip("pettingzoo")
     from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
 
-    def games() -> np.ndarray:
+    def games():
         env = TradersParallelEnv(MARKET, SETTINGS)
         return np.stack([env.reset()[0]["trader_0"] for _ in range(4)])
 
@@ -139,16 +136,16 @@ class Noise(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(-10, 10, (1,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self.np_random.random(1, dtype=np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return self.np_random.random(1, dtype=np.float32), 0.0, False, True, {}
 
 
-def test_classic_environments_draw_a_seed_and_go_on_without_one() -> None:
-    def make(**seed: Any) -> WorkerEnv:
+def test_classic_environments_draw_a_seed_and_go_on_without_one():
+    def make(**seed):
         return WorkerEnv(SyncVectorEnv([Noise] * 3, autoreset_mode=AutoresetMode.SAME_STEP), **seed)
 
     one = make()
@@ -162,7 +159,7 @@ def test_classic_environments_draw_a_seed_and_go_on_without_one() -> None:
     assert np.array_equal(first(one, seed=4), first(other, seed=4))
 
 
-def test_a_training_depends_on_its_own_seed_alone() -> None:
+def test_a_training_depends_on_its_own_seed_alone():
     settings = PPO(num_steps=8, network={"hidden": [8]})
     weights = []
     for seed in (2, 2, 3):

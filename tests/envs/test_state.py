@@ -1,9 +1,5 @@
 """What `load_state_dict` refuses, leaving the environment as it was, and what it must take."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -22,7 +18,7 @@ ASSETS = 4
 State = dict[str, Tensor]
 
 
-def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int = 1) -> TradingEnv:
+def walked(config, mode, steps=9, seed=1):
     """An environment some steps on; in DISABLED mode up to the first account that finishes."""
     env = TradingEnv(
         make_market(BARS, ASSETS), config, num_envs=COUNT, seed=seed, autoreset_mode=mode
@@ -35,14 +31,14 @@ def walked(config: EnvSettings, mode: AutoresetMode, steps: int = 9, seed: int =
     return env
 
 
-def change(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+def change(name, value):
     return lambda state: {**state, name: value(state[name])}
 
 
-def first(number: float) -> Callable[[Tensor], Tensor]:
+def first(number):
     """The first account's entry becomes `number`."""
 
-    def put(value: Tensor) -> Tensor:
+    def put(value):
         value[0] = number
         return value
 
@@ -50,7 +46,7 @@ def first(number: float) -> Callable[[Tensor], Tensor]:
 
 
 FLOATS = ("cash", "shares", "equity", "peak_equity", "first_equity", "memory")
-BAD: dict[str, tuple[Callable[[State], State], str]] = {
+BAD = {
     "beyond the market": (change("account.end_bar", lambda end: end + BARS), "longer market"),
     "over, yet not finished": (
         lambda state: {**state, "account.bar": state["account.end_bar"]},
@@ -70,14 +66,14 @@ BAD: dict[str, tuple[Callable[[State], State], str]] = {
     "integer flags": (change("account.finished", lambda flag: flag.long()), "bool"),
     "another width": (change("account.shares", lambda shares: shares[:, 1:]), "shape"),
     "no values": (change("account.cash", lambda cash: cash.to("meta")), "meta"),
-    "no tensor": (lambda state: {**state, "key": None}, "no tensor"),  # type: ignore[dict-item]
+    "no tensor": (lambda state: {**state, "key": None}, "no tensor"),
     "nothing": (lambda state: {}, "missing"),
     "too much": (lambda state: {**state, "x": state["key"]}, "unknown"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
+def test_a_broken_state_is_refused_and_changes_nothing(kind):
     spoil, message = BAD[kind]
     env = walked(
         EnvSettings(episode_bars=30, reward="differential_sharpe"), AutoresetMode.SAME_STEP
@@ -96,9 +92,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(kind: str) -> None:
     steps=st.integers(0, 40),
     seed=st.integers(0, 99),
 )
-def test_whatever_an_environment_says_of_itself_is_taken(
-    config: EnvSettings, mode: AutoresetMode, steps: int, seed: int
-) -> None:
+def test_whatever_an_environment_says_of_itself_is_taken(config, mode, steps, seed):
     env = walked(config, mode, steps, seed)
     other = walked(config, mode, 0, seed + 1)
     other.load_state_dict(env.state_dict())
@@ -113,7 +107,7 @@ def test_whatever_an_environment_says_of_itself_is_taken(
     move=st.integers(-(2**62), 2**62) | st.integers(-2 * BARS, 2 * BARS),
     mode=st.sampled_from(list(AutoresetMode)),
 )
-def test_no_clock_leads_out_of_the_window(field: str, move: int, mode: AutoresetMode) -> None:
+def test_no_clock_leads_out_of_the_window(field, move, mode):
     """A state that is taken steps on inside the window; any other leaves the environment alone."""
     env = walked(EnvSettings(episode_bars=20), mode)
     before = env.state_dict()

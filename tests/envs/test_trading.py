@@ -1,10 +1,7 @@
 """`TradingEnv` as a gymnasium vector environment: modes, keys, options, state, errors, and fills in
 exact numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,14 +10,11 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import EnvError
-from fintrader.market.tensors import MarketTensors
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
 
-def plain_market(
-    closes: list[list[float]], opens: list[list[float]] | None = None
-) -> MarketTensors:
+def plain_market(closes, opens=None):
     """A market of given prices without gaps."""
     close = torch.tensor(closes)
     base = make_market(20, close.shape[1], gaps=False).window(0, len(closes))
@@ -37,7 +31,7 @@ def plain_market(
     ("fill", "shares", "equity"),
     [("next_open", 9, 1090), ("next_close", 8, 1000), ("close", 10, 1200)],
 )
-def test_fill_choices(fill: str, shares: int, equity: float) -> None:
+def test_fill_choices(fill, shares, equity):
     market = plain_market([[100.0], [120.0], [120.0]], opens=[[90.0], [110.0], [120.0]])
     settings = EnvSettings(fill=fill, cost_bps=0.0, initial_cash_usd=1000.0, random_start=False)
     env = TradingEnv(market, settings, num_envs=1, record=True)
@@ -49,7 +43,7 @@ def test_fill_choices(fill: str, shares: int, equity: float) -> None:
     assert int(info["fill_bar"]) == (0 if fill == "close" else 1)
 
 
-def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
+def test_sales_pay_for_purchases_and_buys_share_one_factor():
     market = plain_market([[10.0, 20.0, 50.0]] * 3)
     settings = EnvSettings(
         action="trade", max_shares=100.0, cost_bps=0.0, fractional=True, random_start=False
@@ -62,7 +56,7 @@ def test_sales_pay_for_purchases_and_buys_share_one_factor() -> None:
     assert 0.0 <= float(env.account.cash) < 1e-5
 
 
-def test_costs_add_up() -> None:
+def test_costs_add_up():
     market = plain_market([[100.0]] * 3)
     market = replace(market, volume=torch.full_like(market.volume, 10_000.0))
     settings = EnvSettings(
@@ -85,7 +79,7 @@ def test_costs_add_up() -> None:
     assert float(env.account.cash) == pytest.approx(1e6 - 10_000 - 17)
 
 
-def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
+def test_an_ended_symbol_is_sold_at_its_last_close_with_costs():
     market = plain_market(
         [[100.0, 50.0], [100.0, 60.0], [100.0, float("nan")], [100.0, float("nan")]]
     )
@@ -103,7 +97,7 @@ def test_an_ended_symbol_is_sold_at_its_last_close_with_costs() -> None:
     assert info["closed_cost"][0, 0].tolist() == pytest.approx([0.0, 6.0])
 
 
-def test_margin_call_closes_everything_and_interest_is_charged() -> None:
+def test_margin_call_closes_everything_and_interest_is_charged():
     settings = EnvSettings(
         action="trade",
         max_shares=10.0,
@@ -132,7 +126,7 @@ def test_margin_call_closes_everything_and_interest_is_charged() -> None:
     assert env.equity.item() == pytest.approx(1000 - 1 - 700 - 1.7 - 2 * interest)
 
 
-def test_short_sales_respect_the_leverage_limit() -> None:
+def test_short_sales_respect_the_leverage_limit():
     settings = EnvSettings(
         action="trade",
         max_shares=100.0,
@@ -156,7 +150,7 @@ def test_short_sales_respect_the_leverage_limit() -> None:
 # --- gymnasium ------------------------------------------------------------------------------------
 
 
-def test_the_step_that_begins_an_episode_records_no_trades() -> None:
+def test_the_step_that_begins_an_episode_records_no_trades():
     env = TradingEnv(
         make_market(30, 3),
         EnvSettings(episode_bars=2),
@@ -175,9 +169,7 @@ def test_the_step_that_begins_an_episode_records_no_trades() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(
-    engine: Literal["torch", "auto"], mode: AutoresetMode
-) -> None:
+def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(engine, mode):
     """Nobody is given shares before they exist, or ones that nobody will ever buy back."""
     market = make_market(60, 4, gaps=True)  # symbol 1 lists at bar 12, symbol 2 ends at bar 47
     settings = EnvSettings(random_start=False, action="trade")
@@ -198,7 +190,7 @@ def test_a_later_episode_begins_without_the_shares_of_what_is_not_listed_there(
     assert env.account.shares.tolist() == [[0.0] * 4]
 
 
-def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
+def test_starts_differ_between_accounts_episodes_and_seeds():
     market = make_market(300, 2)
     env = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=400), num_envs=400)
     env.reset(seed=5)
@@ -218,7 +210,7 @@ def test_starts_differ_between_accounts_episodes_and_seeds() -> None:
 @pytest.mark.parametrize(
     ("asked", "accounts", "groups"), [("auto", 48, 16), ("auto", 5, 5), (8, 48, 8), (1, 6, 1)]
 )
-def test_accounts_of_a_group_begin_on_the_same_bars(asked: Any, accounts: int, groups: int) -> None:
+def test_accounts_of_a_group_begin_on_the_same_bars(asked, accounts, groups):
     market = make_market(3000, 2)
     env = TradingEnv(market, EnvSettings(episode_bars=3, start_groups=asked), num_envs=accounts)
     env.reset(seed=5)
@@ -236,10 +228,10 @@ def test_accounts_of_a_group_begin_on_the_same_bars(asked: Any, accounts: int, g
     assert len(env.account.start_bar.unique()) > 0.7 * accounts
 
 
-def test_groups_begin_wherever_accounts_by_themselves_do() -> None:
+def test_groups_begin_wherever_accounts_by_themselves_do():
     market = make_market(300, 2)
 
-    def starts(groups: int) -> torch.Tensor:
+    def starts(groups):
         env = TradingEnv(market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=groups)
         grouped = TradingEnv(
             market, EnvSettings(episode_bars=10, start_groups=groups), num_envs=4 * groups
@@ -253,7 +245,7 @@ def test_groups_begin_wherever_accounts_by_themselves_do() -> None:
     assert int(counts.min()) > 4 * 60  # 100 expected in each tenth
 
 
-def test_groups_that_do_not_divide_are_refused() -> None:
+def test_groups_that_do_not_divide_are_refused():
     with pytest.raises(
         EnvError, match=r"env\.start_groups is 6, which does not divide 64 accounts; set it to 4"
     ):
@@ -264,14 +256,14 @@ def test_groups_that_do_not_divide_are_refused() -> None:
     assert TradingEnv(make_market(30, 2), one, num_envs=64).num_envs == 64
 
 
-def test_more_accounts_than_memory_are_refused() -> None:
+def test_more_accounts_than_memory_are_refused():
     with pytest.raises(
         EnvError, match=r"100,000,000,000 accounts needs? .* GiB .*lower env\.num_envs"
     ):
         TradingEnv(make_market(30, 2), EnvSettings(), num_envs=10**11)
 
 
-def test_state_dict_continues_bit_exactly() -> None:
+def test_state_dict_continues_bit_exactly():
     market = make_market(40, 3)
     settings = EnvSettings(episode_bars=6, reward="differential_sharpe")
     first = TradingEnv(market, settings, num_envs=4, seed=1)
@@ -302,7 +294,7 @@ def test_state_dict_continues_bit_exactly() -> None:
         (torch.ones(2, 3, device="meta"), "lie on meta"),
     ],
 )
-def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None:
+def test_bad_actions_leave_the_state_alone(action, message):
     env = TradingEnv(make_market(30, 3), num_envs=2, copy=False)
     env.reset(seed=0)
     obs, *_ = env.step(torch.full((2, 3), 0.2))
@@ -334,7 +326,7 @@ def test_bad_actions_leave_the_state_alone(action: object, message: str) -> None
         ({"shares": [[1.0], [1.0, 2.0]]}, "must be numbers"),
     ],
 )
-def test_bad_options_leave_the_state_alone(options: dict[str, object], message: str) -> None:
+def test_bad_options_leave_the_state_alone(options, message):
     env = TradingEnv(make_market(30, 3), num_envs=2)
     env.reset(seed=0)
     before = env.state_dict()
@@ -343,7 +335,7 @@ def test_bad_options_leave_the_state_alone(options: dict[str, object], message: 
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
-def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() -> None:
+def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin():
     # lists at bar 12
     market = make_market(60, 4)
     late = torch.tensor([0.0, 7.0, 0.0, 0.0])
@@ -360,7 +352,7 @@ def test_shares_alone_must_be_worth_something_wherever_an_episode_may_begin() ->
 
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
-def test_a_finished_account_does_not_step_on(engine: Literal["torch", "auto"]) -> None:
+def test_a_finished_account_does_not_step_on(engine):
     env = TradingEnv(
         make_market(30, 3),
         num_envs=2,
@@ -379,7 +371,7 @@ def test_a_finished_account_does_not_step_on(engine: Literal["torch", "auto"]) -
     assert all(torch.equal(value, before[name]) for name, value in env.state_dict().items())
 
 
-def test_other_misuse() -> None:
+def test_other_misuse():
     market = make_market(30, 3)
     env = TradingEnv(market, num_envs=2)
     with pytest.raises(EnvError, match="reset"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import datetime as dt
 import tempfile
 from pathlib import Path
@@ -12,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fintrader.bars.calendar import SessionGrid, WindowSettings, session_grid
+from fintrader.bars.calendar import WindowSettings, session_grid
 from fintrader.bars.checks import STOPPING
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
@@ -36,7 +34,7 @@ from tests.bars.tables import file_settings as settings
 from tests.factories import examples
 
 
-def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
+def test_a_silent_minute_carries_the_last_past_close(tmp_path):
     table = minute_table(symbols=2, sessions=5)
     gone = (table.ticker == "AAA") & (
         table.ts.dt.strftime("%Y-%m-%d %H:%M").isin(["2016-01-05 10:00", "2016-01-05 10:01"])
@@ -59,9 +57,7 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path: Path) -> None:
     [("2016-01-09", "2016-01-08 12:00"), ("2016-01-08 10:05", "2016-01-08")],
     ids=["over", "on"],
 )
-def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(
-    tmp_path: Path, end: str, quiet_from: str
-) -> None:
+def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(tmp_path, end, quiet_from):
     """Silence in the last session, be that over or still on, proves no end."""
     table = minute_table(symbols=3, sessions=5)
     day = table.ts.dt.strftime("%Y-%m-%d")
@@ -83,7 +79,7 @@ def test_no_price_before_the_first_bar_nor_after_a_symbol_has_ended(
     assert (market.features[nan] == 0).all()
 
 
-def test_bars_are_put_together_inside_sessions(tmp_path: Path) -> None:
+def test_bars_are_put_together_inside_sessions(tmp_path):
     table = minute_table(symbols=2, sessions=5)
     path = write_csv(tmp_path, table)
     market, _ = make_market(
@@ -122,7 +118,7 @@ EVERY_CONTEXT = (
 
 
 @pytest.fixture(scope="module")
-def eventful() -> pd.DataFrame:
+def eventful():
     """Ten sessions of five symbols, one listed late and one delisted."""
     table = minute_table(symbols=5, sessions=10, missing=0.05)
     late = (table.ticker == "BBB") & (table.ts < "2016-01-06 11:00")
@@ -145,8 +141,8 @@ def eventful() -> pd.DataFrame:
 @example(cut=8 * 390, standardise=False, across="rank", seed=0)
 @example(cut=7, standardise=False, across="none", seed=1)
 def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
-    eventful: pd.DataFrame, cut: int, standardise: bool, across: str, seed: int
-) -> None:
+    eventful, cut, standardise, across, seed
+):
     """Prices, volumes, extras, the index and the daily series; inside the training window the scale
     itself moves."""
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
@@ -167,14 +163,7 @@ def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(
         assert not torch.equal(old.nan_to_num(-7.0), new.nan_to_num(-7.0)), name
 
 
-def eventful_market(
-    folder: Path,
-    table: pd.DataFrame,
-    grid: SessionGrid,
-    cut: int | None,
-    how: dict[str, object],
-    seed: int,
-) -> MarketTensors:
+def eventful_market(folder, table, grid, cut, how, seed):
     """The market of the table; with a `cut`, everything that is known only after that bar is
     another."""
     random = np.random.default_rng(seed)
@@ -212,7 +201,7 @@ def eventful_market(
         "turbulence_days": 5,
         **how,
     }
-    values: dict[str, object] = {
+    values = {
         "universe": {"membership": str(folder / "members.csv")},
         "benchmark": {"path": str(folder / "vix.csv")},
     }
@@ -226,7 +215,7 @@ def eventful_market(
     return market
 
 
-def test_training_window_alone_sets_the_scale(tmp_path: Path) -> None:
+def test_training_window_alone_sets_the_scale(tmp_path):
     market, _ = make_market(settings(write_csv(tmp_path, minute_table(symbols=2, sessions=10))))
     start, stop = market.windows.train
     train = market.features[start + 5 : stop, :, 0]
@@ -242,7 +231,7 @@ def test_training_window_alone_sets_the_scale(tmp_path: Path) -> None:
     )
 
 
-def test_extra_columns_become_features(tmp_path: Path) -> None:
+def test_extra_columns_become_features(tmp_path):
     table = minute_table(symbols=2, sessions=5)
     table["mood"] = np.random.default_rng(0).normal(5, 2, len(table))
     table["raw"] = np.arange(len(table), dtype=float)
@@ -256,7 +245,7 @@ def test_extra_columns_become_features(tmp_path: Path) -> None:
     np.testing.assert_allclose(market.features[:, 0, 1].numpy(), first.raw.to_numpy())
 
 
-def test_a_cross_section_needs_no_scale(tmp_path: Path) -> None:
+def test_a_cross_section_needs_no_scale(tmp_path):
     table = minute_table(symbols=4, sessions=5)
     table["raw"] = np.arange(len(table), dtype=float)
     names = ["return_1", "return_5"]
@@ -272,7 +261,7 @@ def test_a_cross_section_needs_no_scale(tmp_path: Path) -> None:
     assert market.features[-1, :, 2].max() == len(table) - 1
 
 
-def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path: Path) -> None:
+def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path):
     """Text without a zone and midnights of New York; in memory and through the store; as of minutes
     put together."""
     table = minute_table(symbols=2, sessions=6)
@@ -299,7 +288,7 @@ def test_bars_whose_times_are_dates_stand_at_their_sessions(tmp_path: Path) -> N
     assert "outside_session" not in report["kinds"]
 
 
-def test_shares_outstanding_count_from_their_date(tmp_path: Path) -> None:
+def test_shares_outstanding_count_from_their_date(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=3, sessions=5))
     shares = tmp_path / "shares.csv"
     shares.write_text(
@@ -335,14 +324,14 @@ def test_shares_outstanding_count_from_their_date(tmp_path: Path) -> None:
         ("symbol,from,shares\nZZZ,2016-01-04,5\n", "has no number for AAA, BBB or any other"),
     ],
 )
-def test_a_bad_file_of_shares_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_file_of_shares_is_refused(tmp_path, text, said):
     path = write_csv(tmp_path, minute_table(symbols=2, sessions=5))
     (tmp_path / "shares.csv").write_text(text)
     with pytest.raises(DataError, match=said):
         make_market(settings(path, universe={"shares_outstanding": str(tmp_path / "shares.csv")}))
 
 
-def test_windows_are_whole_sessions_with_an_embargo(tmp_path: Path) -> None:
+def test_windows_are_whole_sessions_with_an_embargo(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
     market, _ = make_market(settings(path, windows={"fractions": [0.5, 0.3, 0.2]}))
     assert market.windows == ((0, 4 * 390), (5 * 390, 7 * 390), (8 * 390, 10 * 390))
@@ -360,7 +349,7 @@ def test_windows_are_whole_sessions_with_an_embargo(tmp_path: Path) -> None:
         validate(WindowSettings, dated | {"validation": ["2016-01-06", "2016-01-11"]}, "test")
 
 
-def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
+def test_coverage_filter_looks_at_training_only(tmp_path):
     table = minute_table(symbols=2, sessions=10)
     day = table.ts.dt.strftime("%Y-%m-%d")
     thin_later = (table.ticker == "AAA") & (day > "2016-01-11") & (table.ts.dt.minute < 30)
@@ -373,7 +362,7 @@ def test_coverage_filter_looks_at_training_only(tmp_path: Path) -> None:
         make_market(settings(path, universe={"symbols": ["AAA", "ZZZ"]}))
 
 
-def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
+def test_equal_weight_benchmark_is_the_mean_return(tmp_path):
     market, _ = make_market(
         settings(write_csv(tmp_path, minute_table(symbols=3, sessions=3)), **SHORT_WINDOWS)
     )
@@ -387,7 +376,7 @@ def test_equal_weight_benchmark_is_the_mean_return(tmp_path: Path) -> None:
         base = expected[-1]
 
 
-def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path: Path) -> None:
+def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path):
     days = pd.date_range("2016-01-01", "2016-01-08")
     index = pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": np.arange(100.0, 108.0)})
     index[~index.date.isin(["2016-01-02", "2016-01-03"])].to_csv(tmp_path / "idx.csv", index=False)
@@ -402,7 +391,7 @@ def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path: Path) -> None:
         make_market(settings(path, benchmark={"path": str(tmp_path / "short.csv")}))
 
 
-def test_a_daily_series_is_seen_the_day_after(tmp_path: Path) -> None:
+def test_a_daily_series_is_seen_the_day_after(tmp_path):
     days = pd.date_range("2016-01-05", "2016-01-08")
     pd.DataFrame({"date": days.strftime("%Y-%m-%d"), "close": [20.0, 25.0, 30.0, 18.0]}).to_csv(
         tmp_path / "vix.csv", index=False
@@ -425,7 +414,7 @@ def test_a_daily_series_is_seen_the_day_after(tmp_path: Path) -> None:
         make_market(settings(path, features={"daily": {"vix": str(tmp_path / "nothing.csv")}}))
 
 
-def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None:
+def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=2, sessions=5))
     cache = tmp_path / "cache"
     first = build_market(settings(path), cache=cache)
@@ -450,7 +439,7 @@ def test_equal_settings_reuse_the_file_and_others_do_not(tmp_path: Path) -> None
     assert market.content_hash() == again.content_hash()
 
 
-def test_range_limits_the_days(tmp_path: Path) -> None:
+def test_range_limits_the_days(tmp_path):
     path = write_csv(tmp_path, minute_table(symbols=1, sessions=10))
     market, report = make_market(settings(path, start="2016-01-06", end="2016-01-13"))
     stamps = market.timestamps()

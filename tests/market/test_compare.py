@@ -1,11 +1,8 @@
 """Two sets of bars laid over each other, against pandas, and what was done to one of them found
 again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,16 +18,16 @@ PRICES = ["open", "high", "low", "close"]
 DAILY = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"
 
 
-def compared(a: pd.DataFrame, b: pd.DataFrame, **how: Any) -> dict[str, Any]:
+def compared(a, b, **how):
     return compare_bars(Side("one", as_bars(a)), Side("two", as_bars(b)), **how)
 
 
-def found(report: dict[str, Any]) -> list[tuple[str, str, str, str, int, float]]:
+def found(report):
     names = ("kind", "symbol", "first", "last", "sessions", "value")
     return [tuple(one[name] for name in names) for one in report["suspicions"]]
 
 
-def test_bars_agree_with_themselves() -> None:
+def test_bars_agree_with_themselves():
     table = minute_table(3, 4, missing=0.2)
     report = compared(table, table.sample(frac=1, random_state=0))
     assert (report["both"], report["agree"], report["only_a"], report["only_b"]) == (
@@ -43,7 +40,7 @@ def test_bars_agree_with_themselves() -> None:
     assert report["suspicions"] == []
 
 
-def test_every_number_is_that_of_pandas() -> None:
+def test_every_number_is_that_of_pandas():
     random = np.random.default_rng(1)
     table = minute_table(3, 6)
     ours = table[random.random(len(table)) > 0.1]
@@ -83,7 +80,7 @@ def test_every_number_is_that_of_pandas() -> None:
             assert report["days"]["agree"][k][s] == pytest.approx(share, abs=1e-4)
 
 
-def test_minutes_are_put_together_to_days() -> None:
+def test_minutes_are_put_together_to_days():
     minutes = minute_table(2, 5, missing=0.3)
     day = minutes.ts.dt.normalize()
     how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
@@ -97,7 +94,7 @@ def test_minutes_are_put_together_to_days() -> None:
     assert report["days"]["close"][0][3] == pytest.approx(100.0, abs=1e-3)
 
 
-def test_scales_lots_and_moved_times_are_found_where_they_are() -> None:
+def test_scales_lots_and_moved_times_are_found_where_they_are():
     table = minute_table(4, 8).astype({"volume": float})
     dates = np.unique(table.ts.dt.date)
     changed = table.copy()
@@ -123,7 +120,7 @@ def test_scales_lots_and_moved_times_are_found_where_they_are() -> None:
     assert one["detail"] == "B's bars stand 1 minute later than A's"
 
 
-def test_days_that_are_dated_a_session_late_are_found() -> None:
+def test_days_that_are_dated_a_session_late_are_found():
     random = np.random.default_rng(0)
     ts = pd.bdate_range("2015-03-02", periods=25) + pd.Timedelta("9h30min")
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.02, 25)))
@@ -137,7 +134,7 @@ def test_days_that_are_dated_a_session_late_are_found() -> None:
     assert "1 session later" in describe(report)
 
 
-def test_what_has_nothing_in_common_is_refused() -> None:
+def test_what_has_nothing_in_common_is_refused():
     table = minute_table(2, 3)
     with pytest.raises(DataError, match="no symbol in common"):
         compared(table, table.assign(ticker="X" + table.ticker))
@@ -145,9 +142,7 @@ def test_what_has_nothing_in_common_is_refused() -> None:
         compared(table, table.assign(ts=table.ts + pd.Timedelta("70D")))
 
 
-def test_the_command_takes_files_configurations_and_markets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_files_configurations_and_markets(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = minute_table(2, 6)
     write_csv(tmp_path, table, "one.csv")
@@ -180,7 +175,7 @@ def test_the_command_takes_files_configurations_and_markets(
     assert status.value.code == 2
 
 
-def test_a_page_says_what_is_missing_and_escapes_names() -> None:
+def test_a_page_says_what_is_missing_and_escapes_names():
     table = minute_table(2, 3)
     ours = table[~((table.ticker == "AAA") & (table.ts.dt.day == 5))]
     report = compare_bars(Side("<b>one", as_bars(ours)), Side("two", as_bars(table)))
@@ -193,7 +188,7 @@ def test_a_page_says_what_is_missing_and_escapes_names() -> None:
 
 @pytest.mark.real_data
 @pytest.mark.skipif(not DAILY.is_file(), reason="the real bars are not there")
-def test_real_minutes_against_real_days() -> None:
+def test_real_minutes_against_real_days():
     (a, calendar), (b, _) = (
         open_side(str(path), CompareSettings(), Path("unused")) for path in (REAL_2016, DAILY)
     )

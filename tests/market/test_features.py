@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +26,7 @@ ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "a
 BY_SESSION = ("gap", "gap_3", "intraday", "intraday_2", "relative_volume_4")
 
 
-def one_symbol(length: int = 400, *, seed: int = 0, silent: float = 0.1) -> SymbolBars:
+def one_symbol(length=400, *, seed=0, silent=0.1):
     random = np.random.default_rng(seed)
     close = 80 * np.exp(np.cumsum(random.normal(0, 0.002, length)))
     tradable = random.random(length) >= silent
@@ -53,13 +50,13 @@ def one_symbol(length: int = 400, *, seed: int = 0, silent: float = 0.1) -> Symb
     )
 
 
-def frame(bars: SymbolBars) -> pd.DataFrame:
+def frame(bars):
     return pd.DataFrame(
         {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
     )
 
 
-def test_values_agree_with_stockstats_and_pandas() -> None:
+def test_values_agree_with_stockstats_and_pandas():
     stockstats = pytest.importorskip("stockstats")
     bars = one_symbol()
     table = frame(bars)
@@ -90,7 +87,7 @@ def test_values_agree_with_stockstats_and_pandas() -> None:
         )
 
 
-def prefix(bars: SymbolBars, length: int) -> SymbolBars:
+def prefix(bars, length):
     columns = {name: getattr(bars, name)[:length] for name in (*COLUMNS, "tradable", "session")}
     return replace(
         bars, **columns, extras={name: values[:length] for name, values in bars.extras.items()}
@@ -99,13 +96,13 @@ def prefix(bars: SymbolBars, length: int) -> SymbolBars:
 
 @settings(max_examples=examples(30))
 @given(cut=st.integers(1, 400), seed=st.integers(0, 50))
-def test_a_prefix_has_the_same_features(cut: int, seed: int) -> None:
+def test_a_prefix_has_the_same_features(cut, seed):
     bars = replace(one_symbol(seed=seed), session=np.arange(400) // 60)
     whole, part = (symbol_features(one, (*ALL, *BY_SESSION)) for one in (bars, prefix(bars, cut)))
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
 
 
-def test_nights_and_days_add_up_over_sessions() -> None:
+def test_nights_and_days_add_up_over_sessions():
     """Against loops; the first minutes of some sessions are silent."""
     bars = replace(one_symbol(360, silent=0.3), session=np.arange(360) // 60)
     night = np.full(360, np.nan)
@@ -135,7 +132,7 @@ def test_nights_and_days_add_up_over_sessions() -> None:
     np.testing.assert_allclose(got[:, 4], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_beta_is_the_slope_on_the_members_mean() -> None:
+def test_beta_is_the_slope_on_the_members_mean():
     random = np.random.default_rng(3)
     steps = random.normal(0, 0.01, (200, 1)) * [0.5, 1.0, 2.0, 1.0] + random.normal(
         0, 0.004, (200, 4)
@@ -157,7 +154,7 @@ def test_beta_is_the_slope_on_the_members_mean() -> None:
     assert np.isnan(got[150:, 2]).all()
 
 
-def test_age_counts_the_bars_since_the_last_trade() -> None:
+def test_age_counts_the_bars_since_the_last_trade():
     bars = one_symbol(12, silent=0.0)
     tradable = np.array([1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0], dtype=bool)
     table = symbol_features(replace(bars, tradable=tradable), ["age_2", "age_60"])
@@ -165,7 +162,7 @@ def test_age_counts_the_bars_since_the_last_trade() -> None:
     assert table[:, 0].tolist() == [0, 0, 1, 2, 2, 0, 1, 0, 0, 1, 2, 2]
 
 
-def test_silence_gives_finite_features() -> None:
+def test_silence_gives_finite_features():
     bars = one_symbol(200, silent=0.0)
     prices = {name: np.full(200, 33.33) for name in ("open", "high", "low", "close")}
     flat = replace(bars, **prices, volume=np.zeros(200))
@@ -175,16 +172,16 @@ def test_silence_gives_finite_features() -> None:
     assert (table[:, PAPER_FEATURES.index("rsi_30")] == 50).all()
 
 
-def range_over_close(bars: SymbolBars) -> np.ndarray:
+def range_over_close(bars):
     """A feature of one's own."""
     return (bars.high - bars.low) / bars.close
 
 
-def too_short(bars: SymbolBars) -> np.ndarray:
+def too_short(bars):
     return bars.close[1:]
 
 
-def test_features_of_ones_own() -> None:
+def test_features_of_ones_own():
     bars = one_symbol()
     table = symbol_features(bars, ["tests.market.test_features:range_over_close"])
     np.testing.assert_array_equal(table[:, 0], (bars.high - bars.low) / bars.close)
@@ -195,12 +192,12 @@ def test_features_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["rsi_0", "rsii_30", "RSI_30", "", "rsi_-3"])
-def test_an_unknown_feature_is_refused(name: str) -> None:
+def test_an_unknown_feature_is_refused(name):
     with pytest.raises(ConfigError, match="is no feature"):
         validate(FeatureSettings, {"names": [name]}, "test")
 
 
-def context_of(names: list[str], **given: Any) -> np.ndarray:
+def context_of(names, **given):
     """Context features of one session, or of what else is given."""
     session = np.zeros(len(given["benchmark"]), dtype=np.int64)
     usual = {"session": session, "day_close": np.ones((1, 1)), "turbulence_days": 5}
@@ -208,7 +205,7 @@ def context_of(names: list[str], **given: Any) -> np.ndarray:
     return context_features(names, **usual | given)
 
 
-def test_turbulence_sees_finished_days_only() -> None:
+def test_turbulence_sees_finished_days_only():
     random = np.random.default_rng(0)
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 4)), axis=0))
     close[30] *= [1.2, 0.8, 1.2, 0.8]  # a wild day
@@ -232,7 +229,7 @@ def test_turbulence_sees_finished_days_only() -> None:
     assert (table[session == 30, 0] == np.log1p(level[29])).all()
 
 
-def test_turbulence_counts_the_members_of_the_day() -> None:
+def test_turbulence_counts_the_members_of_the_day():
     random = np.random.default_rng(1)
     close = 50 * np.exp(np.cumsum(random.normal(0, 0.01, (40, 5)), axis=0))
     member = np.ones(close.shape, dtype=bool)
@@ -252,7 +249,7 @@ def test_turbulence_counts_the_members_of_the_day() -> None:
     np.testing.assert_array_equal(turbulence(wild, member, 10)[:25], level[:25])
 
 
-def test_time_of_day_runs_from_open_to_close() -> None:
+def test_time_of_day_runs_from_open_to_close():
     table = context_of(
         ["time_of_day", "time_to_close", "index_return_2"],
         benchmark=np.array([100.0, 101, 102, 103, 104, 105]),
@@ -264,7 +261,7 @@ def test_time_of_day_runs_from_open_to_close() -> None:
     np.testing.assert_allclose(table[2:, 2], np.log([102 / 100, 103 / 101, 104 / 102, 105 / 103]))
 
 
-def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns() -> None:
+def test_the_volatility_of_the_index_is_the_root_mean_square_of_its_last_returns():
     level = np.array([100.0, 101, 99, 104, 104, 90])
     table = context_of(["index_volatility_2", "index_volatility_1"], benchmark=level)
     steps = [0.0, *(np.log(now / before) for before, now in itertools.pairwise(level))]

@@ -1,11 +1,7 @@
 """Files that grow: what is new is stored, what is known is kept, and every byte is as if it were
 built afresh."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -24,20 +20,20 @@ from tests.engines.killing import killed_at, writes_of
 TABLE = minute_table(3, 24, missing=0.02)  # 4 January to 5 February
 DAYS = TABLE.ts.dt.strftime("%Y-%m-%d")
 LAST = DAYS.max()
-LAYOUTS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+LAYOUTS = {
     "by symbol": lambda table: table.sort_values(["ticker", "ts"]),
     "by time": lambda table: table.sort_values(["ts", "ticker"]),
 }
 
 
-def stored(store: Path) -> dict[str, int]:
+def stored(store):
     """Chunk -> when it was written."""
     return {
         str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")
     }
 
 
-def put(folder: Path, table: pd.DataFrame, kind: str) -> Path:
+def put(folder, table, kind):
     if kind == "csv":
         return write_csv(folder, table)
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,9 +43,7 @@ def put(folder: Path, table: pd.DataFrame, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_grown_file_adds_the_chunks_of_its_new_day(
-    tmp_path: Path, kind: str, layout: str
-) -> None:
+def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path, kind, layout):
     table = LAYOUTS[layout](TABLE)
     store = tmp_path / "store"
     cache = tmp_path / "cache"
@@ -69,16 +63,14 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(
     assert MarketTensors.stored_hash(grown) == MarketTensors.stored_hash(fresh)
 
 
-def test_what_was_read_of_a_csv_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_read_of_a_csv_is_not_read_again(tmp_path, monkeypatch):
     table = LAYOUTS["by time"](TABLE)
     rows = []
     real = bar_files.table_bars
 
-    def counted(part: object, *rest: object, **named: object) -> object:
-        rows.append(part.num_rows)  # type: ignore[attr-defined]
-        return real(part, *rest, **named)  # type: ignore[arg-type]
+    def counted(part, *rest, **named):
+        rows.append(part.num_rows)
+        return real(part, *rest, **named)
 
     monkeypatch.setattr(bar_files, "table_bars", counted)
     path = write_csv(tmp_path, table[table.ts < LAST])
@@ -100,7 +92,7 @@ def test_what_was_read_of_a_csv_is_not_read_again(
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_changed_bar_costs_its_own_month(tmp_path: Path, kind: str) -> None:
+def test_a_changed_bar_costs_its_own_month(tmp_path, kind):
     store = tmp_path / "store"
     table = TABLE.copy()
     path = put(tmp_path, table, kind)
@@ -116,14 +108,14 @@ def test_a_changed_bar_costs_its_own_month(tmp_path: Path, kind: str) -> None:
     assert MarketTensors.stored_hash(changed) == MarketTensors.stored_hash(fresh)
 
 
-def from_config(config: Path, cache: Path) -> Path:
+def from_config(config, cache):
     return build_market(read_settings(config), cache=cache)
 
 
 @pytest.mark.parametrize(
     "share", [0.3, *(pytest.param(k / 10, marks=pytest.mark.slow) for k in range(11))]
 )
-def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
+def test_a_killed_append_is_finished_by_the_same_call(tmp_path, share):
     table = LAYOUTS["by time"](TABLE)
     config = tmp_path / "data.yaml"
     path = tmp_path / "bars.csv"
@@ -144,14 +136,14 @@ def test_a_killed_append_is_finished_by_the_same_call(tmp_path: Path, share: flo
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
-def write_days(folder: Path, table: pd.DataFrame) -> list[Path]:
+def write_days(folder, table):
     return [
         write_csv(folder, rows, f"bars_{day:%Y-%m-%d}.csv")
         for day, rows in table.groupby(table.ts.dt.normalize())
     ]
 
 
-def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path) -> None:
+def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path):
     table = LAYOUTS["by time"](TABLE)
     bars = tmp_path / "bars"
     store = tmp_path / "store"
@@ -173,7 +165,7 @@ def test_files_of_days_are_one_collection_to_which_a_day_is_added(tmp_path: Path
     assert market_of(grown) == market_of(whole)
 
 
-def market_of(path: Path) -> dict[str, object]:
+def market_of(path):
     """Everything of a market but where its bars came from."""
     market = MarketTensors.load(path)
     return {name: tensor.numpy().tobytes() for name, tensor in market.arrays()} | {
@@ -181,7 +173,7 @@ def market_of(path: Path) -> dict[str, object]:
     }
 
 
-def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None:
+def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path):
     table = LAYOUTS["by time"](TABLE)
     bars = tmp_path / "bars"
     store = tmp_path / "store"
@@ -200,7 +192,7 @@ def test_a_day_that_changed_or_came_late_costs_its_month(tmp_path: Path) -> None
     assert market_of(late) == market_of(whole)
 
 
-def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path: Path) -> None:
+def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path):
     table = LAYOUTS["by time"](TABLE)
     bars = tmp_path / "bars"
     days = write_days(bars, table)

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +5,10 @@ import pytest
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.load import load_market
 from fintrader.market.synthetic import SyntheticSettings, generate, synthetic_grid
-from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import assert_same_market
 
 SOURCE = SyntheticSettings(num_symbols=3, num_sessions=6, missing=0.01)
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "features": {"names": ["return_1", "volume_30"], "context": ["time_of_day"]},
     "windows": {"embargo_sessions": 0},
 }
@@ -22,7 +16,7 @@ ZONE = "America/New_York"
 
 
 @pytest.fixture(scope="module")
-def long() -> pd.DataFrame:
+def long():
     bars = generate(SOURCE, synthetic_grid(SOURCE, "XNAS", 1)).bars
     columns = {
         "Date": pd.to_datetime(bars.ts, utc=True),
@@ -35,19 +29,19 @@ def long() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def expected(long: pd.DataFrame) -> MarketTensors:
+def expected(long):
     return load_market(long, **SETTINGS)
 
 
-def _wide(long: pd.DataFrame) -> pd.DataFrame:
+def _wide(long):
     return long.pivot(index="Date", columns="Tic")
 
 
-def _naive(long: pd.DataFrame) -> pd.DataFrame:
+def _naive(long):
     return long.assign(Date=long["Date"].dt.tz_convert(ZONE).dt.tz_localize(None))
 
 
-def _days(long: pd.DataFrame, zone: str | None) -> pd.DataFrame:
+def _days(long, zone):
     day = long["Date"].dt.tz_convert(ZONE).dt.normalize()
     rules = {"Open": "first", "High": "max", "Low": "min", "Close": "last", "Volume": "sum"}
     whole = long.assign(Date=day if zone else day.dt.tz_localize(None))
@@ -92,21 +86,14 @@ def _days(long: pd.DataFrame, zone: str | None) -> pd.DataFrame:
         (lambda long: long.assign(note="x", rank=1), {}),
     ],
 )
-def test_every_form_is_the_same_market(
-    form: Callable[[pd.DataFrame], Any],
-    settings: dict[str, Any],
-    long: pd.DataFrame,
-    expected: MarketTensors,
-) -> None:
+def test_every_form_is_the_same_market(form, settings, long, expected):
     market = load_market(form(long), **SETTINGS, **settings)
     assert market.symbols == expected.symbols
     assert_same_market(market, expected)
     assert market.meta["source"]["kind"] == "frames"
 
 
-def test_it_is_the_market_that_the_same_bars_in_a_file_make(
-    long: pd.DataFrame, expected: MarketTensors, tmp_path: Any
-) -> None:
+def test_it_is_the_market_that_the_same_bars_in_a_file_make(long, expected, tmp_path):
     path = tmp_path / "bars.parquet"
     columns = {"symbol": "Tic", "ts": "Date"} | {
         name: name.title() for name in ("open", "high", "low", "close", "volume")
@@ -118,7 +105,7 @@ def test_it_is_the_market_that_the_same_bars_in_a_file_make(
     assert_same_market(filed, expected)
 
 
-def test_a_markets_bars_are_as_long_as_those_given(long: pd.DataFrame) -> None:
+def test_a_markets_bars_are_as_long_as_those_given(long):
     rows = (
         long.assign(Date=long["Date"].dt.floor("5min"))
         .groupby(["Date", "Tic"], as_index=False)
@@ -134,7 +121,7 @@ def test_a_markets_bars_are_as_long_as_those_given(long: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("zone", [None, ZONE])
-def test_days_are_bars_of_one_session_each(long: pd.DataFrame, zone: str | None) -> None:
+def test_days_are_bars_of_one_session_each(long, zone):
     days = _days(long, zone)
     settings = SETTINGS | {"features": {"names": ["return_1"], "context": []}}
     market = load_market(days, **settings)
@@ -145,7 +132,7 @@ def test_days_are_bars_of_one_session_each(long: pd.DataFrame, zone: str | None)
     )
 
 
-def test_extra_columns_become_features(long: pd.DataFrame) -> None:
+def test_extra_columns_become_features(long):
     windows = SETTINGS["windows"]
     market = load_market(
         long.assign(mood=1.0),
@@ -198,9 +185,7 @@ def test_extra_columns_become_features(long: pd.DataFrame) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_table_is_named(
-    form: Callable[[pd.DataFrame], Any], settings: dict[str, Any], message: str, long: pd.DataFrame
-) -> None:
+def test_what_is_wrong_with_a_table_is_named(form, settings, message, long):
     with pytest.raises(BarError, match=message):
         load_market(form(long), **SETTINGS, **settings)
 
@@ -214,8 +199,6 @@ def test_what_is_wrong_with_a_table_is_named(
         ({"bar_minuts": 5}, "did you mean 'bar_minutes'"),
     ],
 )
-def test_a_wrong_setting_is_named(
-    settings: dict[str, Any], message: str, long: pd.DataFrame
-) -> None:
+def test_a_wrong_setting_is_named(settings, message, long):
     with pytest.raises(ConfigError, match=message):
         load_market(long, **settings)

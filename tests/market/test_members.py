@@ -1,20 +1,17 @@
 """The members of the NASDAQ-100 by date against three references: they differ by what the docs
 list."""
 
-from __future__ import annotations
-
 import csv
 import datetime as dt
 import functools
 import importlib.metadata
 import itertools
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fintrader.bars.companies import NEVER, Company, index_companies, index_digest
+from fintrader.bars.companies import NEVER, index_companies, index_digest
 from fintrader.errors import DataError
 from fintrader.market.universe import index_membership, index_tickers
 from tests.bars.tables import REAL_FOLDER
@@ -28,21 +25,21 @@ DAY = dt.timedelta(days=1)
 Table = dict[str, set[dt.date]]
 
 
-def companies() -> tuple[Company, ...]:
+def companies():
     return index_companies("nasdaq100")
 
 
 @functools.cache
-def bearers() -> dict[str, list[Company]]:
+def bearers():
     """Every ticker -> the companies that ever bore it."""
-    found: dict[str, list[Company]] = {}
+    found = {}
     for company in companies():
         for ticker in {name.ticker for name in company.names}:
             found.setdefault(ticker, []).append(company)
     return found
 
 
-def weekdays(first: dt.date, stop: dt.date) -> Iterator[dt.date]:
+def weekdays(first, stop):
     day = first
     while day < stop:
         if day.weekday() < 5:
@@ -50,7 +47,7 @@ def weekdays(first: dt.date, stop: dt.date) -> Iterator[dt.date]:
         day += DAY
 
 
-def holder(ticker: str, day: dt.date) -> str:
+def holder(ticker, day):
     """The company of a ticker on a day, or else the last that ever had it (references call many by
     their last one)."""
     ever = bearers().get(ticker, [])
@@ -58,8 +55,8 @@ def holder(ticker: str, day: dt.date) -> str:
     return (then or ever)[-1].key if ever else ticker
 
 
-def ours(first: dt.date, stop: dt.date) -> Table:
-    found: Table = {}
+def ours(first, stop):
+    found = {}
     for company in companies():
         days = {
             day for a, b in company.member for day in weekdays(max(a, first), min(b or stop, stop))
@@ -69,12 +66,12 @@ def ours(first: dt.date, stop: dt.date) -> Table:
     return found
 
 
-def by_constitution() -> tuple[Table, dt.date, dt.date]:
+def by_constitution():
     """The package index-constitution."""
     package = pytest.importorskip("index_constitution")
     if importlib.metadata.version("index-constitution") != "1.0.1":
         pytest.skip("the differences are those of index-constitution 1.0.1")
-    found: Table = {}
+    found = {}
     history = package.history("nasdaq100")
     stop = LAST + DAY
     renamed = {"TCFCA": "TFCFA", "TCFCB": "TFCF", "NLTI": "NTLI"}
@@ -88,11 +85,11 @@ def by_constitution() -> tuple[Table, dt.date, dt.date]:
     return {key: days for key, days in found.items() if days}, FIRST, stop
 
 
-def by_changes() -> tuple[Table, dt.date, dt.date]:
+def by_changes():
     """The changes that the repository jmccarrell/n100tickers lists; its files of 2024 end in
     June."""
-    found: Table = {}
-    now: set[str] = set()
+    found = {}
+    now = set()
     rows = list(csv.DictReader((HERE / "nasdaq100_changes.csv").open()))
     stop = dt.date.fromisoformat(rows[-1]["day"]) + DAY
     for row, later in zip(rows, [*rows[1:], {"day": str(stop)}], strict=True):
@@ -106,11 +103,11 @@ def by_changes() -> tuple[Table, dt.date, dt.date]:
     return found, FIRST, stop
 
 
-def by_list() -> tuple[Table, dt.date, dt.date]:
+def by_list():
     """The list beside the real bars."""
     if not LIST.is_file():
         pytest.skip("real bars are not here")
-    found: Table = {}
+    found = {}
     rows = list(csv.DictReader(LIST.open()))
     first = dt.date(2015, 10, 12)
     last = dt.date(2021, 6, 1)
@@ -125,16 +122,12 @@ def by_list() -> tuple[Table, dt.date, dt.date]:
     return found, first, last + DAY
 
 
-REFERENCES: dict[str, Callable[[], tuple[Table, dt.date, dt.date]]] = {
-    "index-constitution": by_constitution,
-    "n100tickers": by_changes,
-    "the list": by_list,
-}
+REFERENCES = {"index-constitution": by_constitution, "n100tickers": by_changes, "the list": by_list}
 
 
-def ranges(days: set[dt.date]) -> str:
+def ranges(days):
     """`2016-02-16 … 2016-02-19, …`: runs of weekdays."""
-    runs: list[list[dt.date]] = []
+    runs = []
     for day in sorted(days):
         before = day - DAY * (3 if day.weekday() == 0 else 1)
         if runs and runs[-1][1] == before:
@@ -144,7 +137,7 @@ def ranges(days: set[dt.date]) -> str:
     return ", ".join(f"{a} … {b}" if a != b else f"{a}" for a, b in runs)
 
 
-def differences(name: str) -> set[tuple[str, str, str]]:
+def differences(name):
     """(company, days only here, days only there)."""
     theirs, first, stop = REFERENCES[name]()
     mine = ours(first, stop)
@@ -159,7 +152,7 @@ def differences(name: str) -> set[tuple[str, str, str]]:
     }
 
 
-def told(name: str) -> set[tuple[str, str, str]]:
+def told(name):
     """What the documentation's file lists of a reference, without the reasons."""
     rows = [row for row in csv.DictReader(DIFFERENCES.open()) if row["reference"] == name]
     assert rows
@@ -168,11 +161,11 @@ def told(name: str) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("name", list(REFERENCES))
-def test_every_difference_to_a_reference_is_listed_and_no_other(name: str) -> None:
+def test_every_difference_to_a_reference_is_listed_and_no_other(name):
     assert differences(name) == told(name)
 
 
-def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners() -> None:
+def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners():
     days = list(weekdays(FIRST, LAST + DAY))
     count = dict.fromkeys(days, 0)
     for key, found in ours(FIRST, LAST + DAY).items():
@@ -215,9 +208,7 @@ def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners() -> N
         ("GEN", None),
     ],
 )
-def test_a_ticker_is_a_member_while_its_company_is(
-    ticker: str, spans: list[tuple[str, str | None]] | None
-) -> None:
+def test_a_ticker_is_a_member_while_its_company_is(ticker, spans):
     found = index_membership("nasdaq100").get(ticker)
     expected = spans and [
         (dt.date.fromisoformat(a), b and dt.date.fromisoformat(b)) for a, b in spans
@@ -225,7 +216,7 @@ def test_a_ticker_is_a_member_while_its_company_is(
     assert found == expected
 
 
-def test_by_the_tickers_of_one_day_the_same_members_have_other_names() -> None:
+def test_by_the_tickers_of_one_day_the_same_members_have_other_names():
     now = index_membership("nasdaq100", dt.date(2023, 1, 3))
     assert now["WTW"] == [(dt.date(2018, 12, 24), dt.date(2020, 4, 30))]
     assert now["META"] == [(dt.date(2012, 12, 12), None)]
@@ -251,9 +242,7 @@ def test_by_the_tickers_of_one_day_the_same_members_have_other_names() -> None:
 
 
 @pytest.mark.parametrize("index", ["sp500", "dow30"])
-def test_an_index_without_its_package_says_what_to_install(
-    index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_without_its_package_says_what_to_install(index, monkeypatch):
     monkeypatch.setitem(sys.modules, "index_constitution", None)
     index_companies.cache_clear()
     with pytest.raises(DataError, match=rf"{index} needs index-constitution: .*pip install"):
@@ -261,7 +250,7 @@ def test_an_index_without_its_package_says_what_to_install(
     assert index_companies("nasdaq100")
 
 
-def test_other_indices_come_with_what_is_known_of_their_tickers() -> None:
+def test_other_indices_come_with_what_is_known_of_their_tickers():
     pytest.importorskip("index_constitution")
     members = {one.key: one for one in index_companies("sp500")}
     assert members["META"].ticker(dt.date(2020, 1, 2)) == "FB"

@@ -1,11 +1,8 @@
 """A build holds one symbol and one block in memory, and imports no torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +26,7 @@ print(sorted({"torch", "fintrader.market.tensors"} & set(sys.modules)))
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 5))
     text = (
         f"data:\n  path: {path}\n  windows: {{fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}}\n"
@@ -47,9 +44,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize("command", ["quality", "gc", "--help", *SLOW])
-def test_commands_that_look_at_bars_import_no_torch(
-    config: Path, tmp_path: Path, command: str
-) -> None:
+def test_commands_that_look_at_bars_import_no_torch(config, tmp_path, command):
     words = command.split()
     given = [str(config)] * (2 if command == "compare" else 1)
     argv = words if words[0] == "--help" else ["data", words[0], *(words[1:] or given)]
@@ -63,7 +58,7 @@ def test_commands_that_look_at_bars_import_no_torch(
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
-def test_statistics_of_blocks_are_those_of_the_whole() -> None:
+def test_statistics_of_blocks_are_those_of_the_whole():
     """To the bit what numpy makes of whole blocks, for any width."""
     random = np.random.default_rng(0)
     for width in (1, 2, 5):
@@ -76,7 +71,7 @@ def test_statistics_of_blocks_are_those_of_the_whole() -> None:
             np.testing.assert_array_equal(got, expected)
 
 
-def whole_statistics(table: np.ndarray, train: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def whole_statistics(table, train):
     blocks = [
         table[start : min(start + 4096, train[1])] for start in range(train[0], train[1], 4096)
     ]
@@ -90,7 +85,7 @@ def whole_statistics(table: np.ndarray, train: tuple[int, int]) -> tuple[np.ndar
     return mean, np.sqrt(square / count)
 
 
-def test_a_file_holds_what_memory_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_holds_what_memory_does(tmp_path, monkeypatch):
     """Events, members, market-wide features, ranks: written in blocks of sixteen bars, and as one
     array each."""
     table = minute_table(4, 6, missing=0.05)
@@ -112,7 +107,7 @@ def test_a_file_holds_what_memory_does(tmp_path: Path, monkeypatch: pytest.Monke
     }
     path = write_csv(tmp_path, table)
     for across in ("none", "rank"):
-        values["features"]["cross_sectional"] = across  # type: ignore[index]
+        values["features"]["cross_sectional"] = across
         wanted = file_settings(path, **values)
         market, _ = make_market(wanted)
         with monkeypatch.context() as patch:
@@ -123,8 +118,8 @@ def test_a_file_holds_what_memory_does(tmp_path: Path, monkeypatch: pytest.Monke
         assert (tmp_path / "saved.safetensors").read_bytes() == built.read_bytes()
 
 
-def test_a_column_may_be_written_again(tmp_path: Path) -> None:
-    def one(first: int, stop: int, level: float) -> SymbolBars:
+def test_a_column_may_be_written_again(tmp_path):
+    def one(first, stop, level):
         prices = np.full(stop - first, level)
         flags = np.ones(stop - first, dtype=bool)
         return SymbolBars(
@@ -184,7 +179,7 @@ print(json.dumps({"peak_mib": peak(), "file_mib": path.stat().st_size / 2**20}))
 
 
 @pytest.mark.slow
-def test_more_symbols_take_no_more_memory(tmp_path: Path) -> None:
+def test_more_symbols_take_no_more_memory(tmp_path):
     """Ten and a hundred: the second market is larger than what building it takes beyond building
     the first."""
     peaks = []

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import itertools
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +16,18 @@ from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import drift_states
 
 
-def synthetic(**source: Any) -> DataSettings:
+def synthetic(**source):
     return validate(
         DataSettings, {"bar_minutes": 5, "source": {"kind": "synthetic", **source}}, "test"
     )
 
 
-def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_bars: int) -> float:
+def brute_force(num_assets, drift, switch, cost, num_bars):
     """The optimum by recursion over every joint state of all stocks and every position, one dollar
     in one place."""
 
     @cache
-    def best(states: tuple[int, ...], held: int, left: int) -> float:  # held: -1 is cash
+    def best(states, held, left):  # held: -1 is cash
         if left == 0:
             return 1.0
         worth = []
@@ -44,7 +41,7 @@ def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_b
         return max(worth)
 
     @cache
-    def ahead(states: tuple[int, ...], held: int, left: int) -> float:
+    def ahead(states, held, left):
         total = 0.0
         for flips in itertools.product((0, 1), repeat=num_assets):
             weight = np.prod([switch if flip else 1 - switch for flip in flips])
@@ -61,9 +58,7 @@ def brute_force(num_assets: int, drift: float, switch: float, cost: float, num_b
     ("drift_bps", "switch", "cost_bps"),
     [(50.0, 0.1, 20.0), (50.0, 0.3, 100.0), (10.0, 0.05, 0.0), (5.0, 0.4, 50.0)],
 )
-def test_the_optimum_agrees_with_brute_force(
-    drift_bps: float, switch: float, cost_bps: float
-) -> None:
+def test_the_optimum_agrees_with_brute_force(drift_bps, switch, cost_bps):
     for num_assets, num_bars in ((1, 6), (2, 6), (3, 5)):
         planted = {"num_assets": num_assets, "drift_bps": drift_bps, "switch": switch}
         expected = brute_force(num_assets, drift_bps * 1e-4, switch, cost_bps * 1e-4, num_bars)
@@ -75,7 +70,7 @@ def test_the_optimum_agrees_with_brute_force(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_oracle_reaches_the_optimum(seed: int) -> None:
+def test_the_oracle_reaches_the_optimum(seed):
     calm = {"volatility_bps": 0.5, "index_volatility_bps": 0.5, "num_sessions": 12}
     market, _ = make_market(synthetic(seed=seed, num_symbols=5, **calm))
     policy = oracle_policy(market, ObservationLayout.of(market), 20.0)
@@ -85,7 +80,7 @@ def test_the_oracle_reaches_the_optimum(seed: int) -> None:
     assert np.log(equity[-1] / equity[0]) / np.log(best) == pytest.approx(1.0, abs=0.2)
 
 
-def test_the_signal_is_a_feature_just_as_it_is() -> None:
+def test_the_signal_is_a_feature_just_as_it_is():
     settings = synthetic(seed=3)
     market, _ = make_market(settings)
     assert market.feature_names[-1] == "signal"
@@ -99,7 +94,7 @@ def test_the_signal_is_a_feature_just_as_it_is() -> None:
     np.testing.assert_allclose(market.open[1:], market.close[:-1])
 
 
-def test_without_planting_nothing_tells_the_future() -> None:
+def test_without_planting_nothing_tells_the_future():
     market, _ = make_market(synthetic(planted={"enabled": False}))
     assert market.meta["planted"] is None
     assert "signal" not in market.feature_names
@@ -107,7 +102,7 @@ def test_without_planting_nothing_tells_the_future() -> None:
         oracle_policy(market, ObservationLayout.of(market), 20.0)
 
 
-def eventful(*, num_symbols: int = 12, **events: Any) -> DataSettings:
+def eventful(*, num_symbols=12, **events):
     source = {
         "kind": "synthetic",
         "num_symbols": num_symbols,
@@ -119,7 +114,7 @@ def eventful(*, num_symbols: int = 12, **events: Any) -> DataSettings:
 
 
 @pytest.mark.parametrize("event", ["splits", "dividends"])
-def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
+def test_corporate_actions_show_no_profit_or_loss(event):
     plain, _ = make_market(eventful())
     market, _ = make_market(eventful(**{event: 3}))
     returns = [
@@ -133,7 +128,7 @@ def test_corporate_actions_show_no_profit_or_loss(event: str) -> None:
     assert int(changed.sum()) == len(market.events.bar) == 3
 
 
-def test_listings_and_delistings_are_seen() -> None:
+def test_listings_and_delistings_are_seen():
     settings = eventful(delistings=2, late_listings=3)
     report = quality_report(settings)
     assert report["kinds"] == {"ended": 2, "late_listing": 3}
@@ -147,7 +142,7 @@ def test_listings_and_delistings_are_seen() -> None:
     assert not built["survivorship"]["survivors_only"]
 
 
-def test_halts_silence_everybody() -> None:
+def test_halts_silence_everybody():
     settings = eventful(halts=2, halt_bars=14)
     assert quality_report(settings)["kinds"] == {"market_hole": 2}
     market, _ = make_market(settings)
@@ -155,6 +150,6 @@ def test_halts_silence_everybody() -> None:
     assert not torch.isnan(market.close).any()
 
 
-def test_more_events_than_stocks_are_refused() -> None:
+def test_more_events_than_stocks_are_refused():
     with pytest.raises(DataError, match="need as many stocks"):
         make_market(eventful(num_symbols=2, splits=3))

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,21 +14,21 @@ WINDOWS = {"fractions": [0.5, 0.25, 0.25], "embargo_sessions": 1}
 
 
 @pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bars(tmp_path_factory):
     """Eight random walks over twelve sessions."""
     return write_csv(
         tmp_path_factory.mktemp("bars"), minute_table(symbols=8, sessions=12, missing=0.02)
     )
 
 
-def planted(path: Path, **source: Any) -> DataSettings:
+def planted(path, **source):
     values = {"kind": "planted_in", "path": str(path), "ic": 0.1, "horizon": 6, **source}
     return validate(
         DataSettings, {**PLAIN, "bar_minutes": 15, "windows": WINDOWS, "source": values}, "test"
     )
 
 
-def coefficients(market: MarketTensors, signal: np.ndarray, horizon: int) -> np.ndarray:
+def coefficients(market, signal, horizon):
     """At each bar that has one: corr(signal, log return from the next open to that `horizon` bars
     later)."""
     opens = market.open.double().numpy()
@@ -46,7 +41,7 @@ def coefficients(market: MarketTensors, signal: np.ndarray, horizon: int) -> np.
 
 
 @pytest.mark.parametrize(("ic", "horizon"), [(0.05, 1), (0.15, 6), (0.6, 20)])
-def test_every_window_has_the_coefficient_asked_for(bars: Path, ic: float, horizon: int) -> None:
+def test_every_window_has_the_coefficient_asked_for(bars, ic, horizon):
     market, _ = make_market(planted(bars, ic=ic, horizon=horizon))
     assert market.feature_names[-1] == "signal"
     assert market.meta["source"]["kind"] == "planted_in"
@@ -66,7 +61,7 @@ def test_every_window_has_the_coefficient_asked_for(bars: Path, ic: float, horiz
         assert np.std(signal[:-1]) == pytest.approx(1.0, abs=0.02)
 
 
-def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars: Path) -> None:
+def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars):
     market, _ = make_market(planted(bars, ic=0.3, horizon=1))
     train = market.split().train
     own = train.features[:, :, -1].numpy()
@@ -75,7 +70,7 @@ def test_what_it_says_is_about_its_own_symbols_and_not_about_others(bars: Path) 
     assert abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
 
 
-def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars: Path, tmp_path: Path) -> None:
+def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars, tmp_path):
     """The negative control."""
     wanted = planted(bars, ic=0, horizon=1)
     market, _ = make_market(wanted)
@@ -90,7 +85,7 @@ def test_without_a_coefficient_it_is_noise_whatever_the_prices(bars: Path, tmp_p
     assert 0 < abs(found.mean()) < 4 * found.std() / len(found) ** 0.5
 
 
-def test_a_window_knows_nothing_of_the_next(bars: Path, tmp_path: Path) -> None:
+def test_a_window_knows_nothing_of_the_next(bars, tmp_path):
     """Other prices from the first bar after a window on leave its signal as it was."""
     market, _ = make_market(planted(bars))
     table = minute_table(symbols=8, sessions=12, missing=0.02)
@@ -107,7 +102,7 @@ def test_a_window_knows_nothing_of_the_next(bars: Path, tmp_path: Path) -> None:
     assert not one[stop - 1].any()
 
 
-def test_equal_seeds_give_equal_signals(bars: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_signals(bars, tmp_path):
     """In memory as through the store, whose chunks are those of the bars alone."""
     first, _ = make_market(planted(bars, seed=3))
     paths = [build_market(planted(bars, seed=seed), cache=tmp_path / "cache") for seed in (3, 4)]
@@ -118,7 +113,7 @@ def test_equal_seeds_give_equal_signals(bars: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").glob("bars/files/*/manifest-*.json"))) == 1
 
 
-def test_what_cannot_be_planted_is_refused(bars: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_planted_is_refused(bars, tmp_path):
     for wrong in (
         {"ic": 1.0},
         {"ic": -0.1},

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import file_settings, minute_table, write_csv
 
 
-def table(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def table(seed=0):
     """Values `[T, N, 2]` with holes and ties, and who is a member."""
     random = np.random.default_rng(seed)
     values = random.normal(3, 2, (40, 6, 2)).astype(np.float32)
@@ -28,7 +24,7 @@ def table(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("how", ["zscore", "rank"])
-def test_a_cross_section_is_that_of_the_members_with_a_value(how: str) -> None:
+def test_a_cross_section_is_that_of_the_members_with_a_value(how):
     values, member = table()
     got = values.copy()
     cross_section(got, member, [0], how, 10.0)
@@ -46,7 +42,7 @@ def test_a_cross_section_is_that_of_the_members_with_a_value(how: str) -> None:
     assert {2, 3} <= sizes
 
 
-def test_ranks_have_unit_scale_and_outliers_are_cut_off() -> None:
+def test_ranks_have_unit_scale_and_outliers_are_cut_off():
     values = np.zeros((2, 200, 1), dtype=np.float32)
     values[0, :, 0] = np.random.default_rng(0).standard_cauchy(200)
     member = np.ones((2, 200), dtype=bool)
@@ -62,7 +58,7 @@ def test_ranks_have_unit_scale_and_outliers_are_cut_off() -> None:
 
 
 @pytest.fixture(scope="module")
-def two_markets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+def two_markets(tmp_path_factory):
     """An earlier market's file, that of the same bars and more, and the bars."""
     home = tmp_path_factory.mktemp("markets")
     bars = write_csv(home, minute_table(symbols=2, sessions=12))
@@ -70,9 +66,7 @@ def two_markets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, P
     return early, build_market(file_settings(bars), cache=home / "cache"), bars
 
 
-def test_later_bars_are_scaled_by_an_earlier_markets_statistics(
-    two_markets: tuple[Path, Path, Path],
-) -> None:
+def test_later_bars_are_scaled_by_an_earlier_markets_statistics(two_markets):
     early, late, bars = two_markets
     own = MarketTensors.load(late)
     first = MarketTensors.load(early)
@@ -92,9 +86,7 @@ def test_later_bars_are_scaled_by_an_earlier_markets_statistics(
     assert late not in built
 
 
-def test_a_policy_refuses_rows_scaled_by_other_statistics(
-    two_markets: tuple[Path, Path, Path], tmp_path: Path
-) -> None:
+def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path):
     early, late, bars = two_markets
     first = MarketTensors.load(early)
     env = TradingEnv(first.split().train, EnvSettings(num_envs=2))
@@ -121,9 +113,7 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(
         ({"standardise": False}, "return_1 was standardised"),
     ],
 )
-def test_statistics_of_other_columns_are_refused(
-    change: dict[str, Any], said: str, two_markets: tuple[Path, Path, Path]
-) -> None:
+def test_statistics_of_other_columns_are_refused(change, said, two_markets):
     early, _, bars = two_markets
     features = {
         "names": ["return_1"],
@@ -135,9 +125,7 @@ def test_statistics_of_other_columns_are_refused(
         make_market(file_settings(bars, features=features))
 
 
-def test_what_says_nothing_of_a_scale_is_refused(
-    tmp_path: Path, two_markets: tuple[Path, Path, Path]
-) -> None:
+def test_what_says_nothing_of_a_scale_is_refused(tmp_path, two_markets):
     stored = read_statistics(str(two_markets[0]))
     file = tmp_path / "statistics.json"
     spread = {**stored, "features": {"return_1": {"mean": 0.0, "std": 0.0}}}

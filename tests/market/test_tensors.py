@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ from tests.bars.tables import assert_same_market
 from tests.factories import make_market
 
 
-def test_saved_markets_come_back_equal(tmp_path: Path):
+def test_saved_markets_come_back_equal(tmp_path):
     market = make_market(60, 4)
     content = market.save(tmp_path / "m.safetensors")
     again = MarketTensors.load(tmp_path / "m.safetensors", verify=True)
@@ -57,7 +53,7 @@ def test_windows_are_views_without_a_copy():
         part.split()
 
 
-def test_a_window_keeps_its_name_in_its_file_and_a_whole_market_has_none(tmp_path: Path):
+def test_a_window_keeps_its_name_in_its_file_and_a_whole_market_has_none(tmp_path):
     market = make_market(60, 3)
     assert (market.window_name, market.cut_from) == ("whole", ())
     assert "cut_from" not in market._header()
@@ -77,7 +73,7 @@ def test_last_bar_is_where_a_symbol_ends():
     assert market.window(0, 40).last_bar.tolist() == [39, 39, 39, 39]
 
 
-DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
+DAMAGES = {
     "truncated": lambda path, data: path.write_bytes(data[: len(data) // 2]),
     "flipped": lambda path, data: path.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
     "text": lambda path, data: path.write_text("hello"),
@@ -87,7 +83,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
+def test_a_damaged_file_is_a_typed_error(tmp_path, damage):
     path = tmp_path / "m.safetensors"
     make_market(60, 4).save(path)
     DAMAGES[damage](path, path.read_bytes())
@@ -113,12 +109,12 @@ def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: str):
         ({"cut_from": ("test", "train")}, "in their order: train, validation, test"),
     ],
 )
-def test_inconsistent_markets_are_refused(change: dict[str, object], message: str):
+def test_inconsistent_markets_are_refused(change, message):
     with pytest.raises(MarketError, match=message):
-        replace(make_market(60, 4), **change)  # type: ignore[arg-type]
+        replace(make_market(60, 4), **change)
 
 
-def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path: Path):
+def test_a_flip_anywhere_in_the_header_is_a_typed_error(tmp_path):
     path = tmp_path / "m.safetensors"
     replace(make_market(60, 4), meta={"ended": ["é", "B"], "share": 0.25}).save(path)
     data = path.read_bytes()

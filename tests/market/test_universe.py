@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import datetime as dt
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from fintrader.market.universe import (
 from tests.bars.tables import PLAIN, minute_table, write_csv
 
 
-def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
+def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
     (tmp_path / "list.csv").write_text(
         "ticker,member_from,member_to\nAAA,2015-01-01,2016-01-06\nBBB,2016-01-07,\nDDD,2016-01-04,\nAAA,2016-01-08,2016-01-08\n"
     )
@@ -45,7 +42,7 @@ def test_membership_stops_buying_but_keeps_the_prices(tmp_path: Path) -> None:
     assert market.member[:, 2].all()
 
 
-def test_a_bad_list_is_named(tmp_path: Path) -> None:
+def test_a_bad_list_is_named(tmp_path):
     (tmp_path / "list.csv").write_text("ticker,member_from,member_to\nAAA,soon,\n")
     with pytest.raises(DataError, match=r"list.csv, line 2"):
         read_membership(tmp_path / "list.csv")
@@ -53,7 +50,7 @@ def test_a_bad_list_is_named(tmp_path: Path) -> None:
         read_membership(tmp_path / "nothing.csv")
 
 
-def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
+def test_the_index_of_a_day_has_the_names_of_that_day():
     members = index_membership("nasdaq100")
     dates = np.array(["2015-10-12", "2016-02-01", "2020-06-01"], dtype="datetime64[D]")
     table = member_days(
@@ -73,7 +70,7 @@ def test_the_index_of_a_day_has_the_names_of_that_day() -> None:
     assert member_days(sorted(members), members, dates, {}).sum(axis=1).tolist() == [108, 105, 103]
 
 
-def growth(close: np.ndarray, held: np.ndarray) -> float:
+def growth(close, held):
     """Yearly log growth of equal weights, the slow way."""
     steps = []
     for day in range(1, len(close)):
@@ -83,7 +80,7 @@ def growth(close: np.ndarray, held: np.ndarray) -> float:
     return 252 * float(np.mean(steps))
 
 
-def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
+def test_a_list_of_survivors_is_noticed_and_its_bias_measured():
     random = np.random.default_rng(0)
     steps = random.normal(0, 0.01, (252, 40))
     steps[:, 20:] -= 0.004  # these fall, and half of them are delisted half-way
@@ -115,7 +112,7 @@ def test_a_list_of_survivors_is_noticed_and_its_bias_measured() -> None:
     ]  # too short to tell
 
 
-def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
+def test_who_enters_proves_nothing_and_who_leaves_does():
     close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, (252, 30)), axis=0))
     member = np.ones(close.shape, dtype=bool)
     member[:100, 3] = False  # a list of today's members, with the days on which they came in
@@ -151,7 +148,7 @@ def test_who_enters_proves_nothing_and_who_leaves_does() -> None:
     )
 
 
-def test_members_without_bars_are_counted_by_company() -> None:
+def test_members_without_bars_are_counted_by_company():
     dates = np.arange("2016-01-04", "2016-01-14", dtype="datetime64[D]")
     always = [(dt.date(2015, 1, 1), None)]
     membership = {
@@ -171,9 +168,7 @@ def test_members_without_bars_are_counted_by_company() -> None:
     assert missing_members(["AAA"], None, dates, {}) == {}
 
 
-def test_survivors_are_reported_with_the_market(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_survivors_are_reported_with_the_market(tmp_path, caplog):
     values = {
         "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},
         "bar_minutes": 30,

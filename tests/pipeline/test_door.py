@@ -1,33 +1,19 @@
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
-from torch import Tensor
 
 import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.config import validate
-from fintrader.errors import (
-    BacktestError,
-    ConfigError,
-    DataError,
-    FintraderError,
-    MarketError,
-    RunError,
-)
+from fintrader.errors import BacktestError, ConfigError, DataError, MarketError, RunError
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
-from fintrader.market.tensors import MarketTensors
-from fintrader.report.backtests import Backtests
 from fintrader.results.formatting import opening_of
 from fintrader.results.looks import Ledger
 from tests.engines.runs import TINY
@@ -45,25 +31,23 @@ TINY_PPO = agents.PPO(num_steps=8)
 
 
 @pytest.fixture(scope="module")
-def market() -> MarketTensors:
+def market():
     return make_market(num_bars=360, num_assets=3, gaps=False)
 
 
 @pytest.fixture(scope="module")
-def tests(market: MarketTensors) -> Backtests:
+def tests(market):
     return fintrader.backtest(equal, market.split().test, name="equal")
 
 
-def equal(obs: Tensor) -> Tensor:
+def equal(obs):
     return torch.full((len(obs), 3), 1 / 3)
 
 
-def test_a_look_of_ones_own_is_noted_where_one_says(
-    market: MarketTensors, tests: Backtests, tmp_path: Path
-) -> None:
+def test_a_look_of_ones_own_is_noted_where_one_says(market, tests, tmp_path):
     assert tests.looks is None
 
-    def look(share: float) -> Backtests:
+    def look(share):
         return fintrader.backtest(
             lambda obs: equal(obs) * share, market.split().test, runs_dir=tmp_path
         )
@@ -73,7 +57,7 @@ def test_a_look_of_ones_own_is_noted_where_one_says(
     assert [line.look.kind for line in Ledger(tmp_path).looks()] == ["policy"] * 4
 
 
-def test_the_door_has_these_names_and_no_other() -> None:
+def test_the_door_has_these_names_and_no_other():
     assert set(fintrader.__all__) == NAMES
     for name in NAMES:
         assert getattr(fintrader, name).__name__ == name
@@ -82,7 +66,7 @@ def test_the_door_has_these_names_and_no_other() -> None:
         _ = fintrader.nothing
 
 
-def test_an_editor_sees_the_same_names() -> None:
+def test_an_editor_sees_the_same_names():
     tree = ast.parse(Path(fintrader.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
@@ -95,7 +79,7 @@ def test_an_editor_sees_the_same_names() -> None:
     assert seen == {name: f"fintrader.{home}" for name, home in fintrader._HOMES.items()}
 
 
-def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() -> None:
+def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own():
     code = (
         "import sys, fintrader; loaded = {'torch', 'pandas', 'fintrader.config'} &"
         " set(sys.modules); assert not loaded, loaded; assert callable(fintrader.agents.PPO);"
@@ -106,9 +90,7 @@ def test_importing_it_loads_no_torch_and_a_package_needs_no_import_of_its_own() 
     assert done.returncode == 0, done.stderr
 
 
-def test_backtests_are_a_mapping_that_prints_the_papers_table(
-    tests: Backtests, market: MarketTensors
-) -> None:
+def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):
     assert list(tests) == ["equal", "buy_and_hold", "equal_weight", "benchmark"]
     lines = str(tests).splitlines()
     assert "net of 20 bps a trade" in lines[0]
@@ -133,7 +115,7 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(
         tests["nothing"]
 
 
-def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
+def test_backtests_draw_and_list_everything(tests):
     assert [trace.name for trace in tests.plot().data] == [
         "Equal",
         "Buy and hold",
@@ -146,7 +128,7 @@ def test_backtests_draw_and_list_everything(tests: Backtests) -> None:
     assert tests.metrics.loc["equal", "sharpe"] == tests["equal"].metrics["sharpe"]
 
 
-def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Path) -> None:
+def test_the_report_is_the_page_with_the_verdict(tests, tmp_path):
     path = tests.report(tmp_path / "deep" / "x.html", trials=8)
     text = path.read_text()
     told = opening_of(tests.honesty(trials=8))
@@ -156,7 +138,7 @@ def test_the_report_is_the_page_with_the_verdict(tests: Backtests, tmp_path: Pat
     assert text == tests.report(str(tmp_path / "y.html"), trials=8).read_text()
 
 
-def test_honesty_says_the_verdict_first_and_counts_the_trials(tests: Backtests) -> None:
+def test_honesty_says_the_verdict_first_and_counts_the_trials(tests):
     many = tests.honesty(trials=800)
     assert repr(many).splitlines()[0] == many.text
     assert many.selection.sentence == "Chosen from 800 trials."
@@ -165,10 +147,10 @@ def test_honesty_says_the_verdict_first_and_counts_the_trials(tests: Backtests) 
     assert "unknown number of trials" in tests.honesty().selection.sentence
     for wrong in (0, -3, 1.5, True, "8"):
         with pytest.raises(BacktestError, match="at least 1"):
-            tests.honesty(trials=wrong)  # type: ignore[arg-type]
+            tests.honesty(trials=wrong)
 
 
-def _learner(market: MarketTensors) -> agents.Agent:
+def _learner(market):
     return agents.make_agent(TINY_PPO, TradingEnv(market, num_envs=2).layout)
 
 
@@ -212,17 +194,13 @@ def _learner(market: MarketTensors) -> agents.Agent:
         ),
     ],
 )
-def test_a_backtest_that_makes_no_sense_is_one_clear_error(
-    call: Callable[[MarketTensors], object], message: str, market: MarketTensors
-) -> None:
+def test_a_backtest_that_makes_no_sense_is_one_clear_error(call, message, market):
     with pytest.raises(BacktestError, match=message) as raised:
         call(market)
     assert "\n" not in str(raised.value)
 
 
-def test_an_agents_settings_are_enough_to_train_and_to_be_judged(
-    market: MarketTensors, tmp_path: Path
-) -> None:
+def test_an_agents_settings_are_enough_to_train_and_to_be_judged(market, tmp_path):
     env = TradingEnv(market.split().train, num_envs=4)
     result = fintrader.train(TINY_PPO, env, env_steps=64, seed=3)
     assert result.env_steps >= 64
@@ -238,7 +216,7 @@ def test_an_agents_settings_are_enough_to_train_and_to_be_judged(
     assert not torch.equal(other.policy(obs), result.policy(obs))
 
 
-def test_a_training_in_a_folder_goes_on_there(market: MarketTensors, tmp_path: Path) -> None:
+def test_a_training_in_a_folder_goes_on_there(market, tmp_path):
     env = TradingEnv(market.split().train, num_envs=4)
     first = fintrader.train(TINY_PPO, env, env_steps=64, folder=str(tmp_path / "training"))
     longer = fintrader.train(TINY_PPO, env, env_steps=128, folder=tmp_path / "training")
@@ -272,14 +250,12 @@ def test_a_training_in_a_folder_goes_on_there(market: MarketTensors, tmp_path: P
         (lambda m: fintrader.train(TINY_PPO, TradingEnv(m), env_steps=0), "env_steps"),
     ],
 )
-def test_a_training_that_makes_no_sense_is_one_clear_error(
-    call: Callable[[MarketTensors], object], message: str, market: MarketTensors
-) -> None:
+def test_a_training_that_makes_no_sense_is_one_clear_error(call, message, market):
     with pytest.raises(ConfigError, match=message):
         call(market)
 
 
-def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None:
+def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
     market = fintrader.load_market(**SMALL, cache=tmp_path)
     assert (market.num_assets, market.bar_minutes) == (2, 1)
     settings = validate(DataSettings, SMALL, "test")
@@ -312,15 +288,13 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path: Path) -> None
         (SMALL, {"timezone": "UTC"}, ConfigError, "how a DataFrame's times are read"),
     ],
 )
-def test_what_is_no_market_is_said(
-    what: Any, settings: dict[str, Any], error: type[FintraderError], message: str
-) -> None:
+def test_what_is_no_market_is_said(what, settings, error, message):
     with pytest.raises(error, match=message):
         fintrader.load_market(what, **settings)
 
 
 @pytest.fixture(scope="module")
-def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def values(tmp_path_factory):
     home = tmp_path_factory.mktemp("door")
     small = {"tournament": {**TINY["tournament"], "pods": 2, "ensemble_size": 1}}
     return {
@@ -333,7 +307,7 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_is_made_gone_on_with_and_opened(values: dict[str, Any]) -> None:
+def test_a_run_is_made_gone_on_with_and_opened(values):
     raced = fintrader.run_tournament(values, env={"cost_bps": 3.0})
     assert set(raced.leaderboard["pod"]) == {"p0000", "p0001", "benchmark"}
     assert not raced.backtests
@@ -356,19 +330,19 @@ def test_a_run_is_made_gone_on_with_and_opened(values: dict[str, Any]) -> None:
         fintrader.open_run(run.folder.root.parent)
 
 
-def test_what_is_no_run_is_said(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_what_is_no_run_is_said(tmp_path, values):
     for where in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
             RunError, match=r"no run lies here .* fintrader.run\(CONFIG\) makes one"
         ):
             fintrader.open_run(where)
     with pytest.raises(ConfigError, match="a run needs a configuration"):
-        fintrader.run(3)  # type: ignore[arg-type]
+        fintrader.run(3)
     with pytest.raises(ConfigError, match="did you mean 'cost_bps'"):
         fintrader.run_tournament(values, env={"cost_bp": 3})
 
 
-def test_overrides_change_one_setting_and_another_kind_stands_alone(values: dict[str, Any]) -> None:
+def test_overrides_change_one_setting_and_another_kind_stands_alone(values):
     from fintrader.pipeline.config import configured
 
     config = configured(

@@ -1,24 +1,19 @@
 """What a deployment's limits would have made of a backtest stands beside its figures."""
 
-from __future__ import annotations
-
 import pytest
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
-from fintrader.envs import EnvSettings
 from fintrader.pipeline.evaluation import _within_limits
 from fintrader.results.formatting import limits_words
 from tests.engines.deployments import frozen
 
 
-def test_folds_are_chained_and_what_bound_is_counted(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory):
     bundle, market = frozen(tmp_path_factory.mktemp("limits"))
     halves = [market.window(0, 200), market.window(200, market.num_bars)]
     limits = LimitSettings(order=0.02)
-    env: EnvSettings = bundle.env
+    env = bundle.env
     found = _within_limits([bundle.policy] * 2, halves, env, limits, None)
     apart = [shadow_backtest(bundle.policy, half, env, limits) for half in halves]
     grown = [result.equity[-1] / result.equity[0] for result, _ in apart]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path
@@ -9,14 +7,7 @@ import pytest
 from fintrader.backtesting import read_backtest
 from fintrader.cli import main
 from fintrader.errors import ConfigError
-from fintrader.pipeline import (
-    RunConfig,
-    backtest_run,
-    load_config,
-    run,
-    run_tournament,
-    walk_forward,
-)
+from fintrader.pipeline import backtest_run, load_config, run, run_tournament, walk_forward
 from fintrader.results.looks import FILE, Ledger
 from fintrader.runs import Manifest
 from tests.cli.test_commands import complaint
@@ -31,7 +22,7 @@ CONTROLLED = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def raced(tmp_path_factory):
     """The folder of a run whose tournament is over, without null model and without backtest."""
     source = TINY["data"]["source"] | {"num_sessions": 30}
     small = TINY["tournament"] | {"pods": 2}
@@ -41,23 +32,21 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(raced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def judged(raced, tmp_path_factory):
     """The same run, finished by `fintrader run`."""
     folder = copy_of(raced, tmp_path_factory.mktemp("judged"))
     main(["run", str(folder / "config.yaml"), "--runs-dir", str(folder.parent)])
     return folder
 
 
-def copy_of(folder: Path, place: Path) -> Path:
+def copy_of(folder, place):
     copy = Path(shutil.copytree(folder, place / "runs" / folder.name))
     if (ledger := folder.parent / FILE).is_file():
         shutil.copyfile(ledger, copy.parent / FILE)
     return copy
 
 
-def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
-    judged: Path, tmp_path: Path
-) -> None:
+def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(judged, tmp_path):
     folder = copy_of(judged, tmp_path / "with a space")
     own = (folder / "backtest" / "metrics.json").read_bytes()
     before = read_backtest(folder / "backtest").context
@@ -116,7 +105,7 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
         *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
     ],
 )
-def test_what_a_policy_was_trained_with_is_refused(judged: Path, option: str, value: str) -> None:
+def test_what_a_policy_was_trained_with_is_refused(judged, option, value):
     before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
     said = complaint("backtest", str(judged), "--env.cost-bps", "1", option, value)
     assert said.startswith(f"fintrader: {option}: ")
@@ -125,9 +114,7 @@ def test_what_a_policy_was_trained_with_is_refused(judged: Path, option: str, va
     assert {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()} == before
 
 
-def test_the_control_is_the_same_search_whatever_the_backtest_changes(
-    raced: Path, judged: Path, tmp_path: Path
-) -> None:
+def test_the_control_is_the_same_search_whatever_the_backtest_changes(raced, judged, tmp_path):
     folder = copy_of(raced, tmp_path)
     main(["backtest", str(folder), "--env.cost-bps", "0", "--env.decision-interval", "60"])
     names = sorted(
@@ -144,7 +131,7 @@ def test_the_control_is_the_same_search_whatever_the_backtest_changes(
 
 
 @pytest.mark.slow
-def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Path) -> None:
+def test_windows_have_folders_and_looks_of_their_own(judged, tmp_path):
     folder = copy_of(judged, tmp_path)
     home = folder / "backtest"
     own = (folder / "backtest" / "metrics.json").read_bytes()
@@ -175,7 +162,7 @@ def test_windows_have_folders_and_looks_of_their_own(judged: Path, tmp_path: Pat
     assert len({line.look.result for line in lines}) == 2
 
 
-def several(folder: Path, *windows: str) -> RunConfig:
+def several(folder, *windows):
     config = load_config(folder / "config.yaml")
     return config.model_copy(
         update={"backtest": config.backtest.model_copy(update={"window": windows})}
@@ -183,9 +170,7 @@ def several(folder: Path, *windows: str) -> RunConfig:
 
 
 @pytest.mark.slow
-def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(
-    judged: Path, tmp_path: Path
-) -> None:
+def test_a_run_takes_several_windows_too_and_goes_on_with_those_that_lack(judged, tmp_path):
     folder = copy_of(judged, tmp_path)
     config = several(folder, "test", "train").model_copy(update={"runs_dir": folder.parent})
     run(config)

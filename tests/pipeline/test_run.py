@@ -1,14 +1,11 @@
 """The one command, end to end on a tiny market: files, determinism, and continuation after SIGKILL
 at every stage."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -35,16 +32,16 @@ STRATEGIES = {
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     return write_config(tmp_path)
 
 
-def metrics_bytes(config: Path) -> bytes:
+def metrics_bytes(config):
     return (config.parent / "runs" / "tiny" / "backtest" / "metrics.json").read_bytes()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     """The configuration of a finished run. Nobody may change what lies beside it."""
     path = write_config(tmp_path_factory.mktemp("undisturbed"))
     done = fintrader("run", str(path))
@@ -55,7 +52,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_leaves_everything_behind(undisturbed: Path):
+def test_a_run_leaves_everything_behind(undisturbed):
     folder = undisturbed.parent / "runs" / "tiny"
     metrics = json.loads(metrics_bytes(undisturbed))
     assert set(metrics) >= STRATEGIES
@@ -71,9 +68,7 @@ def test_a_run_leaves_everything_behind(undisturbed: Path):
     assert len(results) == 3
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
-    undisturbed: Path, tmp_path: Path
-):
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(undisturbed, tmp_path):
     again = write_config(tmp_path / "again")
     other = write_config(tmp_path / "other", seed=2)
     for path in (again, other):
@@ -92,9 +87,7 @@ MOMENTS = (
 )
 
 
-def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(
-    undisturbed: Path, tmp_path: Path
-):
+def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(undisturbed, tmp_path):
     config = write_config(tmp_path)
     for moment in MOMENTS:
         with pytest.raises(Struck), struck_when(moment):
@@ -107,7 +100,7 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(
 EARLIER = [f"runs/tiny/{name}" for name in ("pods/*/spec.json", "pods/*/result.json", "backtest/*")]
 
 
-def kill_when(command: str, config: Path, appears: str) -> bool:
+def kill_when(command, config, appears):
     """Start a command and SIGKILL it (pods at work train on) once a file that matches the pattern
     has appeared."""
     words = [sys.executable, "-m", "fintrader", command, str(config)]
@@ -124,16 +117,11 @@ def kill_when(command: str, config: Path, appears: str) -> bool:
 
 @pytest.mark.parametrize(
     "moments",
-    [
-        ["runs/tiny/pods/*/metrics.jsonl"],
-        ["runs/tiny/manifest.json", "tensors/**/*", *EARLIER],
-    ],
+    [["runs/tiny/pods/*/metrics.jsonl"], ["runs/tiny/manifest.json", "tensors/**/*", *EARLIER]],
     ids=["in training", "everywhere else"],
 )
 @pytest.mark.slow
-def test_a_killed_process_is_completed_with_the_same_result(
-    undisturbed: Path, tmp_path: Path, moments: list[str]
-):
+def test_a_killed_process_is_completed_with_the_same_result(undisturbed, tmp_path, moments):
     """Pods are processes of their own here, as they are for a user, and the command is a real
     one."""
     config = write_config(tmp_path)
@@ -144,20 +132,20 @@ def test_a_killed_process_is_completed_with_the_same_result(
     assert len(list(config.parent.rglob("*.tmp"))) <= len(moments)
 
 
-def test_a_finished_run_is_printed_again_without_new_work(undisturbed: Path):
+def test_a_finished_run_is_printed_again_without_new_work(undisturbed):
     folder = undisturbed.parent / "runs" / "tiny"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     assert set(read_backtest(run(load_config(undisturbed)) / "backtest").metrics) >= STRATEGIES
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == before
 
 
-def test_a_run_folder_belongs_to_its_settings(undisturbed: Path):
+def test_a_run_folder_belongs_to_its_settings(undisturbed):
     config = load_config(undisturbed)
     with pytest.raises(RunError, match=r"seed.*1 there, 5 here.*--name"):
         run(config.model_copy(update={"seed": 5}))
 
 
-def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
+def test_more_pods_extend_a_finished_run(undisturbed, tmp_path):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     config = write_config(
         tmp_path,
@@ -174,9 +162,7 @@ def test_more_pods_extend_a_finished_run(undisturbed: Path, tmp_path: Path):
     )
 
 
-def test_windows_too_short_for_the_control_are_judged_without_it(
-    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_windows_too_short_for_the_control_are_judged_without_it(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     tensors = str(undisturbed.parent / "tensors")
     run(
@@ -191,7 +177,7 @@ def test_windows_too_short_for_the_control_are_judged_without_it(
     assert honesty["selection"]["null_model"] is None
 
 
-def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path: Path):
+def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_path):
     source = TINY["data"]["source"] | {"num_sessions": 17}
     lengths = {
         "train_sessions": 6,
@@ -241,7 +227,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert len(cheaper.context["folds"]) == 2
 
 
-def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
+def test_runs_are_compared_on_one_page(undisturbed, tmp_path):
     folder = undisturbed.parent / "runs" / "tiny"
     shutil.copytree(folder / "backtest", tmp_path / "other" / "backtest")
     out = tmp_path / "comparison.html"
@@ -255,7 +241,7 @@ def test_runs_are_compared_on_one_page(undisturbed: Path, tmp_path: Path):
     assert fintrader("compare", str(folder), str(tmp_path / "nowhere")).status == 2
 
 
-def test_a_run_answers_questions(undisturbed: Path):
+def test_a_run_answers_questions(undisturbed):
     folder = str(undisturbed.parent / "runs" / "tiny")
     status = json.loads(fintrader("status", folder, "--json").out)
     assert status["finished"]
@@ -271,7 +257,7 @@ def test_a_run_answers_questions(undisturbed: Path):
     assert fintrader("status", str(undisturbed)).status == 2
 
 
-def test_a_refused_build_gives_the_name_back_and_a_market_keeps_it(tmp_path: Path) -> None:
+def test_a_refused_build_gives_the_name_back_and_a_market_keeps_it(tmp_path):
     table = minute_table(2, 12)
     data = {"path": str(tmp_path / "bars.csv"), "features": {"names": ["return_1"], "context": []}}
     write_csv(tmp_path, table.assign(low=-1.0))

@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import json
 import shutil
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,13 +39,11 @@ URL = f"s3://{object_stores.BUCKET}/runs"
 
 
 @pytest.fixture(autouse=True)
-def _copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _copies(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "looked-at"))
 
 
-def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(
-    s3: Any, tmp_path: Path
-) -> None:
+def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(s3, tmp_path):
     small = TINY["tournament"] | {"pods": 1, "ensemble_size": 1}
     here = tmp_path / "here"
     there = tmp_path / "there"
@@ -65,12 +59,12 @@ def test_a_run_in_a_store_starts_from_one_there_and_goes_on_from_an_empty_disk(
     assert RunStore(RunFolder(home)).read_result("p0000").status == "done"
 
 
-def write(machine: Path, **changes: Any) -> Path:
+def write(machine, **changes):
     """The configuration as it lies on one machine."""
     return write_config(machine, **{"tournament": RACE} | changes)
 
 
-def artifacts(machine: Path) -> dict[str, bytes]:
+def artifacts(machine):
     """What must not depend on where and how a run was made."""
     home = machine / "runs" / "tiny"
     names = (
@@ -82,15 +76,13 @@ def artifacts(machine: Path) -> dict[str, bytes]:
     return {name: (home / name).read_bytes() for name in names}
 
 
-def empty(machine: Path) -> None:
+def empty(machine):
     for path in (machine / "runs", machine / "tensors"):
         shutil.rmtree(path)
 
 
 @pytest.mark.slow
-def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
-    tmp_path: Path, s3: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_path, s3, capsys):
     here = tmp_path / "here"
     elsewhere = tmp_path / "elsewhere"
     run(load_config(write(tmp_path / "plain")))
@@ -139,7 +131,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(
     assert [path.name for path in open_store(URL).iterdir() if path.is_dir()] == ["tiny"]
 
 
-def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
     bars = write_csv(tmp_path, minute_table(3, 12))
     source = {"source": {"kind": "files", "path": str(bars)}}
     short = TINY["tournament"] | {"scheduler": "tournament", "pods": 2}
@@ -164,7 +156,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path: Path, capsys: pytest.CaptureFi
     assert [line.look.kind for line in Ledger(home.parent).looks()] == ["re-backtest"]
 
 
-def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
+def test_a_vendors_bars_are_kept_in_the_store(tmp_path):
     from fintrader.config import validate
     from fintrader.market.data_config import data_of
     from fintrader.market.settings import DataSettings
@@ -179,7 +171,7 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path: Path) -> None:
     assert data_of(config).store is None
 
 
-def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
+def test_mistakes_are_one_line(tmp_path, s3):
     config = str(write(tmp_path))
     mistakes = {
         "bucket does not exist": ["run", config, "--store", "s3://no-such-bucket/runs"],
@@ -194,7 +186,7 @@ def test_mistakes_are_one_line(tmp_path: Path, s3: Any) -> None:
         assert object_stores.SECRET not in said
 
 
-def test_two_machines_do_not_drive_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_do_not_drive_one_run(tmp_path, monkeypatch):
     for name, seconds in {"BEAT_SECONDS": 0.1, "LAPSE_SECONDS": 300.0}.items():
         monkeypatch.setattr(lease, name, seconds)
     store = f"file://{tmp_path}/store"
@@ -205,9 +197,7 @@ def test_two_machines_do_not_drive_one_run(tmp_path: Path, monkeypatch: pytest.M
         assert not (tmp_path / "there" / "runs" / "tiny" / "config.yaml").exists()
 
 
-def test_a_run_that_is_known_here_is_waited_for_when_its_store_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_known_here_is_waited_for_when_its_store_is_away(tmp_path, monkeypatch):
     away = tmp_path / "away"
     monkeypatch.setenv(outages.VARIABLE, str(away))
     monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.2)

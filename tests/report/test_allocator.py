@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fintrader.backtesting import StoredBacktest, simulate
+from fintrader.backtesting import simulate
 from fintrader.backtesting.all_baselines import simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.market.planted_in import KIND as IN_REAL
-from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import render_report
 from fintrader.report.notices import cost_words, market_notice, survivorship_words
 from fintrader.report.recipe import read_record
@@ -31,12 +27,12 @@ SYNTHETIC = {
 
 
 @pytest.fixture(scope="module")
-def market() -> MarketTensors:
+def market():
     return make_market(90 * 10, 9, session_bars=10, gaps=False, volume=1e6)
 
 
 @pytest.fixture(scope="module")
-def stored(market: MarketTensors) -> StoredBacktest:
+def stored(market):
     """Ninety sessions of a noisy policy with its baselines, with more capital simulated."""
     settings = EnvSettings(cost_bps=5, benchmark="equal_weight")
     baselines = simulate_all_baselines(market, settings)
@@ -59,18 +55,18 @@ def stored(market: MarketTensors) -> StoredBacktest:
 
 
 @pytest.fixture(scope="module")
-def page(stored: StoredBacktest) -> str:
+def page(stored):
     return render_report(stored)
 
 
-def section(page: str, link: str) -> str:
+def section(page, link):
     """The text of one card."""
     found = re.search(rf'<section id="{link}">(.*?)</section>', page, re.S)
     assert found, link
     return found[1]
 
 
-def rows(text: str) -> list[list[str]]:
+def rows(text):
     """Cells of every row of every table, without markup."""
     lines = re.findall(r"<tr[^>]*>(.*?)</tr>", text, re.S)
     return [
@@ -79,11 +75,11 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def row(text: str, first: str) -> list[str]:
+def row(text, first):
     return next(cells for cells in rows(text) if cells[0] == first)[1:]
 
 
-def test_a_made_up_market_is_the_first_thing_said(page: str, stored: StoredBacktest) -> None:
+def test_a_made_up_market_is_the_first_thing_said(page, stored):
     words = market_notice(stored.context)
     assert words.startswith("Synthetic market with a planted signal")
     body = page[page.index("<body>") :]
@@ -99,7 +95,7 @@ def test_a_made_up_market_is_the_first_thing_said(page: str, stored: StoredBackt
     assert words in render_comparison({"one": stored, "two": stored})
 
 
-def test_survivorship_and_costs_in_words(stored: StoredBacktest) -> None:
+def test_survivorship_and_costs_in_words(stored):
     found = {
         "sessions": 250,
         "ended": 2,
@@ -135,9 +131,7 @@ def test_survivorship_and_costs_in_words(stored: StoredBacktest) -> None:
     )
 
 
-def test_profit_is_told_by_symbol_and_by_month_and_sums_up(
-    page: str, stored: StoredBacktest
-) -> None:
+def test_profit_is_told_by_symbol_and_by_month_and_sums_up(page, stored):
     text = section(page, "profit")
     wealth = stored.curve()["ensemble"]
     totals = [cells[1] for cells in rows(text) if cells[0] == "All"]
@@ -147,9 +141,7 @@ def test_profit_is_told_by_symbol_and_by_month_and_sums_up(
     assert "chart-pnl" in text
 
 
-def test_the_parts_of_the_active_profit_are_in_the_report(
-    page: str, stored: StoredBacktest
-) -> None:
+def test_the_parts_of_the_active_profit_are_in_the_report(page, stored):
     text = section(page, "attribution")
     found = stored.analysis.attribution
     for name, amount in (
@@ -163,7 +155,7 @@ def test_the_parts_of_the_active_profit_are_in_the_report(
     assert row(text, "Less: equal weight on the same capital")[0] == usd(found.portfolio_pnl_usd)
 
 
-def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> None:
+def test_every_section_says_its_numbers(page, stored):
     own = stored.metrics["ensemble"]
     analysis = stored.analysis
     assert row(section(page, "round-trips"), "All")[0] == f"{own['round_trips']:,.0f}"
@@ -192,7 +184,7 @@ def test_every_section_says_its_numbers(page: str, stored: StoredBacktest) -> No
     assert depths == [percent(depth) for depth in deepest]
 
 
-def test_what_cannot_be_said_is_not_said(market: MarketTensors) -> None:
+def test_what_cannot_be_said_is_not_said(market):
     short = market.window(0, 100)
     settings = EnvSettings(cost_bps=5)
     page = render_report(
@@ -206,16 +198,14 @@ def test_what_cannot_be_said_is_not_said(market: MarketTensors) -> None:
     assert 'id="profit"' not in idle
 
 
-def test_one_interval_of_the_sharpe_ratio(stored: StoredBacktest, page: str) -> None:
+def test_one_interval_of_the_sharpe_ratio(stored, page):
     own = stored.metrics["ensemble"]
     assert own["sharpe_low"] < own["sharpe"] < own["sharpe_high"]
     assert stored.metrics["benchmark"]["sharpe_low"] is not None
     assert "normal approximation" not in page
 
 
-def test_the_record_is_read_back_as_it_was(
-    stored: StoredBacktest, page: str, tmp_path: Any
-) -> None:
+def test_the_record_is_read_back_as_it_was(stored, page, tmp_path):
     (tmp_path / "report.html").write_text(page)
     record = read_record(tmp_path / "report.html")
     assert {name: StrategyMetrics.of(row) for name, row in record["metrics"].items()} == (
@@ -224,7 +214,7 @@ def test_the_record_is_read_back_as_it_was(
     assert record["market"] == SYNTHETIC
 
 
-def test_no_panel_of_the_tear_sheet_is_empty(stored: StoredBacktest) -> None:
+def test_no_panel_of_the_tear_sheet_is_empty(stored):
     pytest.importorskip("pyfolio")
     import matplotlib
 

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 import base64
 import doctest
 import gzip
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +11,6 @@ import pytest
 import torch
 
 from fintrader.backtesting import (
-    BacktestResult,
     StoredBacktest,
     read_backtest,
     simulate,
@@ -39,25 +34,23 @@ from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
 
 
-def page_of(
-    results: dict[str, BacktestResult], context: dict[str, Any] | None = None, **more: Any
-) -> str:
+def page_of(results, context=None, **more):
     return render_report(
         tabulate(results, context or {"trials": 5}, assess(results, trials=5), **more)
     )
 
 
-def charts_of(page: str) -> dict[str, Any]:
+def charts_of(page):
     packed = re.search('<script type="text/plain" id="charts">([^<]*)<', page)
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 
-def values_of(packed: Any) -> np.ndarray:
+def values_of(packed):
     """A trace's values, as plotly packs arrays."""
     return np.frombuffer(base64.b64decode(packed["bdata"]), dtype=packed["dtype"])
 
 
-def test_every_odd_result_has_a_report() -> None:
+def test_every_odd_result_has_a_report():
     market = make_market(60, 4)
     settings = EnvSettings()
     idle = simulate(idle_policy, make_market(60, 3), settings)
@@ -75,7 +68,7 @@ def test_every_odd_result_has_a_report() -> None:
     assert "Not assessed" in render_report(tabulate({"ensemble": tiny}))
 
 
-def test_charts_hold_what_was_simulated() -> None:
+def test_charts_hold_what_was_simulated():
     market = make_market(45 * 20, 4, session_bars=20)
     settings = EnvSettings(cost_bps=3)
     policy = noisy_policy(4)
@@ -126,7 +119,7 @@ def test_charts_hold_what_was_simulated() -> None:
     assert page_of(results, sensitivity=rows) == page
 
 
-def test_names_from_outside_cannot_become_markup() -> None:
+def test_names_from_outside_cannot_become_markup():
     market = make_market(60, 2)
     market = replace(market, symbols=("<script>alert(1)</script>", "B&B"))
     result = simulate(noisy_policy(2), market, EnvSettings(), name="ensemble", note="<b>note</b>")
@@ -138,9 +131,7 @@ def test_names_from_outside_cannot_become_markup() -> None:
         assert raw not in page
 
 
-def test_trades_figure_draws_at_most_what_a_screen_can_show(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trades_figure_draws_at_most_what_a_screen_can_show(monkeypatch):
     monkeypatch.setattr(holdings, "MOST_MARKS", 30)
     market = make_market(900, 2, gaps=False)
     result = simulate(noisy_policy(2), market, EnvSettings())
@@ -155,13 +146,13 @@ def test_trades_figure_draws_at_most_what_a_screen_can_show(
     assert set(figure.data[1].y) | set(figure.data[2].y) <= set(own["price_usd"])
 
 
-def test_examples_in_the_documentation_run() -> None:
+def test_examples_in_the_documentation_run():
     found = doctest.testmod(significance)
     assert found.attempted >= 4
     assert found.failed == 0
 
 
-def test_folds_and_data_have_their_sections() -> None:
+def test_folds_and_data_have_their_sections():
     result = simulate(noisy_policy(3), make_market(60, 3), EnvSettings())
     context = {
         "trials": 4,
@@ -182,7 +173,7 @@ def test_folds_and_data_have_their_sections() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredBacktest]:
+def runs(tmp_path_factory):
     market = make_market(20 * 30, 4, session_bars=20)
     settings = EnvSettings(cost_bps=2)
     found = {}
@@ -198,9 +189,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredBacktest]:
     return found
 
 
-def test_comparison_has_every_run_and_its_verdict(
-    runs: dict[str, StoredBacktest], tmp_path: Path
-) -> None:
+def test_comparison_has_every_run_and_its_verdict(runs, tmp_path):
     path = write_comparison(tmp_path / "comparison.html", runs)
     page = path.read_text()
     assert page == render_comparison(runs)
@@ -214,7 +203,7 @@ def test_comparison_has_every_run_and_its_verdict(
         render_comparison(dict(list(runs.items())[:1]))
 
 
-def test_names_tell_folders_apart() -> None:
+def test_names_tell_folders_apart():
     assert labels(["runs/tiny", "runs/ov", "other/tiny"]) == ["runs/tiny", "ov", "other/tiny"]
     assert labels(["a/x/run/", "b/x/run"]) == ["a/x/run", "b/x/run"]
     assert labels(["s3://bucket/runs/one", "one"])[0] == "runs/one"
@@ -226,7 +215,7 @@ def test_names_tell_folders_apart() -> None:
         labels(["runs/one", "runs/../runs/one"])
 
 
-def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBacktest]) -> None:
+def test_growth_starts_at_one_and_ends_at_the_return(runs):
     daily = {name: stored.daily_returns()["ensemble"] for name, stored in runs.items()}
     for trace, stored in zip(figures.growth_figure(daily).data, runs.values(), strict=True):
         assert trace.y[0] == 1
@@ -234,7 +223,7 @@ def test_growth_starts_at_one_and_ends_at_the_return(runs: dict[str, StoredBackt
 
 
 @pytest.mark.slow
-def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
+def test_tear_sheet(runs, tmp_path):
     pytest.importorskip("pyfolio")
     stored = next(iter(runs.values()))
     path = write_tear_sheet(tmp_path / "tear.png", stored)
@@ -257,7 +246,7 @@ def test_tear_sheet(runs: dict[str, StoredBacktest], tmp_path: Path) -> None:
     assert write_tear_sheet(tmp_path / "tear.pdf", stored).read_bytes().startswith(b"%PDF")
 
 
-def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfolio() -> None:
+def test_a_report_says_whether_the_ensemble_is_below_ridge_and_below_its_portfolio():
     market = make_market(20 * 40, 4, session_bars=20)
     settings = EnvSettings(cost_bps=2, benchmark="equal_weight")
     own = {"best": simulate(noisy_policy(4, 1), market, settings, name="best")}

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fintrader.backtesting import (
-    BacktestResult,
     StoredBacktest,
     read_backtest,
     simulate,
@@ -36,7 +32,7 @@ CONTEXT = {
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, BacktestResult]:
+def results():
     market = replace(make_market(100, 4), cut_from=("test",))
     settings = EnvSettings(cost_bps=5)
     best = simulate(noisy_policy(4), market, settings, name="best")
@@ -47,19 +43,13 @@ def results() -> dict[str, BacktestResult]:
     }
 
 
-def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_equal_results_give_equal_bytes(results, tmp_path):
     for folder in ("a", "b"):
         stored = write_backtest(tmp_path / folder, results, context=CONTEXT)
         report.write_report(tmp_path / folder / "report.html", stored)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [
-        *(
-            "analysis.json",
-            "context.json",
-            "equity.parquet",
-            "explanation.json",
-            "metrics.json",
-        ),
+        *("analysis.json", "context.json", "equity.parquet", "explanation.json", "metrics.json"),
         *("positions.parquet", "prices.parquet", "report.html", "seal.json"),
         *("sensitivity.json", "trades.parquet", "verdict.json"),
     ]
@@ -67,9 +57,7 @@ def test_equal_results_give_equal_bytes(results: dict[str, BacktestResult], tmp_
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
-def test_what_is_read_is_what_was_simulated(
-    results: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_what_is_read_is_what_was_simulated(results, tmp_path):
     write_backtest(tmp_path, results, context=CONTEXT)
     stored = read_backtest(tmp_path)
     assert stored.strategies == list(results)
@@ -102,7 +90,7 @@ def test_what_is_read_is_what_was_simulated(
         assert rows.loc[key, "equity_usd"] - rows.loc[key, "cash_usd"] == pytest.approx(usd)
 
 
-def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: Path) -> None:
+def test_damage_is_a_typed_error(results, tmp_path):
     with pytest.raises(RunError, match=r"metrics\.json"):
         read_backtest(tmp_path)
     write_backtest(tmp_path, results)
@@ -127,9 +115,7 @@ def test_damage_is_a_typed_error(results: dict[str, BacktestResult], tmp_path: P
         read_backtest(tmp_path)
 
 
-def test_a_change_is_seen_when_it_is_opened(
-    results: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_a_change_is_seen_when_it_is_opened(results, tmp_path):
     assert write_backtest(tmp_path, results, context=CONTEXT).changed == ""
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(whole) == 11
@@ -147,9 +133,7 @@ def test_a_change_is_seen_when_it_is_opened(
     )
 
 
-def test_one_that_was_opened_never_mixes_two_writings(
-    results: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_one_that_was_opened_never_mixes_two_writings(results, tmp_path):
     write_backtest(tmp_path, results, context=CONTEXT)
     held = read_backtest(tmp_path)
     curve = held.curve()
@@ -164,9 +148,7 @@ def test_one_that_was_opened_never_mixes_two_writings(
         opened.curve()
 
 
-def test_results_of_different_windows_are_refused(
-    results: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_results_of_different_windows_are_refused(results, tmp_path):
     other = simulate(idle_policy, make_market(60, 4), EnvSettings())
     with pytest.raises(BacktestError, match="different bars"):
         write_backtest(tmp_path, {**results, "other": other})
@@ -175,9 +157,7 @@ def test_results_of_different_windows_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_report_says_the_trials_first_and_needs_no_network(
-    results: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_report_says_the_trials_first_and_needs_no_network(results, tmp_path):
     stored = write_backtest(tmp_path, results, context=CONTEXT)
     assert not (tmp_path / "report.html").exists()
     page = report.write_report(tmp_path / "report.html", stored).read_text()
@@ -205,7 +185,7 @@ def test_report_says_the_trials_first_and_needs_no_network(
     assert "fintrader run configs/quickstart.yaml" in page
 
 
-def test_no_metric_is_silently_nan() -> None:
+def test_no_metric_is_silently_nan():
     for bars in (2, 21, 60):
         numbers = simulate(
             noisy_policy(4), make_market(60, 4).window(0, bars), EnvSettings()
@@ -214,7 +194,7 @@ def test_no_metric_is_silently_nan() -> None:
         assert all(value is None or math.isfinite(value) for value in numbers.values())
 
 
-def trade(minute: int, symbol: str, shares: float, price: float, cost: float) -> dict[str, object]:
+def trade(minute, symbol, shares, price, cost):
     time = pd.Timestamp("2020-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
     when = {"decision_bar": minute, "fill_bar": minute, "decision_time": time, "fill_time": time}
     what = {
@@ -227,7 +207,7 @@ def trade(minute: int, symbol: str, shares: float, price: float, cost: float) ->
     return {**when, **what, "notional_usd": abs(shares) * price}
 
 
-def test_round_trips_match_the_oldest_lots_first() -> None:
+def test_round_trips_match_the_oldest_lots_first():
     """Buy 10 at 100 and 10 at 110, sell 15 at 120: ten lots earn 20 each, five earn 10 each, all
     less their costs."""
     rows = [
@@ -244,7 +224,7 @@ def test_round_trips_match_the_oldest_lots_first() -> None:
     assert (trips["closed"] - trips["opened"]).dt.total_seconds().tolist() == [540, 240, 180]
 
 
-def test_trading_numbers_by_hand() -> None:
+def test_trading_numbers_by_hand():
     result = simulate(noisy_policy(4), make_market(60, 4), EnvSettings(cost_bps=20))
     numbers = result.metrics
     traded = result.trades["notional_usd"].sum()

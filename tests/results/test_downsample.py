@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -19,7 +17,7 @@ SERIES = st.lists(st.floats(-1e12, 1e12) | st.just(float("nan")), min_size=1, ma
 
 @given(SERIES, st.integers(8, 200))
 @settings(deadline=None)
-def test_extremes_ends_gaps_and_order_are_kept(values: list[float], points: int) -> None:
+def test_extremes_ends_gaps_and_order_are_kept(values, points):
     array = np.array(values)
     kept = decimation.keep(array, points)
     assert (np.diff(kept) > 0).all()
@@ -34,7 +32,7 @@ def test_extremes_ends_gaps_and_order_are_kept(values: list[float], points: int)
             assert not np.isnan(array[one:two]).any()
 
 
-def test_figures_become_light_and_keep_extremes() -> None:
+def test_figures_become_light_and_keep_extremes():
     rng = np.random.default_rng(1)
     times = np.datetime64("2020-01-02T14:30", "ns") + np.arange(200_000) * np.timedelta64(1, "m")
     lines = [np.cumsum(rng.normal(size=len(times))) for _ in range(6)]
@@ -53,7 +51,7 @@ def test_figures_become_light_and_keep_extremes() -> None:
         assert len(trace.x) == len(drawn)
 
 
-def test_clouds_are_sampled_with_all_that_belongs_to_a_point() -> None:
+def test_clouds_are_sampled_with_all_that_belongs_to_a_point():
     size = 60_000
     index = np.arange(size)
     y = np.random.default_rng(2).normal(size=size)
@@ -75,7 +73,7 @@ def test_clouds_are_sampled_with_all_that_belongs_to_a_point() -> None:
     assert {int(np.argmin(y)), int(np.argmax(y))} <= set(kept.tolist())
 
 
-def test_segments_stay_whole() -> None:
+def test_segments_stay_whole():
     size = 40_000
     x = [value for k in range(size) for value in (k % 7, k % 7 + 1, None)]
     y = [value for k in range(size) for value in (float(k), k + 0.5, None)]
@@ -87,7 +85,7 @@ def test_segments_stay_whole() -> None:
     assert list(drawn.x[::3]) == [int(value) % 7 for value in drawn.y[::3]]
 
 
-def test_a_stack_keeps_the_same_places() -> None:
+def test_a_stack_keeps_the_same_places():
     rng = np.random.default_rng(4)
     layers = [
         go.Scatter(x=np.arange(9_000), y=rng.random(9_000), mode="lines", stackgroup="w")
@@ -98,8 +96,8 @@ def test_a_stack_keeps_the_same_places() -> None:
     assert len({tuple(trace.x) for trace in figure.data}) == 1
 
 
-def test_a_chart_that_stays_too_heavy_is_left_out_visibly() -> None:
-    def script() -> None:
+def test_a_chart_that_stays_too_heavy_is_left_out_visibly():
+    def script():
         import plotly.graph_objects as go
 
         from fintrader_app import charts
@@ -118,14 +116,14 @@ def test_a_chart_that_stays_too_heavy_is_left_out_visibly() -> None:
     assert len(test.get("plotly_chart")) == 1
 
 
-def test_a_figure_of_a_version_is_made_once() -> None:
-    def script() -> None:
+def test_a_figure_of_a_version_is_made_once():
+    def script():
         import plotly.graph_objects as go
         import streamlit as st
 
         from fintrader_app import charts
 
-        def make() -> go.Figure:
+        def make():
             st.session_state["made"] = st.session_state.get("made", 0) + 1
             return go.Figure(go.Bar(x=["a"], y=[1.0]))
 

@@ -1,13 +1,10 @@
 """One stored backtest, one truth: report and app draw the same numbers, and those are the ones
 computed by hand."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +13,8 @@ import pytest
 
 pytest.importorskip("streamlit")
 
-from streamlit.testing.v1 import AppTest
 
-from fintrader.backtesting import (
-    StoredBacktest,
-    read_backtest,
-    simulate,
-    simulate_baselines,
-    write_backtest,
-)
+from fintrader.backtesting import read_backtest, simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.envs import EnvSettings
 from fintrader.report.html import render_report
@@ -40,7 +30,7 @@ from tests.report.test_report import charts_of
 Traces = dict[str, tuple[list[Any], list[Any]]]
 
 
-def numbers(values: Any) -> list[Any]:
+def numbers(values):
     """An array as plotly sends it, a list or base64 of its bytes; what is missing is None."""
     if isinstance(values, dict):
         array = np.frombuffer(base64.b64decode(values["bdata"]), dtype=np.dtype(values["dtype"]))
@@ -50,7 +40,7 @@ def numbers(values: Any) -> list[Any]:
     return [None if isinstance(cell, float) and np.isnan(cell) else cell for cell in flat]
 
 
-def traces(figure: dict[str, Any]) -> Traces:
+def traces(figure):
     """What each trace of a drawn figure shows, by its name (or number): places and values."""
     found = {}
     for k, trace in enumerate(figure["data"]):
@@ -60,15 +50,13 @@ def traces(figure: dict[str, Any]) -> Traces:
     return found
 
 
-def sessions(
-    timezone: str, opening: str, days: list[str], bars: int, minutes: int = 30
-) -> pd.DatetimeIndex:
+def sessions(timezone, opening, days, bars, minutes=30):
     starts = [pd.Timestamp(f"{day} {opening}", tz=timezone) for day in days]
     times = [start + pd.Timedelta(minutes=minutes * k) for start in starts for k in range(bars)]
     return pd.DatetimeIndex(times).tz_convert("UTC")
 
 
-def test_a_gain_of_every_night_stands_in_the_night() -> None:
+def test_a_gain_of_every_night_stands_in_the_night():
     """1 % every night, nothing by day: 100 bps in `overnight`, 0 in every other slot, whatever the
     season."""
     days = [
@@ -95,7 +83,7 @@ def test_a_gain_of_every_night_stands_in_the_night() -> None:
     assert "America/New_York" in drawn.layout.xaxis.title.text
 
 
-def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
+def test_slots_are_means_of_simple_returns_on_the_markets_own_clock():
     """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then
     12:30."""
     quarter = sessions("Asia/Tokyo", "09:00", ["2024-01-15", "2024-01-22"], bars=4, minutes=15)
@@ -115,7 +103,7 @@ def test_slots_are_means_of_simple_returns_on_the_markets_own_clock() -> None:
     assert "19:00" in half_past.columns
 
 
-def test_months_are_the_markets_own() -> None:
+def test_months_are_the_markets_own():
     days = pd.DatetimeIndex(["2020-01-30", "2020-01-31", "2020-02-03", "2021-02-01"], tz="UTC")
     table = figures.monthly_returns(pd.Series([0.1, 0.1, -0.5, 0.02], index=days), "UTC")
     assert table.loc[2020, 1] == pytest.approx(0.21)
@@ -126,7 +114,7 @@ def test_months_are_the_markets_own() -> None:
     assert figures.monthly_returns(sydney, "Australia/Sydney").loc[2020, 2] == pytest.approx(0.1)
 
 
-def test_drawdown_is_the_metric_of_its_grain() -> None:
+def test_drawdown_is_the_metric_of_its_grain():
     market = make_market(400, 3, session_bars=20)
     result = simulate(noisy_policy(3), market, EnvSettings())
     curve = pd.DataFrame({"a": result.equity}, index=pd.to_datetime(result.minutes, utc=True))
@@ -140,7 +128,7 @@ def test_drawdown_is_the_metric_of_its_grain() -> None:
     )
 
 
-def test_deepest_drawdowns_by_hand() -> None:
+def test_deepest_drawdowns_by_hand():
     days = pd.date_range("2024-01-01", periods=8, tz="UTC")
     table = figures.deepest_drawdowns(pd.Series([100.0, 90, 95, 100, 110, 55, 66, 60], index=days))
     assert table["Depth"].tolist() == pytest.approx([-0.5, -0.1])
@@ -162,12 +150,12 @@ def test_deepest_drawdowns_by_hand() -> None:
         ),
     ],
 )
-def test_the_time_zone_is_what_the_data_says(about: dict[str, Any], zone: str) -> None:
+def test_the_time_zone_is_what_the_data_says(about, zone):
     assert figures.timezone_of(about) == zone
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """Two runs on a market in Tokyo, written by the writers of real ones."""
     root = tmp_path_factory.mktemp("tokyo")
     tensors = fakes.save_market(root / "data" / "tensors", bars=900)
@@ -194,11 +182,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stored(site: Path) -> StoredBacktest:
+def stored(site):
     return read_backtest(site / "runs" / "demo" / "backtest")
 
 
-def of_app(test: AppTest) -> dict[str, dict[str, Any]]:
+def of_app(test):
     """Every chart of a page of the app by the name of its element, as it goes to the browser."""
     assert not test.exception
     charts = test.get("plotly_chart")
@@ -230,9 +218,7 @@ ALONE = {"excess", "without", "drawdown-bars", "exposure"} | {f"trades-{k}" for 
 """Charts of the report that the app tells as a table, or draws as candles of the market file."""
 
 
-def test_report_and_app_draw_the_same_numbers(
-    site: Path, stored: StoredBacktest, open_page: Open
-) -> None:
+def test_report_and_app_draw_the_same_numbers(site, stored, open_page):
     report = charts_of(render_report(stored))
     assert set(report) - ALONE == set(BOTH)
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
@@ -255,7 +241,7 @@ def test_report_and_app_draw_the_same_numbers(
         assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]
 
 
-def test_comparison_and_app_draw_the_same_numbers(site: Path, open_page: Open) -> None:
+def test_comparison_and_app_draw_the_same_numbers(site, open_page):
     lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
     page = render_comparison(
         {lines[name]: read_backtest(site / "runs" / name / "backtest") for name in lines}

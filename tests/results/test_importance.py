@@ -1,10 +1,6 @@
 """Which settings went with the score: a planted dependence is found, luck is not, and what cannot
 be said is not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,9 +8,7 @@ import pytest
 from fintrader.results.importance import MIN_PODS, importance, levels, settings_of, shares
 
 
-def race(
-    size: int, seed: int = 0, planted: str = "", noise: float = 1.0, **more: Any
-) -> pd.DataFrame:
+def race(size, seed=0, planted="", noise=1.0, **more):
     """Pods with a log-uniform rate, a gamma and a choice, none of which matters but the `planted`
     one."""
     random = np.random.default_rng(seed)
@@ -41,7 +35,7 @@ def race(
 
 @pytest.mark.parametrize("planted", ["rate", "network"])
 @pytest.mark.parametrize("size", [60, 3_000])
-def test_what_was_planted_is_found_and_nothing_else(planted: str, size: int) -> None:
+def test_what_was_planted_is_found_and_nothing_else(planted, size):
     found = importance(race(size, planted=planted, noise=0.5))
     assert (found.pods, found.why) == (size, "")
     assert [one.setting for one in found.shares if one.important] == [planted]
@@ -50,14 +44,14 @@ def test_what_was_planted_is_found_and_nothing_else(planted: str, size: int) -> 
     assert all(one.share < found.luck for one in found.shares[1:])
 
 
-def test_luck_is_called_important_in_one_of_twenty_tournaments_at_most() -> None:
+def test_luck_is_called_important_in_one_of_twenty_tournaments_at_most():
     alarms = [
         any(one.important for one in importance(race(24, seed)).shares) for seed in range(300)
     ]
     assert 3 <= sum(alarms) <= 28  # 15 expected; 28 has a chance of 1 in 1,000
 
 
-def test_a_lucky_founders_line_does_not_vote() -> None:
+def test_a_lucky_founders_line_does_not_vote():
     founders = race(20, seed=3)
     lucky = int(founders["score"].idxmax())
     children = pd.DataFrame(
@@ -76,7 +70,7 @@ def test_a_lucky_founders_line_does_not_vote() -> None:
     )
 
 
-def test_one_pod_few_pods_and_failed_ones_make_a_sentence() -> None:
+def test_one_pod_few_pods_and_failed_ones_make_a_sentence():
     for pods in (
         race(1),
         race(MIN_PODS - 1),
@@ -96,7 +90,7 @@ def test_one_pod_few_pods_and_failed_ones_make_a_sentence() -> None:
     assert importance(race(30, hyper=[None] * 30)).why == "This tournament searches no setting."
 
 
-def test_settings_that_did_not_vary_or_that_only_some_have_are_named_apart() -> None:
+def test_settings_that_did_not_vary_or_that_only_some_have_are_named_apart():
     pods = race(40, planted="network", noise=0.1)
     pods["hyper"] = [
         {**row, "fixed": 3, "kl": (None, 0.1)[k % 2], **({"tau": 0.1} if k % 2 else {})}
@@ -112,7 +106,7 @@ def test_settings_that_did_not_vary_or_that_only_some_have_are_named_apart() -> 
     )
 
 
-def test_the_algorithm_is_a_setting_where_several_race() -> None:
+def test_the_algorithm_is_a_setting_where_several_race():
     pods = race(40)
     assert "algo" not in settings_of(pods)[0]
     pods["algo"] = ["ppo", "sac"] * 20
@@ -121,7 +115,7 @@ def test_the_algorithm_is_a_setting_where_several_race() -> None:
     assert [one.setting for one in found.shares if one.important] == ["algo"]
 
 
-def test_the_share_by_hand() -> None:
+def test_the_share_by_hand():
     ranks = np.arange(
         1.0, 13.0
     )  # between two halves 2 * 6 * 3**2 = 108 of 143, less what chance makes of two levels
@@ -129,7 +123,7 @@ def test_the_share_by_hand() -> None:
     assert shares((ranks - ranks.mean())[None], codes)[0] == pytest.approx(1 - 35 / 143 * 11 / 10)
 
 
-def test_levels_are_of_equal_counts_values_and_rare_ones_together() -> None:
+def test_levels_are_of_equal_counts_values_and_rare_ones_together():
     assert np.bincount(levels(list(range(48)))).tolist() == [6] * 8
     assert np.bincount(levels([1e-5 * 1.3**k for k in range(12)])).tolist() == [6, 6]
     assert levels([1, 2, 4] * 10).tolist() == [1, 2, 3] * 10, (

@@ -1,12 +1,8 @@
 """The ledger of looks: what counts as a look at which window, and whose hand shows on it."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import multiprocessing.synchronize
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +22,7 @@ from fintrader.results.looks import (
 DAY = 86_400_000_000_000
 
 
-def window(
-    first: int = 0, days: int = 10, symbols: str = "ABCD", seed: int = 0, made_up: bool = False
-) -> Window:
+def window(first=0, days=10, symbols="ABCD", seed=0, made_up=False):
     """Daily bars of one-letter symbols; prices depend on day, symbol and seed alone."""
     minutes = (20_000 + first + np.arange(days)) * DAY
     close = np.array(
@@ -38,20 +32,18 @@ def window(
     return Window.of(tuple(symbols), minutes, close, made_up)
 
 
-def look(
-    result: str = "a", bars: Window | None = None, name: str = "test", run: str = "run"
-) -> Look:
+def look(result="a", bars=None, name="test", run="run"):
     bars = window() if bars is None else bars
     return Look(
         "backtest", run, None, run, 0, name, bars, ("ensemble",), result, 8, f"fintrader run {run}"
     )
 
 
-def numbers(ledger: Ledger, *looks: Look) -> list[int]:
+def numbers(ledger, *looks):
     return [ledger.record(one)[0] for one in looks]
 
 
-def test_a_window_is_known_by_its_bars() -> None:
+def test_a_window_is_known_by_its_bars():
     bars = window()
     minutes = 20_000 * DAY + np.arange(10) * DAY
     close = np.array([[ord(x) + t for x in "DCBA"] for t in range(10)])
@@ -80,14 +72,12 @@ def test_a_window_is_known_by_its_bars() -> None:
         (window(seed=1, made_up=True), False),
     ],
 )
-def test_a_look_counts_where_days_and_symbols_overlap(
-    other: Window, same: bool, tmp_path: Path
-) -> None:
+def test_a_look_counts_where_days_and_symbols_overlap(other, same, tmp_path):
     assert window().overlaps(other) is same
     assert numbers(Ledger(tmp_path), look(), look("b", other)) == [1, 2 if same else 1]
 
 
-def test_only_another_result_on_held_out_bars_is_another_look(tmp_path: Path) -> None:
+def test_only_another_result_on_held_out_bars_is_another_look(tmp_path):
     looks = (
         look("a"),
         look("a", run="renamed"),
@@ -112,7 +102,7 @@ def test_only_another_result_on_held_out_bars_is_another_look(tmp_path: Path) ->
     assert told.names == ("test", "train", "validation")
 
 
-def test_results_are_the_same_up_to_rounding() -> None:
+def test_results_are_the_same_up_to_rounding():
     returns = np.array([0.01, -0.02, 0.0])
     known = result_hash({"ensemble": returns, "best": returns})
     assert result_hash({"best": returns + 1e-15, "ensemble": returns * 1.0}) == known
@@ -120,25 +110,25 @@ def test_results_are_the_same_up_to_rounding() -> None:
     assert result_hash({"ensemble": returns}) != known
 
 
-def edit(lines: list[bytes]) -> None:
+def edit(lines):
     lines[1] = lines[1].replace(b'"trials": 8', b'"trials": 1')
 
 
-def edit_with_its_hash(lines: list[bytes]) -> None:
+def edit_with_its_hash(lines):
     body = json.loads(lines[1]) | {"trials": 1}
     del body["sha256"]
     lines[1] = seal(body)
 
 
-def edit_last(lines: list[bytes]) -> None:
+def edit_last(lines):
     lines[3] = lines[3].replace(b'"trials": 8', b'"trials": 1')
 
 
-def another_version(lines: list[bytes]) -> None:
+def another_version(lines):
     lines[:] = [seal({"format": "fintrader-looks-9", "n": 1, "before": FIRST})]
 
 
-CHEATS: list[tuple[Callable[[list[bytes]], object], str]] = [
+CHEATS = [
     (edit, "line 2 was changed"),
     (edit_with_its_hash, "line 3 does not follow"),
     (edit_last, "line 4 was changed"),
@@ -151,9 +141,7 @@ CHEATS: list[tuple[Callable[[list[bytes]], object], str]] = [
 
 
 @pytest.mark.parametrize(("cheat", "said"), CHEATS)
-def test_a_changed_ledger_is_told_by_the_line(
-    cheat: Callable[[list[bytes]], object], said: str, tmp_path: Path
-) -> None:
+def test_a_changed_ledger_is_told_by_the_line(cheat, said, tmp_path):
     ledger = Ledger(tmp_path)
     numbers(ledger, *map(look, "abcd"))
     lines = ledger.path.read_bytes().splitlines(keepends=True)
@@ -165,7 +153,7 @@ def test_a_changed_ledger_is_told_by_the_line(
     assert ledger.path.read_bytes() == b"".join(lines), "nothing is added to it"
 
 
-def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path: Path) -> None:
+def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path):
     ledger = Ledger(tmp_path)
     for name, result in (("one", "a"), ("two", "b")):
         number, line = ledger.record(look(result, run=name))
@@ -193,7 +181,7 @@ def test_lines_cut_off_the_end_are_missed_by_whoever_stands_on_them(tmp_path: Pa
 DELETED = "lines were deleted or written anew"
 
 
-def test_a_line_that_a_kill_cut_short_is_mended(tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_short_is_mended(tmp_path):
     ledger = Ledger(tmp_path)
     numbers(ledger, look("a"), look("b"))
     whole = ledger.path.read_bytes()
@@ -205,13 +193,13 @@ def test_a_line_that_a_kill_cut_short_is_mended(tmp_path: Path) -> None:
         assert len(ledger.looks()) == 3
 
 
-def _record(folder: str, worker: int, gate: multiprocessing.synchronize.Barrier) -> None:
+def _record(folder, worker, gate):
     gate.wait()
     for k in range(10):
         Ledger(folder).record(look(f"{worker}-{k}"))
 
 
-def test_runs_that_end_at_once_all_count(tmp_path: Path) -> None:
+def test_runs_that_end_at_once_all_count(tmp_path):
     context = multiprocessing.get_context("fork")
     gate = context.Barrier(4)
     workers = [context.Process(target=_record, args=(str(tmp_path), k, gate)) for k in range(4)]
@@ -225,7 +213,7 @@ def test_runs_that_end_at_once_all_count(tmp_path: Path) -> None:
     assert Ledger(tmp_path).record(look("last"))[0] == 41
 
 
-def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "looks.jsonl").mkdir()
     with pytest.raises(LedgerError, match="choose a folder that can be written to"):
         Ledger(tmp_path).record(look())
@@ -233,7 +221,7 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         Ledger(tmp_path).lines()
 
 
-def test_a_run_is_where_its_manifest_lies(tmp_path: Path) -> None:
+def test_a_run_is_where_its_manifest_lies(tmp_path):
     home = tmp_path / "runs" / "demo" / "backtest" / "validation"
     home.mkdir(parents=True)
     assert Ledger.of_run(home) is None

@@ -1,8 +1,6 @@
 """Notes of a run and its deletion: stored apart, nothing outside the runs folder touched, no look
 forgotten."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -34,18 +32,18 @@ from tests.results.test_looks import look
 
 
 @pytest.fixture
-def runs(site: Path) -> RunsFolder:
+def runs(site):
     return RunsFolder.at(site / "runs")
 
 
-def names(runs: RunsFolder) -> list[str]:
+def names(runs):
     return [run.name for run in summaries(runs, FileCache(summaries=100))]
 
 
 # --- notes ----------------------------------------------------------------------------------------
 
 
-def test_notes_come_back_and_change_no_other_file(runs: RunsFolder) -> None:
+def test_notes_come_back_and_change_no_other_file(runs):
     demo = runs.run("demo")
     before = {path: path.read_bytes() for path in demo.root.rglob("*") if path.is_file()}
     assert read_notes(demo) == Notes()
@@ -64,7 +62,7 @@ def test_notes_come_back_and_change_no_other_file(runs: RunsFolder) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", '{"note": 3}', '{"tags": "a"}', '{"archived": "yes"}', "x" * 100_000]
 )
-def test_damaged_notes_are_named_and_break_no_run(runs: RunsFolder, text: str) -> None:
+def test_damaged_notes_are_named_and_break_no_run(runs, text):
     demo = runs.run("demo")
     (demo.root / FILE).write_text(text)
     with pytest.raises(DamagedFileError, match=FILE):
@@ -75,9 +73,7 @@ def test_damaged_notes_are_named_and_break_no_run(runs: RunsFolder, text: str) -
     assert read_notes(demo).note == "mended"
 
 
-def test_notes_are_written_through_no_link_and_into_no_copy(
-    runs: RunsFolder, tmp_path: Path
-) -> None:
+def test_notes_are_written_through_no_link_and_into_no_copy(runs, tmp_path):
     demo = runs.run("demo")
     (tmp_path / "secret").write_text("{}")
     (demo.root / FILE).symlink_to(tmp_path / "secret")
@@ -93,9 +89,7 @@ def test_notes_are_written_through_no_link_and_into_no_copy(
     assert "demo" in names(runs)
 
 
-def test_a_folder_that_may_only_be_read_says_so(
-    runs: RunsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_only_be_read_says_so(runs, monkeypatch):
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
     )  # whoever tests may write everywhere
@@ -107,7 +101,7 @@ def test_a_folder_that_may_only_be_read_says_so(
             refused()
 
 
-def test_too_much_is_refused(runs: RunsFolder) -> None:
+def test_too_much_is_refused(runs):
     for notes in (Notes("x" * 5_000), Notes(tags=tuple(f"t{k}" for k in range(20)))):
         with pytest.raises(RunError, match="shorten"):
             write_notes(runs.run("demo"), notes)
@@ -117,7 +111,7 @@ def test_too_much_is_refused(runs: RunsFolder) -> None:
 # --- deletion -------------------------------------------------------------------------------------
 
 
-def test_a_deleted_run_is_gone_and_its_looks_are_not(runs: RunsFolder) -> None:
+def test_a_deleted_run_is_gone_and_its_looks_are_not(runs):
     ledger = Ledger(runs.root)
     ledger.record(look("a", run="demo"))
     assert ledger.record(look("b", run="second"))[0] == 2
@@ -135,7 +129,7 @@ def test_a_deleted_run_is_gone_and_its_looks_are_not(runs: RunsFolder) -> None:
         delete_run(runs, "demo")
 
 
-def test_a_running_run_is_not_deleted(runs: RunsFolder) -> None:
+def test_a_running_run_is_not_deleted(runs):
     with RunFolder(runs.root / "racing").lock():
         for refused in (loss_of, delete_run):
             with pytest.raises(RunError, match="at work"):
@@ -144,7 +138,7 @@ def test_a_running_run_is_not_deleted(runs: RunsFolder) -> None:
     delete_run(runs, "racing")
 
 
-def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs: RunsFolder) -> None:
+def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs):
     with (runs.root / "demo" / "pods" / "p0001" / ".lock").open("a") as file:
         assert try_lock(file)
         with pytest.raises(RunError, match="p0001 still trains; run its command again and stop it"):
@@ -153,17 +147,15 @@ def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs: RunsFolder) -> No
     delete_run(runs, "demo")
 
 
-def killed_between(root: Path) -> None:
-    def dies(_: Path) -> None:
+def killed_between(root):
+    def dies(_):
         os.kill(os.getpid(), signal.SIGKILL)
 
     deletion._remove = dies
     delete_run(RunsFolder.at(root), "demo")
 
 
-def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletion_finishes_it(
-    runs: RunsFolder,
-) -> None:
+def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletion_finishes_it(runs):
     child = multiprocessing.get_context("fork").Process(target=killed_between, args=(runs.root,))
     child.start()
     child.join()
@@ -197,9 +189,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("name", [*ODD, "linked", "keep"])
-def test_nothing_but_a_run_of_the_folder_is_deleted(
-    runs: RunsFolder, site: Path, name: str
-) -> None:
+def test_nothing_but_a_run_of_the_folder_is_deleted(runs, site, name):
     (site / "keep").mkdir()
     shutil.copy(runs.root / "demo" / "manifest.json", site / "keep")
     (runs.root / "linked").symlink_to(site / "keep")
@@ -212,7 +202,7 @@ def test_nothing_but_a_run_of_the_folder_is_deleted(
     assert sorted(site.rglob("*")) == before
 
 
-def test_a_part_of_a_run_is_not_deleted(runs: RunsFolder) -> None:
+def test_a_part_of_a_run_is_not_deleted(runs):
     fold = runs.root / "demo" / "folds" / "00"
     fold.mkdir(parents=True)
     for name in (".lock", "tournament.json"):
@@ -222,7 +212,7 @@ def test_a_part_of_a_run_is_not_deleted(runs: RunsFolder) -> None:
     assert fold.is_dir()
 
 
-def test_a_link_inside_a_run_is_removed_and_not_followed(runs: RunsFolder, site: Path) -> None:
+def test_a_link_inside_a_run_is_removed_and_not_followed(runs, site):
     (site / "keep").mkdir()
     (site / "keep" / "file").write_text("x")
     (runs.root / "demo" / "out").symlink_to(site / "keep")
@@ -230,7 +220,7 @@ def test_a_link_inside_a_run_is_removed_and_not_followed(runs: RunsFolder, site:
     assert (site / "keep" / "file").read_text() == "x"
 
 
-def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs: RunsFolder) -> None:
+def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs):
     (runs.root / "demo" / "manifest.json").write_text("{")
     with pytest.raises(RunError, match="does not look like a run"):
         delete_run(runs, "demo")
@@ -247,7 +237,7 @@ def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs: RunsF
 # --- command line ---------------------------------------------------------------------------------
 
 
-def test_notes_and_deletion_on_the_command_line(runs: RunsFolder) -> None:
+def test_notes_and_deletion_on_the_command_line(runs):
     demo = str(runs.root / "demo")
     assert fintrader("runs", "note", demo).out.splitlines() == ["demo: no tags", "no note"]
     fintrader("runs", "note", demo, "--note", "costs too low", "--tags", "a", "b")

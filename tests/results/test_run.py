@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fintrader.errors import RunError
@@ -10,12 +6,12 @@ from fintrader.results.run import Run
 
 
 @pytest.fixture
-def demo(site: Path) -> Path:
+def demo(site):
     """A run that a test may damage."""
     return site / "runs" / "demo"
 
 
-def test_a_run_shows_what_it_is(template: Path) -> None:
+def test_a_run_shows_what_it_is(template):
     run = Run(template / "runs" / "demo")
     assert run.config == {"name": "demo", "seed": 0}
     assert run.manifest["trials"] == 7
@@ -36,7 +32,7 @@ def test_a_run_shows_what_it_is(template: Path) -> None:
     assert run.plot().data[0].name == "Ensemble"
 
 
-def test_a_run_without_a_backtest_says_how_to_make_one(template: Path) -> None:
+def test_a_run_without_a_backtest_says_how_to_make_one(template):
     run = Run(template / "runs" / "raced")
     with pytest.raises(NotThereError, match="fintrader backtest"):
         run.backtest()
@@ -49,7 +45,7 @@ def test_a_run_without_a_backtest_says_how_to_make_one(template: Path) -> None:
         Run(template / "runs" / "nothing")
 
 
-def test_policies_are_loaded_by_whoever_can(demo: Path) -> None:
+def test_policies_are_loaded_by_whoever_can(demo):
     with pytest.raises(RunError, match=r"fintrader\.open_run"):
         Run(demo).policy()
     run = Run(demo, load_policy=lambda path: path)
@@ -66,7 +62,7 @@ def test_policies_are_loaded_by_whoever_can(demo: Path) -> None:
     assert run.policy("p0001") == demo / "pods" / "p0001" / "policy.safetensors"
 
 
-def test_folds_are_runs_with_leaderboards_of_their_own(demo: Path) -> None:
+def test_folds_are_runs_with_leaderboards_of_their_own(demo):
     fold = demo / "folds" / "00"
     fold.mkdir(parents=True)
     (demo / "leaderboard.sqlite").rename(fold / "leaderboard.sqlite")

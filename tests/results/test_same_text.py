@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import html
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,6 @@ pytest.importorskip("streamlit")
 from fintrader import cli
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
-from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.figures import title_of
 from fintrader.results.formatting import ACTIVE_COLUMNS, DASH, PAPER_COLUMNS, statistic
@@ -22,13 +18,13 @@ from tests.app.conftest import Open, cards, healthy, open_page, said, table_with
 
 
 @pytest.fixture(scope="module")
-def stored(template: Path) -> StoredBacktest:
+def stored(template):
     return Run(template / "runs" / "demo").backtest()
 
 
-def rows_of(page: str) -> dict[str, list[str]]:
+def rows_of(page):
     """First cell of each table row -> the other cells, as text; of equal first cells the first."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.S):
         row = re.sub(r'<span class="note">.*?</span>', "", row, flags=re.S)
         first, *rest = [
@@ -39,9 +35,9 @@ def rows_of(page: str) -> dict[str, list[str]]:
     return found
 
 
-def lines_of(text: str) -> dict[str, list[str]]:
+def lines_of(text):
     """The same of a printed table."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for line in text.splitlines():
         if len(cells := re.split(r"\s{2,}", line)) > 1:
             found.setdefault(cells[0], cells[1:])
@@ -49,13 +45,11 @@ def lines_of(text: str) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def report(stored: StoredBacktest) -> dict[str, list[str]]:
+def report(stored):
     return rows_of(render_report(stored))
 
 
-def test_every_metric_in_report_and_app(
-    template: Path, stored: StoredBacktest, report: dict, open_page: Open
-) -> None:
+def test_every_metric_in_report_and_app(template, stored, report, open_page):
     beside = ",".join(name for name in stored.strategies if name != "ensemble")
     test = open_page(
         template, "backtest", run="demo", part="metrics", strategy="ensemble", beside=beside
@@ -85,13 +79,11 @@ def test_every_metric_in_report_and_app(
         assert set(report[metric.title][: len(stored.strategies)]) == {DASH}, metric.key
 
 
-def _title(key: str) -> str:
+def _title(key):
     return next(metric.title for metric in CATALOGUE if metric.key == key)
 
 
-def test_the_papers_table_in_report_terminal_and_notebook(
-    template: Path, stored: StoredBacktest, report: dict
-) -> None:
+def test_the_papers_table_in_report_terminal_and_notebook(template, stored, report):
     run = Run(template / "runs" / "demo")
     page = render_report(stored)
     printed = repr(run)
@@ -115,9 +107,7 @@ def test_the_papers_table_in_report_terminal_and_notebook(
     assert rows_of(other)["one"][: len(PAPER_COLUMNS)] == report["Ensemble"][: len(PAPER_COLUMNS)]
 
 
-def test_the_evidence_in_report_and_app(
-    template: Path, stored: StoredBacktest, report: dict, open_page: Open
-) -> None:
+def test_the_evidence_in_report_and_app(template, stored, report, open_page):
     test = open_page(template, "honesty", run="demo")
     healthy(test)
     assert cards(test)["Look"] == report["Look at this window"][0] == "2"
@@ -156,9 +146,7 @@ def test_the_evidence_in_report_and_app(
         assert row[1] == sharpe
 
 
-def test_scores_in_terminal_and_app(
-    site: Path, open_page: Open, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_in_terminal_and_app(site, open_page, capsys):
     (site / "runs" / "demo" / "tournament.json").write_text("{}")
     cli.main(["status", str(site / "runs" / "demo")])
     printed = capsys.readouterr().out

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from fintrader.storage import lease
@@ -10,16 +5,14 @@ from tests.engines import object_stores
 
 
 @pytest.fixture(params=["file", "memory", "s3", "gs"])
-def url(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(request, tmp_path, monkeypatch):
     """An empty place in each kind of store."""
     with object_stores.place(request.param, tmp_path, monkeypatch) as place:
         yield place
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(monkeypatch):
     """Leases that beat and lapse at once. Whoever relies on a living holder's beats raises
     `LAPSE_SECONDS`."""
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)

@@ -1,13 +1,8 @@
-from __future__ import annotations
-
 import errno
 import hashlib
 import multiprocessing
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -30,7 +25,7 @@ from tests.engines.object_stores import SECRET, forget
 from tests.engines.waiting import free_port
 
 
-def test_whole_objects(url: str, tmp_path: Path) -> None:
+def test_whole_objects(url, tmp_path):
     store = ObjectStore(url)
     store.check_access()
     assert store.get("a/b") is None
@@ -61,7 +56,7 @@ def test_whole_objects(url: str, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_one_of_many_creates(url: str) -> None:
+def test_one_of_many_creates(url):
     """The one thing that leases and results are built on."""
     store = ObjectStore(url)
     assert store.is_exclusive
@@ -80,7 +75,7 @@ def test_one_of_many_creates(url: str) -> None:
     assert not store.create("round/0", b"another")
 
 
-def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
+def test_many_fetch_one_file_at_once(url, tmp_path):
     """Pods that came to equal curves share one object, and a pull fetches it for all of them side
     by side."""
     store = ObjectStore(url)
@@ -95,7 +90,7 @@ def test_many_fetch_one_file_at_once(url: str, tmp_path: Path) -> None:
     "url",
     ["runs", "https://a.test/runs", "s3://key:secret@bucket/runs", "s3://bucket/runs?token=secret"],
 )
-def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
+def test_urls_that_are_none_or_hold_a_secret(url):
     with pytest.raises(ConfigError) as caught:
         check_url(url)
     assert "secret" not in str(caught.value)
@@ -104,7 +99,7 @@ def test_urls_that_are_none_or_hold_a_secret(url: str) -> None:
 @pytest.mark.parametrize(
     "read", [check_url, check_no_secret, ObjectStore], ids=["store", "path", "objects"]
 )
-def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Path) -> None:
+def test_a_file_url_names_no_machine(read, tmp_path):
     with pytest.raises(
         ConfigError, match=r"names a machine, here runs; write file:///folder .*\(runs/x\)"
     ):
@@ -113,7 +108,7 @@ def test_a_file_url_names_no_machine(read: Callable[[str], object], tmp_path: Pa
     read(f"file://localhost{tmp_path}/x")
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch):
     for package, scheme in (("s3fs", "s3"), ("gcsfs", "gs")):
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.delitem(_registry, scheme, raising=False)
@@ -123,7 +118,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ObjectStore("nosuch://bucket/runs")
 
 
-def test_a_wrong_bucket(s3: Any) -> None:
+def test_a_wrong_bucket(s3):
     store = ObjectStore("s3://no-such-bucket/runs", patience=0)
     for call in (
         store.check_access,
@@ -135,10 +130,10 @@ def test_a_wrong_bucket(s3: Any) -> None:
             call()
 
 
-def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_right_and_no_credentials(s3, monkeypatch):
     store = ObjectStore("s3://bucket/runs", patience=0)
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_, **__):
         raise PermissionError(f"Forbidden for {SECRET}")
 
     with monkeypatch.context() as patch:
@@ -155,7 +150,7 @@ def test_no_right_and_no_credentials(s3: Any, monkeypatch: pytest.MonkeyPatch) -
         ObjectStore("s3://bucket/runs", patience=0).get("a")
 
 
-def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     forget()
     store = ObjectStore("s3://bucket/runs", patience=0)
@@ -164,14 +159,12 @@ def test_a_server_that_does_not_answer(s3: Any, monkeypatch: pytest.MonkeyPatch)
         store.get("a")
 
 
-def test_a_server_that_comes_back_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_comes_back_is_waited_for(tmp_path, monkeypatch):
     store = ObjectStore(f"file://{tmp_path}/store")
     calls = []
     write = module.write_bytes
 
-    def sometimes(path: Path, data: bytes, **_: Any) -> None:
+    def sometimes(path, data, **_):
         calls.append(path)
         if len(calls) < 3:
             raise ConnectionResetError
@@ -183,11 +176,11 @@ def test_a_server_that_comes_back_is_waited_for(
     assert len(calls) == 3
 
 
-def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_and_forbidden_disks(tmp_path, monkeypatch):
     store = ObjectStore(f"file://{tmp_path}/store", patience=0)
     store.put("a", b"1")
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_bytes", full)
@@ -202,7 +195,7 @@ def test_full_and_forbidden_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ObjectStore(f"file://{tmp_path}/file/below", patience=0).check_access()
 
 
-def test_a_path_is_a_store_like_a_url(tmp_path: Path) -> None:
+def test_a_path_is_a_store_like_a_url(tmp_path):
     for where in (tmp_path / "a", str(tmp_path / "a"), f"file://{tmp_path}/a", f"{tmp_path}/a/"):
         store = ObjectStore(where)
         store.put("x/y", str(where).encode(), sync=False)
@@ -213,7 +206,7 @@ def test_a_path_is_a_store_like_a_url(tmp_path: Path) -> None:
     assert str(ObjectStore(tmp_path / "a").open_below("x")) == str(tmp_path / "a" / "x")
 
 
-def test_everything_goes_at_once(url: str) -> None:
+def test_everything_goes_at_once(url):
     store = ObjectStore(f"{url}/below")
     beside = ObjectStore(f"{url}/beside")
     beside.put("a", b"1")
@@ -225,12 +218,12 @@ def test_everything_goes_at_once(url: str) -> None:
     store.clear()  # nothing is there, and that is no error
 
 
-def _held(folder: Path) -> bool:
+def _held(folder):
     with (folder / ".lock").open("a") as file:
         return is_locked(file)
 
 
-def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> None:
+def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path):
     store = ObjectStore(tmp_path / "new")
     with multiprocessing.get_context("fork").Pool(1) as pool:
         with store.lock():
@@ -247,7 +240,7 @@ def test_a_lock_keeps_other_processes_out_and_is_no_object(tmp_path: Path) -> No
         pass
 
 
-def test_a_file_server_gets_its_folders_first(tmp_path: Path) -> None:
+def test_a_file_server_gets_its_folders_first(tmp_path):
     """Unlike an object store, a server of files knows folders, and refuses a file in one that is
     missing."""
     store = ObjectStore(f"local://{tmp_path}/new")
@@ -259,7 +252,7 @@ def test_a_file_server_gets_its_folders_first(tmp_path: Path) -> None:
     assert store.list_names() == ["deep/a", "deep/er/b"]
 
 
-def test_small_files_of_settings(tmp_path: Path) -> None:
+def test_small_files_of_settings(tmp_path):
     content = "\ufeffticker,day\nAAA,2016-01-04\n".encode()
     (tmp_path / "list.csv").write_bytes(content)
     fsspec.filesystem("memory").pipe_file("/small/list.csv", content)
@@ -280,7 +273,7 @@ def test_small_files_of_settings(tmp_path: Path) -> None:
     fsspec.filesystem("memory").rm("/small", recursive=True)
 
 
-def test_urls_and_paths_are_told_apart() -> None:
+def test_urls_and_paths_are_told_apart():
     fs, path = open_file_system("memory://bucket/a")
     assert (fs.protocol, path) == ("memory", "/bucket/a")
     for url in ("s3://bucket/runs", "s3:/bucket/runs"):  # pathlib makes one slash of two
@@ -290,7 +283,7 @@ def test_urls_and_paths_are_told_apart() -> None:
         refuse_url(folder, "cache")
 
 
-def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
+def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path):
     """What lay there is not gone, and nothing is written below the empty folder where it was
     mounted."""
     store = ObjectStore(tmp_path / "mounted" / "runs" / "one", patience=0.0)
@@ -311,7 +304,7 @@ def test_a_shared_disk_that_goes_away_does_not_answer(tmp_path: Path) -> None:
     assert store.get("name") == b"bytes"
 
 
-def test_a_folder_that_is_expected_and_was_never_there_does_not_answer(tmp_path: Path) -> None:
+def test_a_folder_that_is_expected_and_was_never_there_does_not_answer(tmp_path):
     store = ObjectStore(tmp_path / "one", patience=0.0)
     assert store.list_names() == []  # a new one is empty
     store.expect_folder()

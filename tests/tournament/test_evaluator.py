@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +7,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.envs import EnvSettings
 from fintrader.files import read_jsonl
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT
 from fintrader.tournament import evaluator
 from fintrader.tournament.evaluator import ValidationCurve, evaluate
 from tests.factories import make_market
@@ -19,21 +15,19 @@ from tests.factories import make_market
 ENV = EnvSettings(benchmark="equal_weight", cost_bps=10.0)
 
 
-def cautious(obs: torch.Tensor) -> torch.Tensor:
+def cautious(obs):
     """A fifth in each of three, the rest in cash."""
     return torch.full((len(obs), 3), 0.2)
 
 
 @pytest.mark.parametrize("windows", [1, 2])
-def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
-    windows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_benchmark_is_traded_once_and_stands_beside_every_score(windows, monkeypatch):
     market = make_market(100, 3, session_bars=10)
     traded = []
 
-    def portfolio(market: object, env: object, **named: object) -> object:
+    def portfolio(market, env, **named):
         traded.append(market)
-        return benchmark_portfolio(market, env, **named)  # type: ignore[arg-type]
+        return benchmark_portfolio(market, env, **named)
 
     monkeypatch.setattr(evaluator, "benchmark_portfolio", portfolio)
     own, index = (
@@ -41,7 +35,7 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
         for one in (simulate(cautious, market, ENV), benchmark_portfolio(market, ENV))
     )
     found = {
-        metric: evaluate([(cautious, market)], ENV, metric=metric, windows=windows)  # type: ignore[arg-type]
+        metric: evaluate([(cautious, market)], ENV, metric=metric, windows=windows)
         for metric in ("information_ratio", "sharpe")
     }
     assert len(traded) == 1
@@ -59,14 +53,14 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(
     assert len(traded) == 2  # other costs, another benchmark
 
 
-def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_nothing() -> None:
+def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_nothing():
     """A benchmark that never trades after its first bar can be held exactly: on every block, and
     over all of them."""
     market = make_market(120, 3, session_bars=10, gaps=False)
     env = ENV.model_copy(update={"benchmark": "cash"})
     blocks = [market.window(0, 50), market.window(70, 120)]
 
-    def nothing(obs: torch.Tensor) -> torch.Tensor:
+    def nothing(obs):
         return torch.zeros(len(obs), 3)
 
     held = evaluate([(nothing, block) for block in blocks], env, metric="information_ratio")
@@ -79,7 +73,7 @@ def test_blocks_are_scored_as_one_series_and_who_holds_the_benchmark_scores_noth
     assert mixed.returns[5:] == pytest.approx((0.0,) * 5, abs=1e-12)
 
 
-def test_active_utility_has_the_environments_risk_aversion() -> None:
+def test_active_utility_has_the_environments_risk_aversion():
     """What the reward trains for; who does what the benchmark does scores 0."""
     market = make_market(120, 3, session_bars=10)
     scores = {}
@@ -93,18 +87,16 @@ def test_active_utility_has_the_environments_risk_aversion() -> None:
     assert scores[0.0] - scores[10.0] == pytest.approx(252 * 5 * days.var(ddof=1))
 
 
-def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(
-    tmp_path: Path,
-) -> None:
+def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kill(tmp_path):
     market = make_market(100, 3, session_bars=10)
     policy = _Idle()
     asked = []
 
-    def alive(share: float, env_steps: int) -> Progress:
+    def alive(share, env_steps):
         asked.append((share, env_steps))
         return SILENT
 
-    def curve() -> ValidationCurve:
+    def curve():
         made = ValidationCurve(tmp_path, ENV, {"metric": "return"}, alive)
         made.TIME = 1.0  # no look has to wait for time to pass
         return made
@@ -135,7 +127,7 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
     assert all(row["score"] == row["return"] == 0.0 for row in rows), "who holds cash earns nothing"
 
 
-def test_a_fold_too_short_for_its_metric_has_no_curve_and_stops_nobody(tmp_path: Path) -> None:
+def test_a_fold_too_short_for_its_metric_has_no_curve_and_stops_nobody(tmp_path):
     curve = ValidationCurve(tmp_path, ENV, {"metric": "calmar"}, lambda *_: SILENT)
     for share in (0.2, 0.9):
         curve.offer((_Idle(), make_market(100, 3, session_bars=10)), share, 1, fold=0)
@@ -145,5 +137,5 @@ def test_a_fold_too_short_for_its_metric_has_no_curve_and_stops_nobody(tmp_path:
 class _Idle(torch.nn.Module):
     """Holds cash."""
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+    def forward(self, obs):
         return torch.zeros(len(obs), 3)

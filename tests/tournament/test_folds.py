@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +9,7 @@ from fintrader.agents import Budget, load_policy
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
 from fintrader.backtesting import simulate
-from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.joined import JoinedEnv
+from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError
 from fintrader.files import read_json
 from fintrader.market.tensors import MarketTensors, Windows
@@ -22,7 +18,7 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.folds import FoldLearners, make_blocks
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.pod_training import evaluate_trained, train_and_evaluate
-from fintrader.tournament.spec import PodSpec, TrainedPod
+from fintrader.tournament.spec import TrainedPod
 from fintrader.tournament.store import RunStore
 from tests.engines.killing import Killed
 from tests.engines.races import ENV, SETTINGS, first_spec, market_file, real_race, train_pod
@@ -32,12 +28,12 @@ from tests.factories import make_market
 KFOLD = {"validation": "kfold", "validation_folds": 3, "budget": Budget(env_steps=4 * 128)}
 
 
-def sessions(market: MarketTensors) -> set[int]:
+def sessions(market):
     return set(market.session.tolist())
 
 
 @pytest.mark.parametrize("folds", [2, 3, 5])
-def test_no_learner_sees_its_block_or_the_embargo_around_it(folds: int) -> None:
+def test_no_learner_sees_its_block_or_the_embargo_around_it(folds):
     first = 20
     last = 300
     embargo = 2
@@ -61,7 +57,7 @@ def test_no_learner_sees_its_block_or_the_embargo_around_it(folds: int) -> None:
         )
 
 
-def test_folds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_folds_that_cannot_be_are_refused(tmp_path):
     market = make_market(240, 3, session_bars=10)
     with pytest.raises(
         ConfigError, match=r"9 folds of 16 sessions leave one fewer than two; lower it to 8"
@@ -76,7 +72,7 @@ def test_folds_that_cannot_be_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_path: Path) -> None:
+def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_path):
     spec = first_spec(**KFOLD)
     result, context = train_pod(tmp_path, spec)
     assert result.env_steps == 4 * 128
@@ -103,19 +99,17 @@ def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_p
         assert not any(torch.equal(a, b) for a, b in pairs if a.ndim == 2)
 
 
-def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(tmp_path, monkeypatch):
     spec = first_spec(**KFOLD)
     result, context = train_pod(tmp_path, spec)
     state = load(RunStore(context.run).get(str(result.snapshot)))
     train = learners.train
     began = []
 
-    def spy(agent: object, env: TradingEnv | JoinedEnv, *rest: object, **named: object) -> object:
+    def spy(agent, env, *rest, **named):
         bars = len(env.market_rows)
-        began.append((bars, {name: tensor.clone() for name, tensor in agent.state_dict().items()}))  # type: ignore[attr-defined]
-        return train(agent, env, *rest, **named)  # type: ignore[arg-type]
+        began.append((bars, {name: tensor.clone() for name, tensor in agent.state_dict().items()}))
+        return train(agent, env, *rest, **named)
 
     monkeypatch.setattr(learners, "train", spy)
     child = spec.model_copy(
@@ -135,12 +129,12 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(
 
 
 @pytest.mark.slow
-def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_path: Path) -> None:
+def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_path):
     spec = first_spec(**KFOLD, early_stopping="best_validation")
     whole, _ = train_pod(tmp_path / "whole", spec)
     assert set(whole.rung_scores) == {str(k / 10) for k in range(1, 10)}
 
-    def kill(share: float, env_steps: int, note: str) -> None:
+    def kill(share, env_steps, note):
         if share >= 0.63:
             raise Killed
 
@@ -156,7 +150,7 @@ def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_p
     assert there.model_dump(exclude={"seconds"}) == here.model_dump(exclude={"seconds"})
 
 
-def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
+def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     run = RunFolder(tmp_path / "run")
     market = market_file(tmp_path)
     wanted = SETTINGS.model_copy(
@@ -183,7 +177,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path: Path) -> None:
         stored["shrinkage"]["tilt_scale"]
     }
     assert shrinkage_of([run]) == {"shrinkage": stored["shrinkage"]}
-    specs: dict[str, PodSpec] = RunStore(run).specs()
+    specs = RunStore(run).specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk
     obs = torch.randn(5, policy.layout.width).clamp(0, 1)

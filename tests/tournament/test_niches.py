@@ -1,10 +1,7 @@
 """Who may be a parent: the best of each family, or of each depth; and children that go on
 unchanged."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 
 from fintrader.errors import ConfigError
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.updater import submit
 from tests.engines import stubs
@@ -20,7 +16,7 @@ from tests.engines.races import settings
 from tests.tournament.test_roles import breeder
 
 
-def child(index: int, score: float | None, parent: FinishedPod | None = None) -> FinishedPod:
+def child(index, score, parent=None):
     generation = parent.spec.generation + 1 if parent else 0
     spec = stubs.spec(
         index, generation=generation, **({"parent": parent.spec.pod} if parent else {})
@@ -31,9 +27,9 @@ def child(index: int, score: float | None, parent: FinishedPod | None = None) ->
     return FinishedPod(spec, PodResult(pod=spec.pod, score=score, **outcome))
 
 
-def family(draws: list[tuple[int, float | None]]) -> list[FinishedPod]:
+def family(draws):
     """Pods whose parents are earlier ones that can be inherited (-1: nobody)."""
-    entries: list[FinishedPod] = []
+    entries = []
     for index, (parent, score) in enumerate(draws):
         able = [one for one in entries if one.inheritable]
         entries.append(
@@ -42,13 +38,13 @@ def family(draws: list[tuple[int, float | None]]) -> list[FinishedPod]:
     return entries
 
 
-def root(entry: FinishedPod, entries: list[FinishedPod]) -> str:
+def root(entry, entries):
     while entry.spec.parent is not None:
         entry = next(one for one in entries if one.spec.pod == entry.spec.parent)
     return entry.spec.pod
 
 
-def depth(entry: FinishedPod) -> int:
+def depth(entry):
     layers = [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
     return next(k for k, (low, high) in enumerate(layers) if low <= entry.spec.generation <= high)
 
@@ -61,22 +57,20 @@ SCORES = st.sampled_from([None, *map(float, range(-6, 7))])
     st.integers(1, 5),
     st.sampled_from(["lineage", "age"]),
 )
-def test_elites_are_the_best_of_each_niche(
-    draws: list[tuple[int, float | None]], size: int, niche: Niche
-) -> None:
+def test_elites_are_the_best_of_each_niche(draws, size, niche):
     """Slow and obvious: group all that was ever applied, take the best of each, sort and cut."""
     entries = family(draws)
     board = Leaderboard(size, niche)
     for one in entries:
         submit(board, one)
         assert board.founder(one) == root(one, entries)
-    best: dict[Any, FinishedPod] = {}
+    best = {}
     for one in sorted((one for one in entries if one.inheritable), key=lambda one: one.order):
         best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)
     assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]
 
 
-def test_what_is_crowded_out_never_comes_back() -> None:
+def test_what_is_crowded_out_never_comes_back():
     """Its files may be deleted, so it must not be anybody's parent later."""
     board = Leaderboard(2, "lineage")
     gone = set[str]()
@@ -88,7 +82,7 @@ def test_what_is_crowded_out_never_comes_back() -> None:
         assert not gone & after
 
 
-def test_one_family_does_not_father_all() -> None:
+def test_one_family_does_not_father_all():
     first = child(0, 9.0)
     strong = [first, *(child(index, 9.0 + index, first) for index in range(1, 8))]
     weak = [child(index, 1.0) for index in range(8, 12)]
@@ -105,7 +99,7 @@ def test_one_family_does_not_father_all() -> None:
     assert parents["lineage"]["p0000"] > parents["lineage"]["p0008"] > 0
 
 
-def test_each_depth_is_as_likely_a_parent() -> None:
+def test_each_depth_is_as_likely_a_parent():
     line = [child(0, 1.0)]
     for index in range(1, 8):
         line.append(child(index, 1.0 + index, line[-1]))
@@ -118,7 +112,7 @@ def test_each_depth_is_as_likely_a_parent() -> None:
     assert min(counts.values()) > 150
 
 
-def test_some_children_go_on_unchanged() -> None:
+def test_some_children_go_on_unchanged():
     board = Leaderboard(4)
     for index in range(3):
         submit(board, child(index, float(index)))
@@ -134,6 +128,6 @@ def test_some_children_go_on_unchanged() -> None:
         assert same <= survivors
 
 
-def test_generations_have_no_niches() -> None:
+def test_generations_have_no_niches():
     with pytest.raises(ConfigError, match="niche and unchanged are of the asynchronous tournament"):
         settings(scheduler="generational", niche="lineage")

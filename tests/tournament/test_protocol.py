@@ -4,17 +4,11 @@ on seeds.
 The invariants are stated in `docs/tournament.md`.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fintrader.storage import lease
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import MirroredStore
-from fintrader.tournament.spec import PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import schedules
 from tests.engines.protocol import Rules, Violation, explore
@@ -28,7 +22,7 @@ from tests.engines.protocol import Rules, Violation, explore
         pytest.param(Rules(pods=3), 10**6, marks=pytest.mark.slow, id="three pods"),
     ],
 )
-def test_no_schedule_violates_an_invariant(rules: Rules, least: int) -> None:
+def test_no_schedule_violates_an_invariant(rules, least):
     schedules, _ = explore(rules)
     assert schedules > least
 
@@ -41,7 +35,7 @@ def test_no_schedule_violates_an_invariant(rules: Rules, least: int) -> None:
         ({"locked": False, "kills": 1}, "is trained twice at once"),
     ],
 )
-def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -> None:
+def test_a_rule_that_is_left_out_is_missed(broken, found):
     with pytest.raises(Violation, match=found):
         explore(Rules(pods=2, **broken))
 
@@ -49,7 +43,7 @@ def test_a_rule_that_is_left_out_is_missed(broken: dict[str, Any], found: str) -
 @pytest.mark.parametrize(
     "seeds", [range(80), pytest.param(range(80, 1400), marks=pytest.mark.slow)], ids=len
 )
-def test_the_real_code_on_schedules_of_seeds(tmp_path: Path, seeds: range) -> None:
+def test_the_real_code_on_schedules_of_seeds(tmp_path, seeds):
     adopted = superseded = killed = taken_over = 0
     for seed in seeds:
         home = tmp_path / str(seed)
@@ -63,16 +57,14 @@ def test_the_real_code_on_schedules_of_seeds(tmp_path: Path, seeds: range) -> No
     assert min(adopted, superseded, killed, taken_over) > len(seeds) / 50
 
 
-def _own_spec(store: MirroredStore, spec: PodSpec) -> PodSpec:
+def _own_spec(store, spec):
     """Without adoption: what lies on one's own disk is taken for what stands."""
     store.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json())
     RunStore.write_spec(store, spec)
     return spec
 
 
-def test_real_code_without_a_rule_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_code_without_a_rule_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(MirroredStore, "write_spec", _own_spec)
     for seed in range(200):
         home = tmp_path / str(seed)
@@ -82,15 +74,13 @@ def test_real_code_without_a_rule_is_found_out(
     raise AssertionError("nobody noticed")
 
 
-def test_a_token_that_was_swept_away_is_not_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_was_swept_away_is_not_taken_again(tmp_path, monkeypatch):
     """Between the look at who holds the run and the claim, two others may have come and gone."""
     store = ObjectStore(f"file://{tmp_path}")
     create = store.create
     looked = []
 
-    def late(name: str, data: bytes) -> bool:
+    def late(name, data):
         if not looked:
             looked.append(name)
             with lease.hold(ObjectStore(f"{store.url}/.")):

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import io
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +24,6 @@ from fintrader.tournament import pod_training as bodies
 from fintrader.tournament.evaluator import score
 from fintrader.tournament.fusion import learners
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.run_tournament import TournamentResult
 from fintrader.tournament.status import status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import leaderboard_table
@@ -41,13 +36,11 @@ from tests.pipeline.test_train import classic, evaluation
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> TournamentResult:
+def finished(tmp_path_factory):
     return real_race(RunFolder(tmp_path_factory.mktemp("real") / "run"))
 
 
-def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(
-    finished: TournamentResult,
-) -> None:
+def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(finished):
     market = make_market(240, 3, session_bars=10).split().validation
     result = RunStore(finished.folder).read_result(finished.best)
     backtest = simulate(load_policy(finished.best_policy), market, ENV)
@@ -68,9 +61,7 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(
     assert read_leaderboard(finished.folder.leaderboard)[0]["pod"] == finished.best
 
 
-def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(
-    finished: TournamentResult,
-) -> None:
+def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(finished):
     for name, result in RunStore(finished.folder).results().items():
         rows = read_jsonl(finished.folder.pod(name) / "validation.jsonl")
         assert rows[-1] == {
@@ -83,9 +74,7 @@ def test_every_pod_leaves_its_validation_curve_which_ends_with_its_score(
         assert len(rows) > 1, "and it was looked at while it trained"
 
 
-def test_looking_at_the_curve_changes_nothing(
-    finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_looking_at_the_curve_changes_nothing(finished, tmp_path, monkeypatch):
     spec = next(
         spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
     )
@@ -100,7 +89,7 @@ def test_looking_at_the_curve_changes_nothing(
     )
 
 
-def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None:
+def test_the_benchmark_has_a_row_and_no_rank(finished):
     """It is what env.benchmark says, at costs; nobody's parent, no member, no trial, and no pod."""
     market = make_market(240, 3, session_bars=10).split().validation
     results = RunStore(finished.folder).results().values()
@@ -129,7 +118,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished: TournamentResult) -> None
     assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
 
-def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> None:
+def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path):
     """Two algorithms, halving, parts of the validation window with a penalty, seconds on the
     clock."""
     settings = SETTINGS.model_copy(
@@ -164,9 +153,7 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path: Path) -> 
         assert one.score == pytest.approx(mean - 0.5 * spread)
 
 
-def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
-    finished: TournamentResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(finished, tmp_path, monkeypatch):
     fresh = next(
         spec for spec in RunStore(finished.folder).specs().values() if spec.snapshot is None
     )
@@ -183,15 +170,13 @@ def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(
     assert (again.score, again.snapshot) == (whole.score, whole.snapshot)
 
 
-def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_checkpoint_is_published_and_every_look_is_a_trial(tmp_path, monkeypatch):
     """The validation window is looked at ten times; a kill and a look after it change nothing."""
     spec = first_spec(budget=Budget(env_steps=640), early_stopping="best_validation")
     seen = {}
     evaluate = bodies.evaluate
 
-    def spy(parts: Any, *rest: Any, **named: Any) -> Any:
+    def spy(parts, *rest, **named):
         found = evaluate(parts, *rest, **named)
         seen[found.score] = {
             name: tensor.clone() for name, tensor in parts[0][0].state_dict().items()
@@ -242,19 +227,17 @@ PIPELINE = SAC(
 @pytest.mark.parametrize(
     "agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"]
 )
-def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
-    agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(agent, tmp_path, monkeypatch):
     train = learners.train
     trained = []
 
-    def spy(learner: Any, *rest: Any, **named: Any) -> Any:
+    def spy(learner, *rest, **named):
         trained.append((learner, learner.state_dict()))
         return train(learner, *rest, **{**named, "checkpoint_seconds": 0.0})
 
     monkeypatch.setattr(learners, "train", spy)
 
-    def kill(share: float, env_steps: int, note: str) -> None:
+    def kill(share, env_steps, note):
         if share >= 0.5:
             raise Killed
 
@@ -307,9 +290,7 @@ def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(
         ),
     ],
 )
-def test_the_command_line_switches_them_on(
-    words: str, key: str, value: object, tmp_path: Path
-) -> None:
+def test_the_command_line_switches_them_on(words, key, value, tmp_path):
     path = classic(
         tmp_path, agent={"network": {"hidden": [8]}}, tournament={"budget": {"env_steps": 256}}
     )

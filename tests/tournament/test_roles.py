@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import math
 import socket
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +29,7 @@ from tests.engines.races import settings
 from tests.engines.stubs import OtherAgent, StubAgent
 
 
-def entry(
-    index: int, value: float | None, *, agent: dict[str, Any] | None = None, **more: Any
-) -> FinishedPod:
+def entry(index, value, *, agent=None, **more):
     spec = stubs.spec(
         index, generation=more.pop("generation", 0), **({"agent": agent} if agent else {})
     )
@@ -44,26 +39,20 @@ def entry(
     return FinishedPod(spec, PodResult(pod=spec.pod, score=value, **outcome, **more))
 
 
-def board_of(*scores: float | None, size: int = 16, **more: Any) -> Leaderboard:
+def board_of(*scores, size=16, **more):
     board = Leaderboard(size)
     for index, value in enumerate(scores):
         submit(board, entry(index, value, **more))
     return board
 
 
-def breeder(*agents: Any, seed: int = 0, **changes: Any) -> Generator:
+def breeder(*agents, seed=0, **changes):
     return Generator(
         settings(**changes), agents or (StubAgent(),), env={"num_envs": 4}, seed=seed, data_hash="h"
     )
 
 
-def bred(
-    generator: Generator,
-    board: Leaderboard,
-    name: str,
-    parent: FinishedPod | None = None,
-    count: int = 30,
-) -> list[Any]:
+def bred(generator, board, name, parent=None, count=30):
     """That setting of so many children of the board's best, or of another parent."""
     made = (
         generator.child(index, board, parent or board.rows[0], generation=1)
@@ -77,9 +66,7 @@ def bred(
     st.integers(1, 5),
     st.randoms(),
 )
-def test_the_board_does_not_depend_on_the_order_of_results(
-    scores: list[float | None], size: int, random: Any
-) -> None:
+def test_the_board_does_not_depend_on_the_order_of_results(scores, size, random):
     """Slow and obvious: sort everything by (score down, index up) and cut."""
     entries = [entry(index, value) for index, value in enumerate(scores)]
     expected = sorted(
@@ -92,7 +79,7 @@ def test_the_board_does_not_depend_on_the_order_of_results(
     assert [row.spec.pod for row in board.rows] == [row.spec.pod for row in expected]
 
 
-def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
+def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder():
     board = Leaderboard(2)
     assert submit(board, entry(5, 1.0)).position == 0
     assert submit(board, entry(3, 1.0)).position == 0
@@ -105,7 +92,7 @@ def test_submitting_twice_changes_nothing_and_ties_go_to_the_elder() -> None:
     assert len(board.applied) == 5
 
 
-def test_rank_softmax_follows_its_formula() -> None:
+def test_rank_softmax_follows_its_formula():
     uniforms = (np.arange(20_000) + 0.5) / 20_000
     counts = Counter(rank_softmax(4, 1.5, u) for u in uniforms)
     weights = np.exp(-np.arange(4) / 1.5)
@@ -116,14 +103,14 @@ def test_rank_softmax_follows_its_formula() -> None:
     assert rank_softmax(3, 1e9, 0.999999999) == 2
 
 
-def test_specs_are_pure_functions_of_seed_number_and_board() -> None:
+def test_specs_are_pure_functions_of_seed_number_and_board():
     board = board_of(0.3, 0.9, 0.1)
     assert breeder().propose(7, board) == breeder().propose(7, board)
     assert breeder().propose(7, board).seed != breeder(seed=1).propose(7, board).seed
     assert breeder().propose(7, board).seed != breeder().propose(8, board).seed
 
 
-def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search() -> None:
+def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search():
     many = breeder(StubAgent(), OtherAgent())
     board = Leaderboard(4)
     first, second, third = (many.fresh(index, board) for index in range(3))
@@ -139,7 +126,7 @@ def test_fresh_pods_begin_with_each_algorithm_as_set_and_then_search() -> None:
         assert agent.get("width", 8) in (4, 8, 16)
 
 
-def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
+def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside():
     board = board_of(1.0)
     moved = bred(breeder(resample=0.0, perturb=1.25), board, "learning_rate")
     assert {round(value / 1e-3, 6) for value in moved} == {0.8, 1.25}
@@ -149,7 +136,7 @@ def test_children_move_by_a_factor_or_are_drawn_anew_and_stay_inside() -> None:
 
 
 @pytest.mark.parametrize("as_set", [PPO(), A2C()])
-def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
+def test_a_parent_as_set_has_children_unlike_itself(as_set):
     """Their learning rate lies at the end of the range: half of the steps lead out of it."""
     rate = as_set.learning_rate
     space = {"learning_rate": Range(low=3e-5, high=rate, log=True)}
@@ -171,9 +158,7 @@ def test_a_parent_as_set_has_children_unlike_itself(as_set: Any) -> None:
         ({"choices": (8,)}, 8, {8}),
     ],
 )
-def test_steps_never_end_where_they_began(
-    space: dict[str, Any], at: int, expected: set[int]
-) -> None:
+def test_steps_never_end_where_they_began(space, at, expected):
     generator = breeder(search={"width": Range(**space)}, resample=0.0)
     assert (
         set(bred(generator, board_of(1.0, agent=StubAgent(width=at).model_dump()), "width"))
@@ -181,14 +166,14 @@ def test_steps_never_end_where_they_began(
     )
 
 
-def test_a_zero_that_no_factor_moves_is_drawn_anew() -> None:
+def test_a_zero_that_no_factor_moves_is_drawn_anew():
     generator = breeder(OtherAgent(), search={"gamma": Range(low=0.0, high=1.0)}, resample=0.0)
     assert (
         min(bred(generator, board_of(1.0, agent=OtherAgent(gamma=0.0).model_dump()), "gamma")) > 0
     )
 
 
-def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
+def test_only_scored_pods_with_a_snapshot_become_parents():
     board = board_of(None, 0.5, None, 0.7)
     origins = {breeder(fresh=0.0, founders=2).propose(i, board).parent for i in range(5, 30)}
     assert origins == {"p0001", "p0003"}
@@ -204,9 +189,7 @@ def test_only_scored_pods_with_a_snapshot_become_parents() -> None:
         ({"algo": {"low": 0, "high": 1}}, "need a number"),
     ],
 )
-def test_an_impossible_search_space_is_refused_at_the_door(
-    search: dict[str, Any], message: str
-) -> None:
+def test_an_impossible_search_space_is_refused_at_the_door(search, message):
     with pytest.raises(ConfigError, match=message):
         breeder(search={name: Range(**space) for name, space in search.items()})
 
@@ -220,12 +203,12 @@ def test_an_impossible_search_space_is_refused_at_the_door(
         {"low": 1, "high": 2, "choices": (1,)},
     ],
 )
-def test_an_impossible_range_is_refused(space: dict[str, Any]) -> None:
+def test_an_impossible_range_is_refused(space):
     with pytest.raises(ValueError, match=r"give|impossible"):
         Range(**space)
 
 
-def test_successive_halving_compares_peers_of_an_age() -> None:
+def test_successive_halving_compares_peers_of_an_age():
     on = settings(halving=0.5, halving_rungs=(0.25, 0.5))
     scores = [{"0.25": value, "0.5": value * 2} for value in (1.0, 2.0, 3.0, 4.0)]
     board = Leaderboard(8)
@@ -238,7 +221,7 @@ def test_successive_halving_compares_peers_of_an_age() -> None:
     assert stop_rules(settings(), board, 0) == ()
 
 
-def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
+def test_generations_wait_and_the_best_are_copied_over_the_rest():
     scheduler = Generational(population=4, survivors=2)
     assert [scheduler.needs(index) for index in (0, 3, 4, 7, 8)] == [0, 0, 4, 4, 8]
     board = board_of(0.1, 0.9, None, 0.5)
@@ -256,7 +239,7 @@ def test_generations_wait_and_the_best_are_copied_over_the_rest() -> None:
     assert scheduler.make(4, lost, breeder()).origin == "fresh"
 
 
-def test_scores_are_the_metrics_of_the_backtest() -> None:
+def test_scores_are_the_metrics_of_the_backtest():
     returns = np.array([0.01, -0.02, 0.03, 0.0, 0.01])
     index = np.array([0.0, -0.03, 0.03, 0.01, 0.0])
     assert score(returns, "sharpe", index) == metrics.sharpe(returns)
@@ -278,9 +261,7 @@ def test_scores_are_the_metrics_of_the_backtest() -> None:
         score(returns, "luck", index)
 
 
-def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hardly_anything() -> (
-    None
-):
+def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hardly_anything():
     index = np.array([0.01, -0.02, 0.03, 0.0])
     assert score(index, "information_ratio", index) == 0.0
     # a millionth a day, every day: without a floor this would be divided by nothing
@@ -289,7 +270,7 @@ def test_doing_what_the_benchmark_does_scores_nothing_and_hardly_leaving_it_hard
     )
 
 
-def test_windows_that_do_not_fit_are_refused() -> None:
+def test_windows_that_do_not_fit_are_refused():
     check_windows(4, "sharpe", 2)
     check_windows(1, "return", 1)
     with pytest.raises(ConfigError, match="validation_windows"):
@@ -302,7 +283,7 @@ def test_windows_that_do_not_fit_are_refused() -> None:
         check_windows(62, "calmar", 1)  # a Calmar ratio of a few weeks is no number to choose by
 
 
-def test_members_are_the_best_or_the_best_that_differ() -> None:
+def test_members_are_the_best_or_the_best_that_differ():
     up = (0.01, -0.01, 0.02, 0.0)
     down = (-0.01, 0.01, -0.02, 0.0)
     rows = [entry(0, 3.0, returns=up), entry(1, 2.9, returns=up), entry(2, 1.0, returns=down)]
@@ -312,7 +293,7 @@ def test_members_are_the_best_or_the_best_that_differ() -> None:
     np.testing.assert_allclose(correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
 
 
-def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
+def test_at_most_half_of_an_ensemble_has_one_founder():
     board = Leaderboard(8)
     for index, (value, parent) in enumerate(
         [(9, None), (8, 0), (7, 1), (6, None), (5, 3), (-9, None)]
@@ -322,7 +303,7 @@ def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
         submit(board, FinishedPod(spec, one.result))
     assert [board.founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + ["p0005"]
 
-    def chosen(size: int, rows: list[FinishedPod]) -> list[int]:
+    def chosen(size, rows):
         return [row.spec.index for row in choose(rows, size, 0.0, board.founder)]
 
     assert chosen(4, board.rows) == [0, 1, 3, 4]
@@ -338,7 +319,7 @@ def test_at_most_half_of_an_ensemble_has_one_founder() -> None:
     assert chosen(3, board.rows[:3]) == [0]  # but never none
 
 
-def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() -> None:
+def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for():
     random = np.random.default_rng(0)
     days = random.normal(size=100)
     days = (days - days.mean()) / days.std(ddof=1)
@@ -352,9 +333,7 @@ def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for() ->
 
 
 @pytest.mark.parametrize(("wanted", "times"), [(0.5, 0.5), (3.0, 3.0), (12.0, MAX_TILT_SCALE)])
-def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
-    wanted: float, times: float
-) -> None:
+def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, times):
     random = np.random.default_rng(0)
     days = random.normal(2e-4, 1e-3, 250)
     learned = float(days.std(ddof=1)) * 252**0.5
@@ -371,7 +350,7 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(
     assert after["tilt_scale"] == pytest.approx(times * before["kappa"])
 
 
-def test_weights_sum_to_one_and_follow_the_score() -> None:
+def test_weights_sum_to_one_and_follow_the_score():
     members = [entry(0, 3.0), entry(1, 1.0), entry(2, 1.0)]
     assert weights_of(members, "equal") == [pytest.approx(1 / 3)] * 3
     by_score = weights_of(members, "score")
@@ -399,7 +378,7 @@ def test_weights_sum_to_one_and_follow_the_score() -> None:
         ({"devices": ("cuda:0/1", "cuda:2")}, "join 1 and 2 devices"),
     ],
 )
-def test_settings_refuse_nonsense(wrong: dict[str, Any], message: str) -> None:
+def test_settings_refuse_nonsense(wrong, message):
     with pytest.raises(ValueError, match=message):
         TournamentSettings(**wrong)
 
@@ -416,14 +395,12 @@ def test_settings_refuse_nonsense(wrong: dict[str, Any], message: str) -> None:
         ({"devices": ("cuda:0/1", "cuda:2"), "replicas": 2}, 2),
     ],
 )
-def test_a_pod_has_a_learner_for_each_device_it_spans(asked: dict[str, Any], learners: int) -> None:
+def test_a_pod_has_a_learner_for_each_device_it_spans(asked, learners):
     assert TournamentSettings(**asked).learners == learners
     assert breeder(**asked).fresh(0, Leaderboard(4)).replicas == learners
 
 
-def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(tmp_path, monkeypatch):
     """A process counts the GPUs it may use from 0, so `cuda:0` alone says nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     run = RunFolder(tmp_path)
@@ -437,7 +414,7 @@ def test_a_result_tells_which_of_a_machines_gpus_it_comes_from(
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.stem
 )
-def test_configurations_say_in_which_order_results_count(path: Path) -> None:
+def test_configurations_say_in_which_order_results_count(path):
     """Those that promise the same numbers to everybody must not live on a default."""
     asked = read_yaml(path)["tournament"]
     assert "pods" not in asked or asked["order"] == (
@@ -445,7 +422,7 @@ def test_configurations_say_in_which_order_results_count(path: Path) -> None:
     )
 
 
-def test_a_record_of_another_version_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_record_of_another_version_is_a_typed_error(tmp_path):
     path = tmp_path / "run" / "pods" / "p0000" / "spec.json"
     path.parent.mkdir(parents=True)
     with pytest.raises(TournamentError, match="does not exist: `fintrader verify"):

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,12 +8,11 @@ from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.tensorboard import MARK, export
-from tests.tournament.conftest import Race
 
 pytest.importorskip("tensorboard", reason="tensorboard is missing: pip install '.[observe]'")
 
 
-def read(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+def read(folder):
     """Tag -> (step, value, wall time)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -30,7 +25,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 
 
 @pytest.fixture
-def run(race: Race, tmp_path: Path) -> RunFolder:
+def run(race, tmp_path):
     race("run", pods=5)
     folder = RunFolder(tmp_path / "run")
     path = folder.pod("p0002") / "metrics.jsonl"
@@ -42,7 +37,7 @@ def run(race: Race, tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_every_value_is_there(run: RunFolder) -> None:
+def test_every_value_is_there(run):
     exported = export(run)
     results = RunStore(run).results()
     assert exported.out == run.root / "tensorboard"
@@ -76,7 +71,7 @@ def test_every_value_is_there(run: RunFolder) -> None:
     ]
 
 
-def test_an_export_replaces_the_last_one_and_nothing_else(run: RunFolder, tmp_path: Path) -> None:
+def test_an_export_replaces_the_last_one_and_nothing_else(run, tmp_path):
     out = tmp_path / "board"
     export(run, out)
     first = sorted(path.name for path in (out / "p0001").iterdir())
@@ -92,13 +87,13 @@ def test_an_export_replaces_the_last_one_and_nothing_else(run: RunFolder, tmp_pa
     assert (foreign / "thesis.tex").exists()
 
 
-def test_the_command(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(run, tmp_path, capsys):
     main(["export", "tensorboard", str(run.root), "--out", str(tmp_path / "there")])
     assert "5 pods" in capsys.readouterr().out
     assert (tmp_path / "there" / MARK).is_file()
 
 
-def test_problems_are_readable(run: RunFolder, tmp_path: Path, monkeypatch: Any) -> None:
+def test_problems_are_readable(run, tmp_path, monkeypatch):
     with pytest.raises(TournamentError, match="holds no tournament"):
         export(RunFolder(tmp_path))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

@@ -1,8 +1,6 @@
 """DLPack: the environment driven with numpy arrays (and JAX's, where it is installed) that share
 its memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from fintrader.errors import EnvError
 from tests.factories import make_market
 
 
-def test_numpy_shares_memory_and_agrees() -> None:
+def test_numpy_shares_memory_and_agrees():
     market = make_market(60, 3)
     settings = EnvSettings(episode_bars=4)
     env = DlpackEnv(TradingEnv(market, settings, num_envs=3), np.from_dlpack)
@@ -39,7 +37,7 @@ def test_numpy_shares_memory_and_agrees() -> None:
         env.step([[0.0] * 3] * 3)
 
 
-def test_jax() -> None:
+def test_jax():
     jax = pytest.importorskip("jax")
     env = DlpackEnv(TradingEnv(make_market(60, 3), num_envs=2), jax.dlpack.from_dlpack)
     obs, _ = env.reset(seed=1)

@@ -1,7 +1,5 @@
 """PettingZoo's own parallel API test, and agreement with the vectorised game."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -22,7 +20,7 @@ from pettingzoo.test import parallel_api_test
 from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
 
 
-def test_parallel_api() -> None:
+def test_parallel_api():
     settings = EnvSettings(episode_bars=20, ruin_fraction=0.95)
     env = TradersParallelEnv(
         make_market(120, 3, volatility=0.05), settings, TraderSettings(num_traders=4)
@@ -32,7 +30,7 @@ def test_parallel_api() -> None:
         parallel_api_test(env, num_cycles=200)
 
 
-def test_agrees_with_the_vectorised_game() -> None:
+def test_agrees_with_the_vectorised_game():
     market = make_market(60, 3)
     settings = EnvSettings(episode_bars=10)
     env = TradersParallelEnv(market, settings, seed=7)
@@ -66,7 +64,7 @@ def test_agrees_with_the_vectorised_game() -> None:
     assert all(torch.equal(one, kept) for one, kept in zip(env.env.account, before, strict=True))
 
 
-def test_every_temporal_difference_is_zero() -> None:
+def test_every_temporal_difference_is_zero():
     env = TradersParallelEnv(
         oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2
     )

@@ -1,10 +1,5 @@
 """RLlib: training, an environment runner's episodes, and exact bootstrapping at time limits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +14,7 @@ from tests.factories import make_market
 
 
 @pytest.fixture
-def local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def local_ray(monkeypatch):
     """A Ray of this test's own, whatever cluster runs on this machine."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip(
@@ -32,7 +27,7 @@ def local_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray.shutdown()
 
 
-def test_creator_makes_what_rllib_asks_for(tmp_path: Path) -> None:
+def test_creator_makes_what_rllib_asks_for(tmp_path):
     path = tmp_path / "market.safetensors"
     make_market(60, 3).save(path)
     vector = rllib_env({"market": path, "num_envs": 5, "settings": {"episode_bars": 4}})
@@ -47,7 +42,7 @@ def test_creator_makes_what_rllib_asks_for(tmp_path: Path) -> None:
         rllib_env({"market": path, "settings": {"episode_bar": 4}})
 
 
-def test_runner_episodes_equal_the_known_value() -> None:
+def test_runner_episodes_equal_the_known_value():
     pytest.importorskip("ray.rllib")
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -88,9 +83,7 @@ def test_runner_episodes_equal_the_known_value() -> None:
 
 
 @pytest.mark.ray
-def test_two_rounds_of_training_with_a_registered_environment(
-    tmp_path: Path, local_ray: None
-) -> None:
+def test_two_rounds_of_training_with_a_registered_environment(tmp_path, local_ray):
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.tune.registry import register_env
 

@@ -1,7 +1,5 @@
 """Stable-Baselines3: its environment checker, a PPO run, and exact bootstrapping at time limits."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -23,13 +21,13 @@ from stable_baselines3.common.env_checker import check_env  # noqa: E402
 from fintrader.envs.adapters.sb3 import Sb3VecEnv  # noqa: E402
 
 
-def test_check_env_accepts_the_single_account() -> None:
+def test_check_env_accepts_the_single_account():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(SingleTradingEnv(make_market(60, 4), EnvSettings(episode_bars=10)))
 
 
-def test_arrays_are_copies_and_ends_are_told() -> None:
+def test_arrays_are_copies_and_ends_are_told():
     settings = EnvSettings(episode_bars=3)
     env = Sb3VecEnv(TradingEnv(make_market(60, 3), settings, num_envs=2, seed=4))
     twin = TradingEnv(make_market(60, 3), settings, num_envs=2, seed=4)
@@ -53,20 +51,18 @@ def test_arrays_are_copies_and_ends_are_told() -> None:
         Sb3VecEnv(TradingEnv(make_market(60, 3), autoreset_mode=AutoresetMode.NEXT_STEP))
 
 
-def test_ppo_returns_equal_the_known_value() -> None:
+def test_ppo_returns_equal_the_known_value():
     env = Sb3VecEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=8, seed=3))
     model = PPO("MlpPolicy", env, n_steps=64, gamma=GAMMA, gae_lambda=0.95, seed=1, device="cpu")
     model._setup_learn(512)
-    model.policy.predict_values = lambda obs: value(obs).unsqueeze(1)  # type: ignore[method-assign]
+    model.policy.predict_values = lambda obs: value(obs).unsqueeze(1)
     forward = model.policy.forward
 
-    def known_value(
-        obs: torch.Tensor, deterministic: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def known_value(obs, deterministic=False):
         action, _, log_prob = forward(obs, deterministic)
         return action, value(obs).unsqueeze(1), log_prob
 
-    model.policy.forward = known_value  # type: ignore[method-assign]
+    model.policy.forward = known_value
     _, callback = model._setup_learn(512)
     model.collect_rollouts(env, callback, model.rollout_buffer, 64)
     buffer = model.rollout_buffer

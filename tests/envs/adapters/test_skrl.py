@@ -1,10 +1,5 @@
 """skrl: tensors without copies, and exact bootstrapping at time limits under its PPO."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -25,7 +20,7 @@ from fintrader.envs.adapters.skrl import SkrlEnv
 
 
 class Actor(GaussianMixin, Model):
-    def __init__(self, env: SkrlEnv) -> None:
+    def __init__(self, env):
         Model.__init__(
             self,
             observation_space=env.observation_space,
@@ -36,16 +31,14 @@ class Actor(GaussianMixin, Model):
         self.net = nn.Linear(self.num_observations, self.num_actions)
         self.log_std = nn.Parameter(torch.zeros(self.num_actions))
 
-    def compute(
-        self, inputs: dict[str, Any], role: str = ""
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def compute(self, inputs, role=""):
         return self.net(inputs["observations"]), {"log_std": self.log_std}
 
 
 class Critic(DeterministicMixin, Model):
     """A linear value, or the oracle's."""
 
-    def __init__(self, env: SkrlEnv, *, oracle: bool) -> None:
+    def __init__(self, env, *, oracle):
         Model.__init__(
             self,
             observation_space=env.observation_space,
@@ -56,14 +49,12 @@ class Critic(DeterministicMixin, Model):
         self.net = nn.Linear(self.num_observations, 1)
         self.oracle = oracle
 
-    def compute(
-        self, inputs: dict[str, Any], role: str = ""
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def compute(self, inputs, role=""):
         obs = inputs["observations"]
         return (value(obs).unsqueeze(1) + 0 * self.net(obs) if self.oracle else self.net(obs)), {}
 
 
-def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = False) -> PPO:
+def make_agent(env, folder, rollouts, *, oracle=False):
     cfg = PPO_CFG()
     cfg.rollouts = rollouts
     cfg.learning_epochs = 1
@@ -85,18 +76,18 @@ def make_agent(env: SkrlEnv, folder: Path, rollouts: int, *, oracle: bool = Fals
     return agent
 
 
-def test_nothing_is_copied() -> None:
+def test_nothing_is_copied():
     inner = TradingEnv(make_market(100, 3), EnvSettings(episode_bars=7), num_envs=6)
     env = SkrlEnv(inner)
     env.reset()
     seen = []
     original = inner.step
-    inner.step = lambda actions: seen.append(original(actions)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    inner.step = lambda actions: seen.append(original(actions)) or seen[-1]
     obs, *_ = env.step(torch.zeros(6, 3))
     assert obs.data_ptr() == seen[0][0].data_ptr()
 
 
-def test_bfloat16_observations_reach_models_as_float32(tmp_path: Path) -> None:
+def test_bfloat16_observations_reach_models_as_float32(tmp_path):
     settings = EnvSettings(episode_bars=5, observation_dtype="bfloat16")
     env = SkrlEnv(TradingEnv(make_market(100, 3), settings, num_envs=4))
     agent = make_agent(env, tmp_path, 8)
@@ -107,7 +98,7 @@ def test_bfloat16_observations_reach_models_as_float32(tmp_path: Path) -> None:
         assert obs.dtype == reward.dtype == torch.float32
 
 
-def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
+def test_ppo_returns_equal_the_known_value(tmp_path):
     env = SkrlEnv(TradingEnv(oracle_market(), oracle_settings(), num_envs=8, seed=3))
     agent = make_agent(env, tmp_path, 60, oracle=True)
     SequentialTrainer(
@@ -127,7 +118,7 @@ def test_ppo_returns_equal_the_known_value(tmp_path: Path) -> None:
     torch.testing.assert_close(returns.squeeze(-1), value(obs), atol=2e-3, rtol=0)
 
 
-def test_a_second_bootstrap_is_refused(tmp_path: Path) -> None:
+def test_a_second_bootstrap_is_refused(tmp_path):
     env = SkrlEnv(TradingEnv(make_market(100, 3), EnvSettings(), num_envs=2))
     agent = make_agent(env, tmp_path, 4)
     agent.cfg.time_limit_bootstrap = True

@@ -1,7 +1,5 @@
 """torchrl: its spec checker, a collector, and exact bootstrapping at time limits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -21,7 +19,7 @@ from torchrl.objectives.value import GAE
 from fintrader.envs.adapters.torchrl import TorchRLEnv
 
 
-def make_env(*, oracle: bool = False, num_envs: int = 4) -> TorchRLEnv:
+def make_env(*, oracle=False, num_envs=4):
     market = oracle_market() if oracle else make_market(80, 3)
     settings = oracle_settings() if oracle else EnvSettings(episode_bars=5)
     return TorchRLEnv(
@@ -29,16 +27,16 @@ def make_env(*, oracle: bool = False, num_envs: int = 4) -> TorchRLEnv:
     )
 
 
-def test_check_env_specs() -> None:
+def test_check_env_specs():
     check_env_specs(make_env(), seed=1)
 
 
-def test_other_modes_are_refused() -> None:
+def test_other_modes_are_refused():
     with pytest.raises(EnvError, match="DISABLED"):
         TorchRLEnv(TradingEnv(make_market(80, 3)))
 
 
-def test_collector_and_gae_find_the_known_value() -> None:
+def test_collector_and_gae_find_the_known_value():
     env = make_env(oracle=True, num_envs=8)
     policy = TensorDictModule(
         lambda obs: torch.rand(obs.shape[0], 2), in_keys=["observation"], out_keys=["action"]

@@ -5,10 +5,6 @@ tests/envs/fast/test_cuda_step.py`, or `make test-triton`, which makes an enviro
 triton.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -34,7 +30,7 @@ if not CUDA and not interpreted():
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 
 
-def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def equal(a, b):
     """Bit by bit; but the interpreter cuts bfloat16 off where devices round, which is one unit in
     the last place."""
     if a.dtype == torch.bfloat16 and not CUDA:
@@ -59,15 +55,8 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     endowed=st.booleans(),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config: EnvSettings,
-    seed: int,
-    mode: AutoresetMode,
-    factored: bool,
-    dtype: str,
-    lookback: int,
-    copy: bool,
-    endowed: bool,
-) -> None:
+    config, seed, mode, factored, dtype, lookback, copy, endowed
+):
     changes = {
         "observation": "factored" if factored else "flat",
         "observation_dtype": dtype,
@@ -95,7 +84,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     assert_bit_equal(slow, fast, actions, endowed=endowed, equal=equal)
 
 
-def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
+def test_a_reward_of_ones_own_and_a_market_wider_than_a_block():
     market = make_market(60, 3, 600)  # rows of 1,805 numbers
     config = EnvSettings(episode_bars=4, reward="tests.engines.oracle_mdp:bellman_reward")
     for copy in (True, False):
@@ -110,7 +99,7 @@ def test_a_reward_of_ones_own_and_a_market_wider_than_a_block() -> None:
             assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4], strict=True))
 
 
-def test_it_says_why_not() -> None:
+def test_it_says_why_not():
     market = make_market(60, 4)
     with pytest.raises(EnvError, match="triton engine does not apply here: it is long-only"):
         TradingEnv(market, EnvSettings(short=True), engine="triton", device=DEVICE)
@@ -122,7 +111,7 @@ class TestOnCuda:
     pytestmark = gpu
 
     @pytest.mark.parametrize("mode", list(AutoresetMode))
-    def test_a_replayed_graph_equals_eager_launches(self, mode: AutoresetMode) -> None:
+    def test_a_replayed_graph_equals_eager_launches(self, mode):
         market = make_market(200, 20)
         config = EnvSettings(episode_bars=9, reward="differential_sharpe")
         eager, graph = (
@@ -145,9 +134,7 @@ class TestOnCuda:
     @pytest.mark.parametrize("engine", ["torch", "triton"])
     @pytest.mark.parametrize("copy", [True, False])
     @pytest.mark.parametrize("mode", list(AutoresetMode))
-    def test_a_step_never_waits_for_the_device(
-        self, engine: Any, copy: bool, mode: AutoresetMode
-    ) -> None:
+    def test_a_step_never_waits_for_the_device(self, engine, copy, mode):
         env = TradingEnv(
             make_market(60, 6),
             EnvSettings(episode_bars=9),
@@ -167,7 +154,7 @@ class TestOnCuda:
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def test_finished_accounts_stand_still_and_say_so(self) -> None:
+    def test_finished_accounts_stand_still_and_say_so(self):
         for engine in ("torch", "triton"):
             env = TradingEnv(
                 make_market(60, 3),

@@ -1,7 +1,5 @@
 """The fused kernel against the torch core: equal to the last bit, in every mode, with resets."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -26,13 +24,8 @@ from tests.factories import examples, make_market
     endowed=st.booleans(),
 )
 def test_every_output_and_the_whole_state_are_bit_equal(
-    config: EnvSettings,
-    seed: int,
-    mode: AutoresetMode,
-    factored: bool,
-    lookback: int,
-    endowed: bool,
-) -> None:
+    config, seed, mode, factored, lookback, endowed
+):
     config = config.model_copy(
         update={"observation": "factored" if factored else "flat", "lookback": lookback}
     )
@@ -47,7 +40,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     assert_bit_equal(slow, fast, random_actions(seed, 40, count, 13), endowed=endowed)
 
 
-def test_threads_change_nothing() -> None:
+def test_threads_change_nothing():
     market = make_market(80, 20)
     config = EnvSettings(episode_bars=9)
     count = 1500
@@ -67,9 +60,7 @@ def test_threads_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_assets", [1, 13, 20])
-def test_stores_past_the_caches_change_nothing(
-    num_assets: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stores_past_the_caches_change_nothing(num_assets, monkeypatch):
     market = make_market(60, num_assets, 3)
     outputs = []
     for above in (1 << 40, 0):
@@ -81,7 +72,7 @@ def test_stores_past_the_caches_change_nothing(
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
 
 
-def test_what_was_handed_out_is_never_overwritten_and_what_was_dropped_is_used_again() -> None:
+def test_what_was_handed_out_is_never_overwritten_and_what_was_dropped_is_used_again():
     env = TradingEnv(make_market(60, 4), EnvSettings(), num_envs=3, engine="fused")
     env.reset(options={"start": 0})
     action = torch.full((3, 4), 0.3)
@@ -97,11 +88,11 @@ def test_what_was_handed_out_is_never_overwritten_and_what_was_dropped_is_used_a
     assert len(addresses) <= 2
 
 
-def test_auto_falls_back_and_fused_says_why_not() -> None:
+def test_auto_falls_back_and_fused_says_why_not():
     market = make_market(60, 4)
     assert TradingEnv(market, num_envs=2).engine == "fused"
     assert TradingEnv(market, num_envs=2, record=True).engine == "torch (it keeps no record)"
     with pytest.raises(EnvError, match="float32 observations"):
         TradingEnv(market, EnvSettings(observation_dtype="bfloat16"), engine="fused")
     with pytest.raises(EnvError, match="engine"):
-        TradingEnv(market, engine="warp")  # type: ignore[arg-type]
+        TradingEnv(market, engine="warp")

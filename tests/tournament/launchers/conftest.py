@@ -1,8 +1,6 @@
 """Ray clusters on loopback for the tests of its launcher."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,16 +12,16 @@ Started = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="session")
-def with_ray() -> None:
+def with_ray():
     pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
 
 
 @pytest.fixture
-def started() -> Iterator[Started]:
+def started():
     """Remember what was started, and stop it whatever happens."""
     with ExitStack() as running:
 
-        def remember(one: Any) -> Any:
+        def remember(one):
             running.callback(one.stop)
             return one
 
@@ -31,7 +29,7 @@ def started() -> Iterator[Started]:
 
 
 @pytest.fixture(scope="module")
-def nodes(with_ray: None) -> Iterator[Nodes]:
+def nodes(with_ray):
     cluster = Nodes(1, 1)
     yield cluster
     cluster.stop()

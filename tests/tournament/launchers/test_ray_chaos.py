@@ -4,9 +4,6 @@ changed."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,37 +24,37 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("with_r
 class Campaign:
     """A tournament on a cluster of three nodes, and the strikes at both."""
 
-    def __init__(self, run: RunFolder, seed: int) -> None:
+    def __init__(self, run, seed):
         self.run = run
         self.chance = random.Random(seed)
         self.seen: set[str] = set()
         self.begin(seconds=1.0)
 
-    def begin(self, seconds: float) -> None:
+    def begin(self, seconds):
         """Start a cluster whose pods take so long, and the tournament on it."""
         self.cluster = Nodes(1, 1, quick=True, STUB_SECONDS=str(seconds))
         self.race()
 
-    def race(self) -> None:
+    def race(self):
         """Start the tournament, or go on with it."""
         self.racer = Racer(
             self.run, self.cluster.address, "stub", {"drain_seconds": 1.0}, pods=PODS
         )
 
-    def stop(self) -> None:
+    def stop(self):
         """End all that was started."""
         self.racer.stop()
         self.cluster.stop()
 
-    def has_ended(self) -> bool:
+    def has_ended(self):
         return self.racer.process.poll() is not None
 
-    def find_young_pod(self) -> tuple[str, str, int]:
+    def find_young_pod(self):
         """Wait for a pod that has just begun; its name, node and process."""
-        pods: dict[str, Any] = {}
-        new: list[str] = []
+        pods = {}
+        new = []
 
-        def look() -> bool:
+        def look():
             pods.update(self.racer.note()["pods"])
             new[:] = sorted(set(pods) - self.seen - set(chaos.acknowledged(self.run)))
             self.seen.update(pods)
@@ -67,7 +64,7 @@ class Campaign:
         pod = self.chance.choice(new)
         return pod, *pods[pod]
 
-    def strike(self, kind: str) -> None:
+    def strike(self, kind):
         """Disturb, and wait until the tournament goes on."""
         if kind in ("node", "raylet", "drain"):
             self.cluster.add(1)  # the work goes on there
@@ -88,13 +85,13 @@ class Campaign:
                 self.go_on_after(self.race)
                 return
 
-        def has_gone_on() -> bool:
+        def has_gone_on():
             results = set(chaos.acknowledged(self.run))
             return bool(results - set(stored)) if kind == "join" else pod in results
 
         until(lambda: has_gone_on() or self.has_ended(), f"a result after {kind}")
 
-    def behead(self, *, alone: bool) -> None:
+    def behead(self, *, alone):
         """Kill the head with the orchestrator, or the head alone, which the orchestrator has to
         notice; then go on upon a new cluster."""
         self.wait_for_pods()
@@ -106,12 +103,12 @@ class Campaign:
             assert "head" in words or "GCS" in words
         self.go_on_after(self.rebuild)
 
-    def rebuild(self) -> None:
+    def rebuild(self):
         """Put a new cluster in the old one's place."""
         self.cluster.stop()
         self.begin(seconds=0.2)
 
-    def go_on_after(self, change: Callable[[], None]) -> None:
+    def go_on_after(self, change):
         """Kill the orchestrator, change something, and compare the results on the disk."""
         self.racer.stop()
         before = chaos.acknowledged(self.run)
@@ -119,12 +116,12 @@ class Campaign:
         self.wait_for_pods()
         assert chaos.acknowledged(self.run).items() >= before.items()
 
-    def wait_for_pods(self) -> None:
+    def wait_for_pods(self):
         until(lambda: bool(self.racer.note()["pods"]) or self.has_ended(), "pods at work")
 
 
 @pytest.mark.parametrize("seed", range(chaos.amount(2, 5)))
-def test_struck_in_random_order(tmp_path: Path, seed: int) -> None:
+def test_struck_in_random_order(tmp_path, seed):
     undisturbed = RunFolder(tmp_path / "undisturbed")
     threads = ThreadLauncher(undisturbed, tmp_path, stubs.body, workers=4)
     generational(undisturbed, threads, "stub", pods=PODS)
