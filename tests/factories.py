@@ -1,8 +1,5 @@
 """Small markets for tests that need no data pipeline, and how often properties are tried."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +10,7 @@ from fintrader.market.tensors import Events, MarketTensors, Windows
 MINUTE_NS = 60_000_000_000
 
 
-def clock(num_bars: int, session_bars: int) -> dict[str, torch.Tensor]:
+def clock(num_bars, session_bars):
     """`session` and `minutes` of so many bars: one a minute from 14:30 UTC, a session a day."""
     bar = torch.arange(num_bars)
     session = bar // session_bars
@@ -24,23 +21,23 @@ def clock(num_bars: int, session_bars: int) -> dict[str, torch.Tensor]:
     }
 
 
-def numbers(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
+def numbers(**arrays):
     """Arrays as a market holds them: float32."""
     return {name: torch.tensor(array, dtype=torch.float32) for name, array in arrays.items()}
 
 
 def make_market(
-    num_bars: int = 60,
-    num_assets: int = 3,
-    num_features: int = 2,
+    num_bars=60,
+    num_assets=3,
+    num_features=2,
     *,
-    seed: int = 0,
-    gaps: bool = True,
-    session_bars: int = 20,
-    volatility: float = 0.01,
-    volume: float = 1e9,
-    events: bool = False,
-) -> MarketTensors:
+    seed=0,
+    gaps=True,
+    session_bars=20,
+    volatility=0.01,
+    volume=1e9,
+    events=False,
+):
     """A random market; `volume` shares trade in a bar on average. With `gaps`: missing bars, a late
     listing, a delisting and a non-member (if N >= 4). With `events`: splits and dividends, some at
     the same bar."""
@@ -92,7 +89,7 @@ def make_market(
     )
 
 
-def _events(num_bars: int, num_assets: int, seed: int) -> list[tuple[int, int, float, float]]:
+def _events(num_bars, num_assets, seed):
     rng = np.random.default_rng(seed + 2)
     bars = rng.choice(np.arange(1, num_bars), 8)
     which = {(int(bar), int(rng.integers(num_assets))) for bar in bars}
@@ -105,16 +102,16 @@ def _events(num_bars: int, num_assets: int, seed: int) -> list[tuple[int, int, f
 
 
 def planted_market(
-    num_bars: int = 4000,
-    num_assets: int = 8,
+    num_bars=4000,
+    num_assets=8,
     *,
-    drift: float = 2e-4,
-    volatility: float = 8e-4,
-    regime_bars: int = 200,
-    noise_features: int = 2,
-    session_bars: int = 390,
-    seed: int = 0,
-) -> MarketTensors:
+    drift=2e-4,
+    volatility=8e-4,
+    regime_bars=200,
+    noise_features=2,
+    session_bars=390,
+    seed=0,
+):
     """A market whose drift is shown: each asset's regime (+1 or -1) is a feature, and its drift has
     that sign.
 
@@ -146,7 +143,7 @@ def planted_market(
     )
 
 
-def rising_market() -> MarketTensors:
+def rising_market():
     """Two assets: the first always falls, the second always rises."""
     market = planted_market(
         600, 2, drift=1e-3, volatility=5e-4, regime_bars=10**9, noise_features=0
@@ -156,7 +153,7 @@ def rising_market() -> MarketTensors:
     return market
 
 
-def joined(market: MarketTensors, other: MarketTensors, cut: int) -> MarketTensors:
+def joined(market, other, cut):
     """`market` up to bar `cut`, with `other`'s bars from there on: what no one may have known
     before."""
     pieces = {
@@ -167,14 +164,14 @@ def joined(market: MarketTensors, other: MarketTensors, cut: int) -> MarketTenso
     return replace(market, **pieces)
 
 
-def pick_assets(market: MarketTensors, order: Sequence[int]) -> MarketTensors:
+def pick_assets(market, order):
     """The market with these assets, in this order."""
     names = ("open", "close", "volume", "features", "tradable", "member")
     arrays = {name: getattr(market, name)[:, list(order)] for name in names}
     return replace(market, symbols=tuple(market.symbols[n] for n in order), **arrays)
 
 
-def examples(thorough: int) -> int:
+def examples(thorough):
     """How many examples to try a property on: so many with hypothesis's profile "thorough", a
     quarter with "quick"."""
     from hypothesis import settings

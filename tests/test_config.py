@@ -38,7 +38,7 @@ class Outer(Settings):
         ({}, "seed: a value is required"),
     ],
 )
-def test_a_mistake_names_its_field_in_one_line(values: dict[str, object], said: str):
+def test_a_mistake_names_its_field_in_one_line(values, said):
     makers = {
         "test.yaml": partial(validate, Outer, values, "test.yaml"),
         "Outer": partial(Outer, **values),
@@ -67,12 +67,12 @@ def test_the_settings_of_the_packages_say_it_in_the_same_words():
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_no_setting_is_endless(value: float):
+def test_no_setting_is_endless(value):
     with pytest.raises(ConfigError, match=r"^PPO: learning_rate: input should be a finite number"):
         PPO(learning_rate=value)
 
 
-def test_yaml_goes_there_and_back(tmp_path: Path):
+def test_yaml_goes_there_and_back(tmp_path):
     settings = Outer(seed=7, env=Inner(num_envs=9), files=(Path("a.csv"), Path("ü.parquet")))
     path = tmp_path / "config.yaml"
     path.write_text(dump_yaml(settings))
@@ -87,7 +87,7 @@ def test_yaml_goes_there_and_back(tmp_path: Path):
         ("- 1\n- 2\n", "expected `name: value` lines"),
     ],
 )
-def test_a_bad_file_says_so(tmp_path: Path, text: str | None, expected: str):
+def test_a_bad_file_says_so(tmp_path, text, expected):
     path = tmp_path / "config.yaml"
     if text is not None:
         path.write_text(text)
@@ -102,7 +102,7 @@ def test_objects_are_imported_by_reference_and_misses_are_typed():
             load_object(wrong)
 
 
-def test_a_union_is_named_as_it_is_written(tmp_path: Path) -> None:
+def test_a_union_is_named_as_it_is_written(tmp_path):
     from fintrader.pipeline import load_config
 
     for text, field in (
@@ -126,7 +126,7 @@ def test_a_union_is_named_as_it_is_written(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: {field}"), str(caught.value)
 
 
-def test_one_of_several_agents_is_chosen_before_it_is_trained_alone(tmp_path: Path) -> None:
+def test_one_of_several_agents_is_chosen_before_it_is_trained_alone(tmp_path):
     from fintrader.pipeline import load_config
 
     path = tmp_path / "c.yaml"

@@ -15,10 +15,8 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,13 +48,13 @@ class Block:
     code: str
     needs: str | None
 
-    def run(self, namespace: dict[str, Any]) -> None:
+    def run(self, namespace):
         """Execute it; tracebacks name the page and the line."""
         code = compile("\n" * self.line + self.code, str(self.page.relative_to(ROOT)), "exec")
         exec(code, namespace)
 
 
-def blocks(page: Path, kind: str) -> list[Block]:
+def blocks(page, kind):
     text = page.read_text()
     found = []
     for match in BLOCK.finditer(text):
@@ -70,11 +68,11 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 WITH_NEEDS = [block for page in PAGES for block in blocks(page, "python") if block.needs]
 
 
-def label(page: Path) -> str:
+def label(page):
     return str(page.relative_to(ROOT))
 
 
-def write_random_walks(path: Path) -> None:
+def write_random_walks(path):
     """Write a long CSV of daily bars for three names whose prices are random walks."""
     days = pd.bdate_range("2023-01-02", "2025-12-31")
     tables = []
@@ -89,7 +87,7 @@ def write_random_walks(path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_world(tmp_path_factory):
     """A folder as a reader of the docs has it after the quickstart, only smaller."""
     world = tmp_path_factory.mktemp("docs")
     values = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
@@ -112,7 +110,7 @@ def small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def reader(small_world, tmp_path, monkeypatch):
     """A namespace for one page's examples, in a copy of the small world."""
     world = tmp_path / "world"
     shutil.copytree(small_world, world)
@@ -125,7 +123,7 @@ def reader(small_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=label)
-def test_every_python_block_runs(page: Path, reader: dict[str, Any]) -> None:
+def test_every_python_block_runs(page, reader):
     for block in blocks(page, "python"):
         if block.needs is None:
             block.run(reader)
@@ -135,7 +133,7 @@ def test_every_python_block_runs(page: Path, reader: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "wanted", WITH_NEEDS, ids=lambda block: f"{label(block.page)}-{block.needs}"
 )
-def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[str, Any]) -> None:
+def test_blocks_that_need_an_optional_package_run(wanted, reader):
     pytest.importorskip(
         wanted.needs or "", reason=f"{wanted.needs} is not installed, so its example was not run"
     )
@@ -148,40 +146,38 @@ def test_blocks_that_need_an_optional_package_run(wanted: Block, reader: dict[st
 
 
 @pytest.mark.slow
-def test_the_readme_shows_the_output_of_its_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_readme_shows_the_output_of_its_examples(tmp_path, monkeypatch, capsys):
     """Compare words: figures differ in the last digits between processors."""
     pytest.importorskip("stable_baselines3", reason="stable-baselines3 is missing")
     monkeypatch.chdir(tmp_path)
     write_random_walks(tmp_path / "my.csv")
     readme = ROOT / "README.md"
     shown = "".join(block.code for block in blocks(readme, "text"))
-    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    namespace = {"__name__": "__docs__"}
     for block in blocks(readme, "python")[:2]:
         block.run(namespace)
     printed = capsys.readouterr().out
     assert [words(line) for line in printed.splitlines()] == [words(s) for s in shown.splitlines()]
 
 
-def words(line: str) -> list[str]:
+def words(line):
     """Return the parts of a line that hold no digit."""
     return [word for word in line.split() if not any(map(str.isdigit, word))]
 
 
-def test_the_verdict_page_shows_what_a_backtest_prints() -> None:
+def test_the_verdict_page_shows_what_a_backtest_prints():
     assert any("print(tests)" in block.code for block in blocks(DOCS / "verdict.md", "pycon"))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")], ids=label)
-def test_every_yaml_block_is_a_configuration(page: Path) -> None:
+def test_every_yaml_block_is_a_configuration(page):
     for block in blocks(page, "yaml"):
         validate(RunConfig, yaml.safe_load(block.code), f"{label(page)}, line {block.line}")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")], ids=label)
-def test_every_command_exists(page: Path) -> None:
-    def options(model: Any, prefix: str = "") -> Iterator[str]:
+def test_every_command_exists(page):
+    def options(model, prefix=""):
         for name, field in model.model_fields.items():
             yield f"--{prefix}{name.replace('_', '-')}"
             for below in list_models(field.annotation):
@@ -227,7 +223,7 @@ def test_every_command_exists(page: Path) -> None:
             assert (ROOT / path).exists(), f"{label(page)}: {path} does not exist"
 
 
-def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
+def test_every_algorithm_source_of_bars_and_adapter_is_documented():
     overview = (DOCS / "algorithms" / "index.md").read_text()
     settings = (DOCS / "settings.md").read_text()
     for algo, model in CHOICES["agent.algo"].items():
@@ -250,12 +246,10 @@ def test_every_algorithm_source_of_bars_and_adapter_is_documented() -> None:
 
 
 @pytest.mark.slow
-def test_every_training_metric_is_explained(
-    small_world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_training_metric_is_explained(small_world, monkeypatch):
     monkeypatch.chdir(small_world)
     market = load_market("configs/quickstart.yaml").split().train
-    names: set[str] = set()
+    names = set()
     for model in CHOICES["agent.algo"].values():
         small = (
             {"num_steps": 4}
@@ -269,7 +263,7 @@ def test_every_training_metric_is_explained(
     assert names <= set(explained), f"explain in docs/training.md: {sorted(names - set(explained))}"
 
 
-def test_the_project_files_agree_with_the_project() -> None:
+def test_the_project_files_agree_with_the_project():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
@@ -286,20 +280,20 @@ def test_the_project_files_agree_with_the_project() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=label)
-def test_every_page_begins_with_what_it_is_for(page: Path) -> None:
+def test_every_page_begins_with_what_it_is_for(page):
     title, purpose, *_ = page.read_text().split("\n\n")
     assert title.startswith("# ")
     assert purpose.startswith("For "), "say first, in a sentence, what a reader gets from this page"
 
 
-def test_no_page_names_a_machine() -> None:
+def test_no_page_names_a_machine():
     here = [*ROOT.glob("*.md"), *(path for path in (ROOT / ".github").rglob("*") if path.is_file())]
     for page in [*here, *DOCS.rglob("*.md"), ROOT / "mkdocs.yml", *DOCS.rglob("*.py")]:
         found = re.search(r"/(home|work|root|Users)/\w+", page.read_text())
         assert found is None, f"{label(page)} names {found and found[0]}"
 
 
-def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_come_from_the_code(monkeypatch):
     """The generated tables name every setting, and the defaults are those of the model."""
     monkeypatch.syspath_prepend(DOCS)  # as mkdocs does
     spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "_hooks.py")
@@ -329,9 +323,7 @@ def test_tables_come_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_site_builds_without_a_warning(tmp_path, caplog):
     for package in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(package, reason=f"{package} is missing: pip install '.[docs]'")
     from mkdocs.commands.build import build
@@ -355,13 +347,11 @@ def test_the_site_builds_without_a_warning(
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "pycon")], ids=label)
-def test_what_a_page_prints_is_what_is_printed(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_page_prints_is_what_is_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     session = "".join(block.code for block in blocks(page, "pycon"))
     example = doctest.DocTestParser().get_doctest(session, {}, label(page), None, 0)
-    said: list[str] = []
+    said = []
     outcome = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
         example, out=said.append
     )

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -17,13 +15,13 @@ from fintrader.progress import SILENT, LineProgress, LogProgress, TerminalProgre
 from tests.engines.runs import fintrader
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+def lines(capsys):
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
 def test_a_record_carries_what_is_bound_and_what_came_with_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     with logs.use_format("json"), logs.bind(run="r"), logs.bind(pod="p0001"):
         logging.getLogger("x").info(
             "%s steps", 5, extra={"fields": {"score": math.nan, "time": 3, "deep": [math.inf]}}
@@ -39,9 +37,7 @@ def test_a_record_carries_what_is_bound_and_what_came_with_it(
     assert str(record["time"]).endswith("+00:00")
 
 
-def test_warnings_and_prints_of_pods_become_records(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_and_prints_of_pods_become_records(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     with logs.use_format("json"), warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -54,7 +50,7 @@ def test_warnings_and_prints_of_pods_become_records(
     assert messages[1:] == ["a word"]
 
 
-def test_plain_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_stays_as_it_was(capsys):
     handlers = logging.getLogger().handlers[:]
     level = logging.getLogger().level
     with logs.use_format("plain"):
@@ -72,7 +68,7 @@ def test_plain_stays_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_told_with_its_numbers(capsys):
     with logs.use_format("json"), reporter() as progress:
         with progress.task("train", total=10, unit="steps") as task:
             task.update(10)
@@ -87,9 +83,7 @@ def test_progress_is_told_with_its_numbers(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "how", [["--operations.log-format", "json"], ["--operations.log-format=json"], None]
 )
-def test_mistakes_and_crashes_are_records_too(
-    how: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_and_crashes_are_records_too(how, monkeypatch):
     if how is None:
         monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
     done = fintrader("run", "nowhere.yaml", *(how or []))
@@ -100,7 +94,7 @@ def test_mistakes_and_crashes_are_records_too(
 
 
 @pytest.mark.parametrize(("signal", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal: str, status: int) -> None:
+def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal, status):
     """A container's first process ignores SIGTERM unless it handles it."""
     stop = f"lambda argv: signal.raise_signal(signal.{signal})"
     code = f"import signal, fintrader.cli as c; c.dispatch = {stop}; c.main(['run'])"
@@ -109,7 +103,7 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal: str, st
     assert "the same command goes on from here" in done.stderr
 
 
-def test_a_bug_is_a_record_with_its_trace() -> None:
+def test_a_bug_is_a_record_with_its_trace():
     code = (
         "import fintrader.cli as c; c.dispatch = lambda argv: 1 / 0; c.main(['run', '--operations.log-format',"
         " 'json'])"
@@ -124,11 +118,11 @@ def test_a_bug_is_a_record_with_its_trace() -> None:
 class Clock:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def test_lines_are_sparse_and_give_rate_and_time_left() -> None:
+def test_lines_are_sparse_and_give_rate_and_time_left():
     clock = Clock()
     stream = io.StringIO()
     progress = LineProgress(stream, seconds=10, clock=clock)
@@ -145,7 +139,7 @@ def test_lines_are_sparse_and_give_rate_and_time_left() -> None:
     ]
 
 
-def test_what_an_earlier_run_did_is_kept_out_of_the_rate() -> None:
+def test_what_an_earlier_run_did_is_kept_out_of_the_rate():
     clock = Clock()
     task = LineProgress(io.StringIO(), clock=clock).task("pods", total=10)
     task.resume_at(5)
@@ -155,13 +149,13 @@ def test_what_an_earlier_run_did_is_kept_out_of_the_rate() -> None:
     assert task.seconds_left == 8
 
 
-def test_pipes_get_lines_and_silence_is_silent() -> None:
+def test_pipes_get_lines_and_silence_is_silent():
     assert isinstance(reporter(io.StringIO()), LineProgress)
     with SILENT.task("nothing", total=1) as task:
         task.advance()
 
 
-def test_terminal_bars_leave_one_line() -> None:
+def test_terminal_bars_leave_one_line():
     stream = io.StringIO()
     with TerminalProgress(Console(file=stream, force_terminal=True, width=100)) as progress:
         task = progress.task("train", total=10, unit="steps")

@@ -1,12 +1,9 @@
 """What every system has to do: import, write files whole, keep others out, answer on the command
 line. The workflow runs this file on macOS and Windows; it asks for nothing that they lack."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +34,7 @@ EXTRAS += " streamlit tensorboard tensordict torchrl triton"
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
-def run(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*words, folder=None):
     path = os.pathsep.join([str(ROOT), str(ROOT / "app"), os.environ.get("PYTHONPATH", "")])
     where = {"PYTHONPATH": path} | ({} if folder is None else {"FINTRADER_HOME": str(folder)})
     return subprocess.run(
@@ -49,7 +46,7 @@ def run(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[
     )
 
 
-def test_every_module_imports_or_names_its_extra() -> None:
+def test_every_module_imports_or_names_its_extra():
     program = f"""
 import importlib, pkgutil, fintrader
 for module in pkgutil.walk_packages(fintrader.__path__, "fintrader."):
@@ -63,7 +60,7 @@ for module in pkgutil.walk_packages(fintrader.__path__, "fintrader."):
     assert done.returncode == 0, done.stderr
 
 
-def test_files_are_whole_or_absent(tmp_path: Path) -> None:
+def test_files_are_whole_or_absent(tmp_path):
     path = tmp_path / "new" / "file"
     write_bytes(path, b"one\r\ntwo\n")
     with pytest.raises(ZeroDivisionError), atomic_file(path) as file:
@@ -80,7 +77,7 @@ def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_json_and_lines_come_back(tmp_path: Path) -> None:
+def test_json_and_lines_come_back(tmp_path):
     write_json(tmp_path / "a.json", {"name": "é", "value": 1.5})
     assert read_json(tmp_path / "a.json") == {"name": "é", "value": 1.5}
     log = tmp_path / "log.jsonl"
@@ -92,7 +89,7 @@ def test_json_and_lines_come_back(tmp_path: Path) -> None:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def holding(folder):
     """A process that holds a run."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom fintrader.runs import RunFolder\n"
@@ -107,7 +104,7 @@ def holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_run_is_held_by_one_process_until_that_dies(tmp_path: Path) -> None:
+def test_a_run_is_held_by_one_process_until_that_dies(tmp_path):
     run_folder = RunFolder(tmp_path / "run")
     with holding(run_folder.root) as process:
         with pytest.raises(RunError, match="in use by another process"), run_folder.lock():
@@ -120,13 +117,13 @@ def test_a_run_is_held_by_one_process_until_that_dies(tmp_path: Path) -> None:
             pass
 
 
-def test_the_ledger_grows_line_by_line(tmp_path: Path) -> None:
+def test_the_ledger_grows_line_by_line(tmp_path):
     for number in range(3):
         Ledger(tmp_path).note_seal("run", "test", number, "0" * 64)
     assert [line["line"] for line in Ledger(tmp_path).lines()] == [0, 1, 2]
 
 
-def test_objects_have_the_same_names_everywhere(tmp_path: Path) -> None:
+def test_objects_have_the_same_names_everywhere(tmp_path):
     store = ObjectStore(tmp_path / "store")
     store.put("a/b/c", b"1")
     assert store.create("a/d", b"2")
@@ -137,7 +134,7 @@ def test_objects_have_the_same_names_everywhere(tmp_path: Path) -> None:
     assert store.get("a/d") is None
 
 
-def test_the_command_line_answers(tmp_path: Path) -> None:
+def test_the_command_line_answers(tmp_path):
     done = run("-m", "fintrader", "--help", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "run" in done.stdout
@@ -148,7 +145,7 @@ def test_the_command_line_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_run_ends_with_a_backtest(tmp_path: Path) -> None:
+def test_a_small_run_ends_with_a_backtest(tmp_path):
     pods = ("--tournament.pods", "2", "--tournament.workers", "1", "--tournament.pool-size", "1")
     small = ("--tournament.budget.env-steps", "640", "--data.source.num-sessions", "60")
     done = run("-m", "fintrader", "run", QUICKSTART, *pods, *small, folder=tmp_path)

@@ -1,11 +1,8 @@
 """Modules that docstrings name are there: `package/module.py`, and `package.module.name`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -31,13 +28,13 @@ PACKAGES -= {"__init__", "__main__"}
 """Top modules and folders with source: a folder that holds bytecode only was left by a move."""
 FOREIGN = {"gymnasium", "marker", "plotly", "torch"}
 """Packages and fields of other projects that share a name with a module, or with nothing."""
-MODULES: dict[str, list[Path]] = {}
+MODULES = {}
 for source in SOURCES:
     MODULES.setdefault(source.stem, []).append(source)
 FILES = {"csv", "html", "json", "jsonl", "parquet", "py", "safetensors", "sqlite", "yaml"}
 
 
-def docstrings(path: Path) -> Iterator[str]:
+def docstrings(path):
     """Every docstring of a file, those below fields and constants included."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -47,9 +44,9 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 @cache
-def names_in(path: Path) -> frozenset[str]:
+def names_in(path):
     """Classes, functions, methods, fields and constants of a module."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -61,13 +58,13 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def has_file(reference: str, source: Path) -> bool:
+def has_file(reference, source):
     """True where `reference` names a file, seen from the repository or from the module's folders."""
     homes = [ROOT, *HOMES, *(home for home in source.parents if home.is_relative_to(ROOT))]
     return any((home / reference).is_file() for home in homes)
 
 
-def has_name(reference: str, source: Path) -> bool:
+def has_name(reference, source):
     """True where a dotted name leads to a module, to something in one, or to a variable.
 
     It may begin at fintrader, or with the name of any module. What begins with no module's name must
@@ -88,9 +85,9 @@ def has_name(reference: str, source: Path) -> bool:
 
 
 @cache
-def words_in(path: Path) -> frozenset[str]:
+def words_in(path):
     """Every name that the code of a file uses."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Name():
@@ -105,20 +102,20 @@ def words_in(path: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def is_setting(reference: str) -> bool:
+def is_setting(reference):
     """True for a dotted setting of a run, such as `tournament.pods`, or for the end of one."""
     return any(f".{reference}." in f".{name}." for name in settings())
 
 
 @cache
-def settings() -> frozenset[str]:
+def settings():
     """Dotted settings of a run, whose bars are synthetic or files."""
     files = {"data": {"source": FilesSettings(path="bars").model_dump()}}
     return frozenset({*flatten_values(RunConfig().model_dump()), *flatten_values(files)})
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_that_docstrings_name_are_there(path: Path) -> None:
+def test_modules_that_docstrings_name_are_there(path):
     text = "\n".join(docstrings(path))
     missing = [name for name in FILE.findall(text) if not has_file(name, path)]
     for name in NAME.findall(text):
@@ -128,7 +125,7 @@ def test_modules_that_docstrings_name_are_there(path: Path) -> None:
     assert not missing, f"no such module: {', '.join(sorted(set(missing)))}"
 
 
-def test_the_page_on_architecture_names_the_floors_that_are_enforced() -> None:
+def test_the_page_on_architecture_names_the_floors_that_are_enforced():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
     floors = next(contract["layers"] for contract in contracts if contract["type"] == "layers")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -7,9 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import LeaderboardIndex
 
 
-def test_damaged_and_missing_json_are_typed(tmp_path: Path):
+def test_damaged_and_missing_json_are_typed(tmp_path):
     (tmp_path / "a.json").write_text('{"x": ')
     with pytest.raises(RunError, match="not valid JSON"):
         files.read_json(tmp_path / "a.json")
@@ -31,7 +27,7 @@ def test_damaged_and_missing_json_are_typed(tmp_path: Path):
         files.read_json(tmp_path / "b.json")
 
 
-def test_a_torn_last_line_is_dropped(tmp_path: Path):
+def test_a_torn_last_line_is_dropped(tmp_path):
     path = tmp_path / "events.jsonl"
     for number in range(3):
         files.append_jsonl(path, {"n": number})
@@ -60,12 +56,12 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path):
         "%2e%2e",
     ],
 )
-def test_only_plain_names_make_a_run_folder(name: str, tmp_path: Path):
+def test_only_plain_names_make_a_run_folder(name, tmp_path):
     with pytest.raises(RunError, match="run name"):
         runs.RunFolder.named(name, tmp_path)
 
 
-def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
+def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path):
     folder = runs.RunFolder.named("r1", tmp_path)
     code = (
         "import signal, sys; from pathlib import Path; from fintrader.runs import RunFolder\n"
@@ -82,13 +78,13 @@ def test_a_run_is_held_by_one_process_and_freed_by_its_death(tmp_path: Path):
         pass
 
 
-def make(path: Path) -> Manifest:
+def make(path):
     return Manifest.create(
         path, name="r", seed=3, device="cpu", config_hash="00", command="fintrader run r"
     )
 
 
-def test_a_stage_is_done_only_after_its_body_ended_well(tmp_path: Path):
+def test_a_stage_is_done_only_after_its_body_ended_well(tmp_path):
     manifest = make(tmp_path / "manifest.json")
     with pytest.raises(ZeroDivisionError), manifest.stage("data"):
         assert read_json(manifest.path)["stages"]["data"]["done"] is False
@@ -104,7 +100,7 @@ def test_a_stage_is_done_only_after_its_body_ended_well(tmp_path: Path):
     assert read_json(manifest.path) == before, "passed again, it keeps its time"
 
 
-def test_versions_are_there_and_the_end_is_noted_once(tmp_path: Path):
+def test_versions_are_there_and_the_end_is_noted_once(tmp_path):
     manifest = make(tmp_path / "manifest.json")
     assert {"python", "torch", "fintrader"} <= set(manifest.values["versions"])
     manifest.finish()
@@ -115,7 +111,7 @@ def test_versions_are_there_and_the_end_is_noted_once(tmp_path: Path):
     assert manifest.values["finished"] == "earlier"
 
 
-def test_a_foreign_or_damaged_manifest_is_typed(tmp_path: Path):
+def test_a_foreign_or_damaged_manifest_is_typed(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text('{"format": "other"}')
     with pytest.raises(RunError, match="no manifest of this version"):
@@ -125,7 +121,7 @@ def test_a_foreign_or_damaged_manifest_is_typed(tmp_path: Path):
         Manifest.load(path)
 
 
-BODY: dict[str, Any] = {
+BODY = {
     "text": '{"a": 1}\n',
     "rows": 3,
     "share": 0.1,
@@ -135,14 +131,14 @@ BODY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_sealed_body_comes_back(indent: int | None) -> None:
+def test_a_sealed_body_comes_back(indent):
     data = seal(BODY, indent=indent)
     assert unseal(data, CheckpointError("damaged")) == BODY
     assert set(json.loads(data)) == {"sha256", *BODY}  # any reader of JSON sees what is in it
     assert seal(dict(reversed(BODY.items())), indent=indent) == data
 
 
-def test_any_flipped_bit_breaks_the_seal() -> None:
+def test_any_flipped_bit_breaks_the_seal():
     data = seal(BODY)
     for position in range(len(data)):
         for bit in range(8):
@@ -155,21 +151,19 @@ def test_any_flipped_bit_breaks_the_seal() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b'{"text": "a"}', b"\xff\xfe", seal(BODY)[:-9], seal(BODY) + b" "]
 )
-def test_what_was_never_sealed_or_is_not_whole(data: bytes) -> None:
+def test_what_was_never_sealed_or_is_not_whole(data):
     with pytest.raises(CheckpointError):
         unseal(data, CheckpointError("damaged"))
 
 
-def test_no_seal_holds_what_json_cannot() -> None:
+def test_no_seal_holds_what_json_cannot():
     with pytest.raises(ValueError, match="JSON compliant"):
         seal({"loss": float("nan")})
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_file_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
-) -> None:
-    synced: list[int] = []
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, sync):
+    synced = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
     path = tmp_path / "new" / "file"
@@ -194,7 +188,7 @@ def test_derived_seeds_are_stable_and_depend_on_every_part():
 
 
 def test_generators_repeat_and_differ():
-    def draw(*names: object) -> torch.Tensor:
+    def draw(*names):
         return torch.rand(8, generator=seeding.create_generator(3, *names))
 
     assert torch.equal(draw("env"), draw("env"))
@@ -206,7 +200,7 @@ def test_generators_repeat_and_differ():
 
 
 def test_seeding_everything_repeats_layer_initialisation():
-    def layer() -> torch.Tensor:
+    def layer():
         seeding.seed_everything(5)
         return torch.nn.Linear(3, 3).weight.detach().clone()
 
@@ -217,7 +211,7 @@ def test_seeding_everything_repeats_layer_initialisation():
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[Path, Path]:
+def two(tmp_path):
     """The folders of two runs, as far as anything tells that they are runs, each with a file in a
     folder."""
     for name in ("mine", "other"):
@@ -229,7 +223,7 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "runs" / "mine", tmp_path / "runs" / "other"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """All files below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -238,18 +232,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def lock(path: Path) -> None:
+def lock(path):
     with ObjectStore(path.parent).lock():
         pass
 
 
-def fetch(path: Path) -> None:
+def fetch(path):
     store = ObjectStore(path.parents[3] / "store")
     store.put("a", b"x")
     store.get_file("a", path, files.hash_file(path.parents[3] / "store" / "a"))
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
+WRITERS = {
     "write_bytes": lambda path: files.write_bytes(path, b"x"),
     "write_json": lambda path: files.write_json(path, {}),
     "publish": lambda path: files.publish(path, b"x"),
@@ -264,7 +258,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "database": lambda path: LeaderboardIndex(path),
 }
 """What writes to a path."""
-INSIDE: dict[str, Callable[[Path], object]] = {
+INSIDE = {
     "remove": lambda path: files.remove(path),
     "remove_tree": lambda path: files.remove_tree(path.parent / "folder"),
     "move": lambda path: files.move(path, path.with_name("moved")),
@@ -278,9 +272,7 @@ INSIDE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", [*WRITERS, *INSIDE])
 @pytest.mark.parametrize("passes", ["folder", "new folder"])
-def test_nothing_is_changed_through_a_link_inside_a_run(
-    two: tuple[Path, Path], name: str, passes: str
-) -> None:
+def test_nothing_is_changed_through_a_link_inside_a_run(two, name, passes):
     mine, other = two
     (other / "inside" / "folder").mkdir()
     (other / "inside" / ".left.tmp").touch()
@@ -302,9 +294,7 @@ def test_nothing_is_changed_through_a_link_inside_a_run(
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("target", ["file", "nowhere", "loop", "/dev/full"])
-def test_nothing_is_written_over_a_link_inside_a_run(
-    two: tuple[Path, Path], name: str, target: str
-) -> None:
+def test_nothing_is_written_over_a_link_inside_a_run(two, name, target):
     mine, other = two
     before = contents(other)
     place = mine / "inside" / "file"
@@ -317,9 +307,7 @@ def test_nothing_is_written_over_a_link_inside_a_run(
 
 
 @pytest.mark.parametrize("name", [*WRITERS, *INSIDE])
-def test_a_run_and_what_lies_above_it_may_be_links(
-    two: tuple[Path, Path], tmp_path: Path, name: str
-) -> None:
+def test_a_run_and_what_lies_above_it_may_be_links(two, tmp_path, name):
     mine, _ = two
     (mine / "inside" / "file").unlink()
     (tmp_path / "linked").symlink_to(mine.parent)
@@ -330,11 +318,11 @@ def test_a_run_and_what_lies_above_it_may_be_links(
     (WRITERS | INSIDE)[name](place)
 
 
-def make_pipe(path: Path) -> None:
+def make_pipe(path):
     os.mkfifo(path)
 
 
-def make_socket(path: Path) -> None:
+def make_socket(path):
     with socket.socket(socket.AF_UNIX) as made:
         here = Path.cwd()
         os.chdir(path.parent)  # the address of a socket is short
@@ -344,7 +332,7 @@ def make_socket(path: Path) -> None:
             os.chdir(here)
 
 
-READERS: dict[str, Callable[[Path], object]] = {
+READERS = {
     "read_json": lambda path: files.read_json(path),
     "read_jsonl": lambda path: files.read_jsonl(path),
     "hash_file": lambda path: files.hash_file(path),
@@ -357,9 +345,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize(
     ("make", "kind"), [(make_pipe, "pipe"), (make_socket, "socket"), (Path.mkdir, "folder")]
 )
-def test_what_is_no_file_is_neither_waited_for_nor_replaced(
-    two: tuple[Path, Path], name: str, make: Callable[[Path], object], kind: str
-) -> None:
+def test_what_is_no_file_is_neither_waited_for_nor_replaced(two, name, make, kind):
     place = two[0] / "inside" / "file"
     place.unlink()
     make(place)
@@ -372,7 +358,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_replaced(
 
 
 @pytest.mark.timeout(60)
-def test_a_lock_that_is_a_pipe_is_not_waited_for(two: tuple[Path, Path]) -> None:
+def test_a_lock_that_is_a_pipe_is_not_waited_for(two):
     (two[0] / ".lock").unlink()
     os.mkfifo(two[0] / ".lock")
     with pytest.raises(RunError, match=r"\.lock is a pipe"), RunFolder(two[0]).lock():
@@ -380,8 +366,8 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(two: tuple[Path, Path]) -> None
 
 
 def test_a_link_itself_is_removed_and_renamed_and_what_it_leads_to_stays(
-    two: tuple[Path, Path],
-) -> None:
+    two,
+):
     mine, other = two
     before = contents(other)
     for number, take in enumerate(
@@ -395,7 +381,7 @@ def test_a_link_itself_is_removed_and_renamed_and_what_it_leads_to_stays(
     assert contents(other) == before
 
 
-def test_log_and_database_that_another_run_shares_are_not_changed(two: tuple[Path, Path]) -> None:
+def test_log_and_database_that_another_run_shares_are_not_changed(two):
     mine, other = (RunFolder(root) for root in two)
     EventLog(other.events).append({"event": "x"})
     LeaderboardIndex(other.leaderboard).close()

@@ -1,7 +1,5 @@
 """What only some systems have stands in one module, and every part of it has an answer elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -26,12 +24,12 @@ POSIX = re.compile(
 )
 
 
-def test_one_module_names_what_only_some_systems_have() -> None:
+def test_one_module_names_what_only_some_systems_have():
     naming = [path for path in SOURCES if POSIX.search(path.read_text())]
     assert naming == [ROOT / "fintrader" / "system.py"]
 
 
-def test_a_killed_process_frees_its_lock(tmp_path: Path) -> None:
+def test_a_killed_process_frees_its_lock(tmp_path):
     path = tmp_path / "lock"
     program = (
         "import sys\nfrom fintrader.system import try_lock\n"
@@ -52,9 +50,7 @@ def test_a_killed_process_frees_its_lock(tmp_path: Path) -> None:
             assert not system.is_locked(asked)
 
 
-def test_asking_for_a_lock_does_not_take_it_where_locks_are_exclusive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asking_for_a_lock_does_not_take_it_where_locks_are_exclusive(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)
     path = tmp_path / "lock"
     with path.open("wb") as holder, path.open("rb") as asked, path.open("rb") as other:
@@ -65,9 +61,7 @@ def test_asking_for_a_lock_does_not_take_it_where_locks_are_exclusive(
 
 
 @pytest.mark.parametrize("missing", [(), ("preadv",), ("pread", "preadv", "pwrite")])
-def test_reading_and_writing_at_an_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
-) -> None:
+def test_reading_and_writing_at_an_offset(tmp_path, monkeypatch, missing):
     for name in missing:
         monkeypatch.delattr(os, name)
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -84,11 +78,9 @@ def test_reading_and_writing_at_an_offset(
 
 
 @pytest.mark.parametrize("has_handles", [True, False])
-def test_files_and_folders_are_brought_to_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_handles: bool
-) -> None:
+def test_files_and_folders_are_brought_to_disk(tmp_path, monkeypatch, has_handles):
     monkeypatch.setattr(system, "_HAS_FOLDER_HANDLES", has_handles)
-    synced: list[str] = []
+    synced = []
     (tmp_path / "file").write_text("kept")
     names = {path.stat().st_ino: path.name for path in (tmp_path, tmp_path / "file")}
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(names[os.fstat(handle).st_ino]))
@@ -99,7 +91,7 @@ def test_files_and_folders_are_brought_to_disk(
         system.sync(tmp_path / "absent")
 
 
-def test_a_process_is_known_by_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_is_known_by_its_start(monkeypatch, tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start = system.read_process_start(child.pid)
     assert start > 1
@@ -125,9 +117,7 @@ def test_a_process_is_known_by_its_start(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("has_groups", [True, False])
-def test_a_group_ends_with_the_process_that_leads_it(
-    monkeypatch: pytest.MonkeyPatch, has_groups: bool
-) -> None:
+def test_a_group_ends_with_the_process_that_leads_it(monkeypatch, has_groups):
     if not has_groups:
         monkeypatch.delattr(os, "killpg")
     program = (
@@ -145,12 +135,10 @@ def test_a_group_ends_with_the_process_that_leads_it(
     until(lambda: gone(member), "the member to end, by the signal or by its closed pipe")
 
 
-def test_work_in_a_fork_changes_nothing_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[int] = []
+def test_work_in_a_fork_changes_nothing_here(tmp_path, monkeypatch):
+    done = []
 
-    def work() -> None:
+    def work():
         done.append(os.getpid())
         (tmp_path / "pid").write_text(str(os.getpid()))
 
@@ -162,9 +150,7 @@ def test_work_in_a_fork_changes_nothing_here(
     assert done == [os.getpid()]
 
 
-def test_a_system_that_says_nothing_limits_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_that_says_nothing_limits_nothing(tmp_path, monkeypatch):
     assert system.measure_peak_memory() > 2**20  # type: ignore[operator]
     assert system.count_usable_cores() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(system, "PROC", tmp_path)
@@ -184,7 +170,7 @@ def test_a_system_that_says_nothing_limits_nothing(
 
 
 @pytest.mark.slow
-def test_the_quickstart_needs_nothing_that_only_some_systems_have(tmp_path: Path) -> None:
+def test_the_quickstart_needs_nothing_that_only_some_systems_have(tmp_path):
     """The same bytes with and without, and lock files that stay empty, as Windows needs them."""
     made = []
     for name, extra in (("full", []), ("bare", [str(BARE)])):
@@ -206,7 +192,7 @@ def test_the_quickstart_needs_nothing_that_only_some_systems_have(tmp_path: Path
     assert made[0] == made[1]
 
 
-def test_the_bare_python_has_none_of_it() -> None:
+def test_the_bare_python_has_none_of_it():
     program = (
         "import os, sys, signal, fintrader.system as system\n"
         "assert 'tests' in sys.modules['sitecustomize'].__file__\n"
@@ -220,7 +206,7 @@ def test_the_bare_python_has_none_of_it() -> None:
 
 
 @pytest.mark.slow
-def test_what_every_system_has_to_do_works_there() -> None:
+def test_what_every_system_has_to_do_works_there():
     """But for the import of every module: libraries of extras are built for this system."""
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_portable.py"]
     done = subprocess.run(
@@ -233,7 +219,7 @@ def test_what_every_system_has_to_do_works_there() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def bare() -> dict[str, str]:
+def bare():
     """The environment of a Python that has none of it."""
     path = [str(BARE), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

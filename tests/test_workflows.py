@@ -1,12 +1,9 @@
 """The workflow names only what is there: make targets, files, and versions that can be read."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.M))
-JOBS: dict[str, dict[str, Any]] = {
+JOBS = {
     name: job
     for path in WORKFLOWS
     for name, job in yaml.safe_load(path.read_text())["jobs"].items()
@@ -27,7 +24,7 @@ COMMANDS = {
 }
 
 
-def test_ci_checks_what_it_should() -> None:
+def test_ci_checks_what_it_should():
     assert COMMANDS["test"] == [".ci/run"]
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert COMMANDS["wheel"] == ["make test-wheel"]
@@ -39,7 +36,7 @@ def test_ci_checks_what_it_should() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_names_targets_and_files_that_are_there(job: str) -> None:
+def test_a_job_names_targets_and_files_that_are_there(job):
     assert any(
         str(step.get("uses", "")).startswith("actions/checkout@") for step in JOBS[job]["steps"]
     )
@@ -54,7 +51,7 @@ def test_a_job_names_targets_and_files_that_are_there(job: str) -> None:
                 assert (ROOT / word).exists(), word
 
 
-def test_make_names_files_that_are_there() -> None:
+def test_make_names_files_that_are_there():
     named = set(re.findall(r"\b(?:tests|tools|configs|docs)/[\w/.-]+", MAKEFILE))
     assert len(named) > 8
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
@@ -63,7 +60,7 @@ def test_make_names_files_that_are_there() -> None:
     assert set(phony[1].split()) == TARGETS
 
 
-def test_every_dependency_has_a_lowest_version() -> None:
+def test_every_dependency_has_a_lowest_version():
     """Also those of extras, other than what checks and types alone need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [name for name in project["optional-dependencies"] if name != "dev"]

@@ -1,7 +1,5 @@
 """YAML within bounds: a bad file is one line that names file, line and remedy."""
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import pairwise
@@ -18,7 +16,7 @@ from tests.engines.runs import fintrader
 ROOT = Path(__file__).parents[1]
 
 
-def laughs(first: str, row: str) -> str:
+def laughs(first, row):
     """Nine rows, each of which repeats the one before it ten times."""
     rows = []
     for old, new in pairwise("abcdefghij"):
@@ -61,7 +59,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD, ids=[repr(text[:20]) for text, _ in BAD])
-def test_a_bad_text_is_one_line_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_bad_text_is_one_line_with_its_place(tmp_path, text, expected):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -73,7 +71,7 @@ def test_a_bad_text_is_one_line_with_its_place(tmp_path: Path, text: str, expect
 
 
 @pytest.mark.parametrize("text", [text for text, _ in BAD[:6]])
-def test_the_command_prints_it_without_a_traceback(tmp_path: Path, text: str) -> None:
+def test_the_command_prints_it_without_a_traceback(tmp_path, text):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     done = fintrader("run", str(path))
@@ -82,13 +80,13 @@ def test_the_command_prints_it_without_a_traceback(tmp_path: Path, text: str) ->
     assert done.err.count("\n") == 1
 
 
-def test_an_option_that_is_yaml_has_the_same_bounds() -> None:
+def test_an_option_that_is_yaml_has_the_same_bounds():
     done = fintrader("run", "quickstart", "--tournament.search", "{" * 3000)
     assert done.status == 2
     assert done.err.startswith("fintrader: --tournament.search, line 1: nested more than")
 
 
-def test_what_lies_within_the_bounds_is_read() -> None:
+def test_what_lies_within_the_bounds_is_read():
     deep = "[" * (MOST_LEVELS - 1) + "x" + "]" * (MOST_LEVELS - 1)
     value = parse_yaml(deep, "deep")
     for _ in range(MOST_LEVELS - 1):
@@ -104,19 +102,19 @@ def test_what_lies_within_the_bounds_is_read() -> None:
         assert read_yaml(path)
 
 
-def test_a_file_without_end_is_not_read_to_its_end() -> None:
+def test_a_file_without_end_is_not_read_to_its_end():
     with pytest.raises(ConfigError, match=r"/dev/zero: more than the 1048576 bytes"):
         read_yaml("/dev/zero")
 
 
-def test_a_message_shows_no_credentials() -> None:
+def test_a_message_shows_no_credentials():
     for text in ("a: !!int https://user:s3cr3t@host/x", "a: *https://user:s3cr3t@host/x"):
         with pytest.raises(ConfigError) as caught:
             parse_yaml(text, "bad.yaml")
         assert "s3cr3t" not in str(caught.value)
 
 
-def test_all_yaml_is_read_here() -> None:
+def test_all_yaml_is_read_here():
     """A second door would have no bounds."""
     reads = re.compile(r"yaml\.(\w*load\w*|compose|parse|scan)\b|from yaml")
     for path in [*(ROOT / "fintrader").rglob("*.py"), *(ROOT / "app").rglob("*.py")]:
@@ -132,7 +130,7 @@ PIECES += ("&a [*a]", "3: x", "null: 1", "2020-01-01: x", "[a]: 1", "? {a: b}\n:
 PIECES += ("0001-01-01T00:00:00+23:59",)
 
 
-def mutate(text: str, draw: random.Random) -> str:
+def mutate(text, draw):
     """A configuration with a few things put in, taken out or in another order."""
     for _ in range(draw.choice((1, 1, 2, 4))):
         kind = draw.randrange(4)
@@ -154,7 +152,7 @@ def mutate(text: str, draw: random.Random) -> str:
     return text
 
 
-def test_no_mutated_configuration_gets_a_traceback(tmp_path: Path) -> None:
+def test_no_mutated_configuration_gets_a_traceback(tmp_path):
     from fintrader.pipeline.config import load_config
 
     draw = random.Random(1)
@@ -173,7 +171,7 @@ def test_no_mutated_configuration_gets_a_traceback(tmp_path: Path) -> None:
         assert "\n" not in message
 
 
-def test_the_bounds_hold_before_pydantic_sees_a_value() -> None:
+def test_the_bounds_hold_before_pydantic_sees_a_value():
     """`validate` and messages recurse as deep as values are nested."""
     nested = parse_yaml("a: " + "[" * (MOST_LEVELS - 2) + "]" * (MOST_LEVELS - 2), "nested")
     with pytest.raises(ConfigError, match="a: unknown setting"):

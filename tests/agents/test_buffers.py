@@ -1,9 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +13,7 @@ from tests.engines.tiny import Identity, IdentityMarket, agent_settings
 from tests.factories import examples
 
 
-def step(t: int, envs: int = 2) -> Transition:
+def step(t, envs=2):
     """A transition whose numbers say `100 t + account`."""
     name = 100.0 * t + torch.arange(envs)
     return Transition(
@@ -32,7 +26,7 @@ def step(t: int, envs: int = 2) -> Transition:
     )
 
 
-def buffer_after(steps: int, size: int = 5) -> ReplayBuffer:
+def buffer_after(steps, size=5):
     buffer = ReplayBuffer(size, 2, 3, 1, torch.device("cpu"))
     for t in range(steps):
         transition = step(t)
@@ -42,7 +36,7 @@ def buffer_after(steps: int, size: int = 5) -> ReplayBuffer:
 
 @pytest.mark.parametrize("steps", [3, 5, 13])
 @pytest.mark.parametrize("n", [1, 3])
-def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: int, n: int) -> None:
+def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps, n):
     batch = buffer_after(steps).sample(400, n, torch.Generator().manual_seed(0))
     first = (batch.reward[0] / 100).floor()
     account = batch.reward[0] % 100
@@ -59,7 +53,7 @@ def test_samples_are_consecutive_steps_of_one_account_among_the_newest(steps: in
 
 
 @pytest.mark.parametrize("steps", [3, 13])
-def test_a_stored_buffer_samples_and_continues_alike(steps: int) -> None:
+def test_a_stored_buffer_samples_and_continues_alike(steps):
     buffer = buffer_after(steps)
     copy = buffer_after(0)
     for name in ("obs", "next_obs", "latent"):  # what is large is stored from where it lies
@@ -73,12 +67,12 @@ def test_a_stored_buffer_samples_and_continues_alike(steps: int) -> None:
             assert torch.equal(tensor, getattr(b, name)), name
 
 
-def test_a_buffer_of_another_shape_is_refused() -> None:
+def test_a_buffer_of_another_shape_is_refused():
     with pytest.raises(CheckpointError, match="replay buffer"):
         buffer_after(0, size=3).load_state_dict(buffer_after(5).state_dict())
 
 
-def test_a_rollout_keeps_time_first() -> None:
+def test_a_rollout_keeps_time_first():
     buffer = RolloutBuffer(2, 2, 3, 1, torch.device("cpu"))
     buffer.add(step(0), step(0).action, -step(0).action, None)
     assert not buffer.is_full
@@ -104,9 +98,7 @@ def test_a_rollout_keeps_time_first() -> None:
         (0, 1, 3.5),  # δ_0 = 1 + 0.5·9 − 2 = 3.5 with the value of the true final observation
     ],
 )
-def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(
-    terminated: int, truncated: int, first: float
-):
+def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(terminated, truncated, first):
     rewards, values, following = torch.tensor(
         [[1, 2], [2, 3], [9, 4]], dtype=torch.float64
     ).unsqueeze(-1)
@@ -117,7 +109,7 @@ def test_an_end_cuts_bootstrap_and_trace_and_a_time_limit_the_trace(
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
-def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lambda: float) -> None:
+def test_gae_equals_its_definition(seed, steps, gamma, gae_lambda):
     draw = torch.Generator().manual_seed(seed)
     rewards, values, following = torch.randn(3, steps, 2, generator=draw, dtype=torch.float64)
     terminated, truncated = torch.rand(2, steps, 2, generator=draw) < 0.25
@@ -134,7 +126,7 @@ def test_gae_equals_its_definition(seed: int, steps: int, gamma: float, gae_lamb
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10_000), st.integers(1, 6))
-def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
+def test_n_step_equals_its_definition(seed, steps):
     draw = torch.Generator().manual_seed(seed)
     rewards = torch.randn(steps, 3, generator=draw, dtype=torch.float64)
     terminated, truncated = torch.rand(2, steps, 3, generator=draw) < 0.25
@@ -154,14 +146,14 @@ def test_n_step_equals_its_definition(seed: int, steps: int) -> None:
 
 
 def gae_by_definition(
-    rewards: Sequence[float],
-    values: Sequence[float],
-    next_values: Sequence[float],
-    terminated: Sequence[bool],
-    truncated: Sequence[bool],
-    gamma: float,
-    gae_lambda: float,
-) -> list[float]:
+    rewards,
+    values,
+    next_values,
+    terminated,
+    truncated,
+    gamma,
+    gae_lambda,
+):
     """A_t = Σ_k (γλ)^k δ_{t+k}, the sum ending with the first step at which an episode ends."""
     advantages = []
     for t in range(len(rewards)):
@@ -177,9 +169,7 @@ def gae_by_definition(
     return advantages
 
 
-def n_step_by_definition(
-    rewards: Sequence[float], terminated: Sequence[bool], truncated: Sequence[bool], gamma: float
-) -> tuple[float, float, int]:
+def n_step_by_definition(rewards, terminated, truncated, gamma):
     """Discounted sum up to the first end, factor of the value that follows, and number of the last
     step."""
     total = 0.0
@@ -196,7 +186,7 @@ MIB = 2**20
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path, monkeypatch):
     """A machine with 1 GiB available of which 10 MiB are free, and no control group."""
     monkeypatch.setattr(system, "PROC", tmp_path / "proc")
     monkeypatch.setattr(system, "CGROUPS", tmp_path / "cgroup")
@@ -205,12 +195,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(path: Path, text: str) -> None:
+def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> None:
+def group(folder, limit, used, cache, version=2):
     names = (
         ("memory.max", "memory.current")
         if version == 2
@@ -223,7 +213,7 @@ def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> 
     )
 
 
-def test_the_tightest_control_group_counts(machine: Path) -> None:
+def test_the_tightest_control_group_counts(machine):
     write(machine / "proc" / "self" / "cgroup", "0::/pods/one\n")
     group(machine / "cgroup" / "pods" / "one", "max", 400 * MIB, 0)
     assert measure_free_memory(HOST) == 1024 * MIB
@@ -233,7 +223,7 @@ def test_the_tightest_control_group_counts(machine: Path) -> None:
     assert measure_free_memory(HOST) == MIB
 
 
-def test_groups_of_the_first_version(machine: Path) -> None:
+def test_groups_of_the_first_version(machine):
     write(
         machine / "proc" / "self" / "cgroup",
         "7:blkio:/job\n4:cpu,memory:/job\n1:name=systemd:/job\n",
@@ -243,7 +233,7 @@ def test_groups_of_the_first_version(machine: Path) -> None:
     assert measure_free_memory(HOST) == 30 * MIB
 
 
-def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
+def test_a_replay_buffer_fits_a_container_or_not(machine):
     write(machine / "proc" / "self" / "cgroup", "0::/\n")
     group(machine / "cgroup", str(100 * MIB), 90 * MIB, 0)
     ReplayBuffer(1000, 10, 100, 1, HOST)  # 7.7 MiB
@@ -256,8 +246,8 @@ def test_a_replay_buffer_fits_a_container_or_not(machine: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "apg"])
-def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
-    env: Any = IdentityMarket() if algo == "apg" else Identity()
+def test_rollouts_and_horizons_larger_than_memory(algo):
+    env = IdentityMarket() if algo == "apg" else Identity()
     agent = make_agent(
         agent_settings(algo, {"num_steps": 10**9, "network": {"hidden": [8]}}), env.layout
     )
@@ -267,9 +257,7 @@ def test_rollouts_and_horizons_larger_than_memory(algo: str) -> None:
         train(agent, env, Budget(env_steps=64))
 
 
-def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_buffer_on_a_gpu_is_stored_through_the_host(machine, monkeypatch):
     write(machine / "proc" / "meminfo", "MemAvailable: 1024 kB\n")
     real = memory.measure_free_memory
     monkeypatch.setattr(

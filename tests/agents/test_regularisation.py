@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,28 +17,28 @@ from tests.factories import make_market
 
 LAYOUT = ObservationLayout(3, 4, 2, lookback=3, benchmark=1)
 MARKET = make_market(200, 3)
-HIDING: dict[str, Any] = {"feature_dropout": 0.4, "feature_noise": 0.2, "weight_decay": 0.1}
+HIDING = {"feature_dropout": 0.4, "feature_noise": 0.2, "weight_decay": 0.1}
 NETWORK = NetworkSettings(hidden=(8,))
 ON_POLICY = {"num_steps": 4, "network": NETWORK}
 
 
-def perturbation(dropout: float, noise: float) -> Perturbation:
+def perturbation(dropout, noise):
     return Perturbation(LAYOUT, dropout, noise, create_generator(1, "test"))
 
 
-def bars(rows: Tensor) -> Tensor:
+def bars(rows):
     """Rows `[U, L*W]` bar by bar: `[U, L, W]`."""
     return rows.view(len(rows), LAYOUT.lookback, LAYOUT.row_width)
 
 
-def windows(count: int = 30) -> Tensor:
+def windows(count=30):
     """Rows that overlap as a market's do: what is the newest bar of one is the bar before in the
     next."""
     newest = torch.randn(count + 2, LAYOUT.row_width, generator=torch.Generator().manual_seed(2))
     return torch.cat([newest[:-2], newest[1:-1], newest[2:]], dim=1)
 
 
-def test_whole_features_are_hidden_and_the_others_make_up_for_them() -> None:
+def test_whole_features_are_hidden_and_the_others_make_up_for_them():
     rows = windows()
     hides = perturbation(0.25, 0.0)
     kept = []
@@ -58,7 +54,7 @@ def test_whole_features_are_hidden_and_the_others_make_up_for_them() -> None:
     assert float(torch.stack(kept).mean()) == pytest.approx(0.75, abs=0.05)
 
 
-def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
+def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen():
     rows = windows()
     noisy = perturbation(0.0, 0.5)
     numbers = torch.arange(100, 130)
@@ -76,7 +72,7 @@ def test_a_bar_has_one_noise_until_the_next_draw_wherever_it_is_seen() -> None:
     assert abs(float(torch.corrcoef(torch.stack([noise.flatten(), again.flatten()]))[0, 1])) < 0.2
 
 
-def test_without_anything_to_hide_rows_are_left_alone() -> None:
+def test_without_anything_to_hide_rows_are_left_alone():
     stream = create_generator(1, "test")
     hiding = PPO(feature_dropout=0.5, feature_noise=0.5)
     assert make_perturbation(LAYOUT, PPO(), stream) is None
@@ -92,14 +88,14 @@ ALGORITHMS = [
 ]
 
 
-def market_env(**values: Any) -> TradingEnv:
+def market_env(**values):
     return TradingEnv(
         MARKET, EnvSettings(episode_bars=15, benchmark="equal_weight", **values), num_envs=8
     )
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
-def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(settings: Any) -> None:
+def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(settings):
     env = market_env()
     agent = make_agent(settings, env.layout, seed=1)
     assert isinstance(agent, BaseAgent)
@@ -130,8 +126,8 @@ def test_what_is_hidden_changes_with_an_update_and_never_for_who_is_judged(setti
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
-def test_a_training_that_hides_features_resumes_bit_exactly(settings: Any, tmp_path: Path) -> None:
-    def go(folder: Path, updates: int) -> dict[str, Tensor]:
+def test_a_training_that_hides_features_resumes_bit_exactly(settings, tmp_path):
+    def go(folder, updates):
         env = market_env(fractional=True)
         train(
             make_agent(settings, env.layout, seed=7),
@@ -150,18 +146,18 @@ def test_a_training_that_hides_features_resumes_bit_exactly(settings: Any, tmp_p
         assert torch.equal(tensor, parts[name]), name
 
 
-def test_a_pipelined_agent_hides_other_features_after_an_update_too() -> None:
+def test_a_pipelined_agent_hides_other_features_after_an_update_too():
     env = market_env()
     settings = SAC(
         learning_starts=8, batch_size=8, report_every=1, pipeline=True, network=NETWORK, **HIDING
     )
-    agent: Any = make_agent(settings, env.layout, seed=1)
+    agent = make_agent(settings, env.layout, seed=1)
     drawn = agent.agent.perturbation.drawn
     train(agent, env, Budget(env_steps=10 * 8))
     assert not torch.equal(agent.agent.perturbation.drawn, drawn)
 
 
-def test_decay_shrinks_weights_by_its_share_of_the_step_size() -> None:
+def test_decay_shrinks_weights_by_its_share_of_the_step_size():
     agent = make_agent(
         PPO(weight_decay=0.5, learning_rate=0.1, **ON_POLICY), market_env().layout, seed=1
     )
@@ -178,8 +174,8 @@ def test_decay_shrinks_weights_by_its_share_of_the_step_size() -> None:
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: settings.algo)
-def test_training_is_dearer_than_what_it_is_judged_by(settings: Any) -> None:
-    asked: dict[str, Any] = {
+def test_training_is_dearer_than_what_it_is_judged_by(settings):
+    asked = {
         "cost_bps": 10.0,
         "half_spread_bps": 2.0,
         "impact_bps": 3.0,

@@ -1,17 +1,12 @@
 """Notes, tags, archive and deletion on the Runs page."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from fintrader.files import write_json
 from fintrader.results.folders import RunsFolder
@@ -19,18 +14,18 @@ from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.runs import RunFolder
 from fintrader.system import read_process_start
 from fintrader_app import jobs
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import healthy, said
 
 
-def one(elements: Any, label: str) -> Any:
+def one(elements, label):
     return next(element for element in elements if element.label == label)
 
 
-def listed(test: AppTest) -> list[str]:
+def listed(test):
     return list(test.dataframe[0].value["name"])
 
 
-def test_a_note_is_saved_shown_and_searched_for(open_page: Open, site: Path) -> None:
+def test_a_note_is_saved_shown_and_searched_for(open_page, site):
     test = open_page(site, "runs", run="demo")
     assert "note" not in test.dataframe[0].value
     one(test.text_area, "Note").set_value("**costs** too low")
@@ -44,7 +39,7 @@ def test_a_note_is_saved_shown_and_searched_for(open_page: Open, site: Path) -> 
     assert listed(test) == ["demo"]
 
 
-def test_runs_are_filtered_by_tag_and_archived_ones_are_hidden(open_page: Open, site: Path) -> None:
+def test_runs_are_filtered_by_tag_and_archived_ones_are_hidden(open_page, site):
     runs = RunsFolder.at(site / "runs")
     write_notes(runs.run("second"), Notes(tags=("keep", "<b>x")))
     write_notes(runs.run("raced"), Notes(tags=("keep",), archived=True))
@@ -63,7 +58,7 @@ def test_runs_are_filtered_by_tag_and_archived_ones_are_hidden(open_page: Open, 
     assert "second" not in listed(test)
 
 
-def test_a_run_is_deleted_only_when_its_name_was_typed(open_page: Open, site: Path) -> None:
+def test_a_run_is_deleted_only_when_its_name_was_typed(open_page, site):
     home = site / "runs" / "demo"
     test = open_page(site, "runs", run="demo")
     assert not any(button.label == "Delete for good" for button in test.button)
@@ -82,7 +77,7 @@ def test_a_run_is_deleted_only_when_its_name_was_typed(open_page: Open, site: Pa
     assert "which is not here" not in said(test)
 
 
-def test_a_run_at_work_and_a_copy_are_not_deleted(open_page: Open, site: Path) -> None:
+def test_a_run_at_work_and_a_copy_are_not_deleted(open_page, site):
     with RunFolder(site / "runs" / "racing").lock():
         test = open_page(site, "runs", run="racing")
         test.toggle(key="delete:racing").set_value(True).run()
@@ -97,7 +92,7 @@ def test_a_run_at_work_and_a_copy_are_not_deleted(open_page: Open, site: Path) -
     assert not test.text_area
 
 
-def test_a_process_that_has_only_begun_is_not_forgotten(site: Path) -> None:
+def test_a_process_that_has_only_begun_is_not_forgotten(site):
     runs = RunsFolder.at(site / "runs")
     place = site / "runs" / jobs.PLACE
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -119,7 +114,7 @@ def test_a_process_that_has_only_begun_is_not_forgotten(site: Path) -> None:
     jobs.forget(runs, "demo")
 
 
-def test_damaged_notes_are_named_where_they_are_edited(open_page: Open, site: Path) -> None:
+def test_damaged_notes_are_named_where_they_are_edited(open_page, site):
     (site / "runs" / "demo" / FILE).write_text("{")
     test = open_page(site, "runs", run="demo")
     healthy(test)

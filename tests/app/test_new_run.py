@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -7,7 +5,6 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,19 +16,19 @@ from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
 from fintrader_app.artifacts import summary
-from tests.app.conftest import Open, healthy, said
+from tests.app.conftest import healthy, said
 from tests.bars.tables import minute_table, write_csv
 from tests.engines.runs import write_config
 from tests.engines.waiting import answers, free_port, until
 
 
-def test_defaults_are_valid_for_every_model_of_a_run() -> None:
-    def walk(model: type[Any]) -> None:
+def test_defaults_are_valid_for_every_model_of_a_run():
+    def walk(model):
         for field in model.model_fields.values():
             for below in list_models(field.annotation):
                 if not any(inner.is_required() for inner in below.model_fields.values()):
                     try:
-                        expected: Any = below()
+                        expected = below()
                     except ValueError:  # a model whose defaults need a companion
                         continue
                     assert (
@@ -43,7 +40,7 @@ def test_defaults_are_valid_for_every_model_of_a_run() -> None:
     walk(RunConfig)
 
 
-def widgets(test: Any) -> dict[str, Any]:
+def widgets(test):
     kinds = ("text_input", "number_input", "selectbox", "toggle")
     return {
         str(one.key): one
@@ -54,7 +51,7 @@ def widgets(test: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("section", ["run", "data", "env", "agent", "tournament", "backtest"])
-def test_every_field_has_a_widget(open_page: Open, tmp_path: Path, section: str) -> None:
+def test_every_field_has_a_widget(open_page, tmp_path, section):
     test = open_page(tmp_path, "new_run", section=section)
     healthy(test)
     assert not test.error, said(test)
@@ -67,7 +64,7 @@ def test_every_field_has_a_widget(open_page: Open, tmp_path: Path, section: str)
         assert f"{name}" in keys, name
 
 
-def test_an_untouched_form_changes_nothing(open_page: Open, tmp_path: Path) -> None:
+def test_an_untouched_form_changes_nothing(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
     before = yaml.safe_dump(test.session_state["new_draft"])
     for section in ("env", "agent", "tournament", "data", "backtest", "run"):
@@ -77,7 +74,7 @@ def test_an_untouched_form_changes_nothing(open_page: Open, tmp_path: Path) -> N
     assert yaml.safe_dump(test.session_state["new_draft"]) == before
 
 
-def test_changes_reach_the_yaml_and_the_models(open_page: Open, tmp_path: Path) -> None:
+def test_changes_reach_the_yaml_and_the_models(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="env")
     cost = next(one for key, one in widgets(test).items() if key.endswith(".cost_bps"))
     cost.set_value(3.5).run()
@@ -88,7 +85,7 @@ def test_changes_reach_the_yaml_and_the_models(open_page: Open, tmp_path: Path) 
     assert validate(RunConfig, shown, "shown").env.cost_bps == 3.5
 
 
-def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Path) -> None:
+def test_a_mistake_is_named_and_cannot_be_started(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
     name = next(one for key, one in widgets(test).items() if key.endswith(".name"))
     name.set_value("../evil").run()
@@ -98,7 +95,7 @@ def test_a_mistake_is_named_and_cannot_be_started(open_page: Open, tmp_path: Pat
     assert start.disabled
 
 
-def test_runs_made_here_get_an_unused_name(open_page: Open, site: Path) -> None:
+def test_runs_made_here_get_an_unused_name(open_page, site):
     (site / "runs" / "quickstart").mkdir()
     test = open_page(site, "new_run", section="run")
     assert test.session_state["new_draft"]["name"] == "quickstart-2"
@@ -121,14 +118,14 @@ jobs.main()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
+def quick(monkeypatch, tmp_path):
     """Jobs that run a stand-in for the command line: it prints a line, sleeps, and answers an
     interrupt."""
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER)
     real = subprocess.Popen
 
-    def popen(arguments: list[str], **kwargs: object) -> subprocess.Popen[bytes]:
+    def popen(arguments, **kwargs):
         assert arguments[:3] == [sys.executable, "-m", "fintrader_app.jobs"]
         return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
 
@@ -137,7 +134,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunsFolder:
     return RunsFolder.at(tmp_path / "runs")
 
 
-def test_a_job_is_started_found_again_stopped_and_killed(quick: RunsFolder) -> None:
+def test_a_job_is_started_found_again_stopped_and_killed(quick):
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
@@ -171,7 +168,7 @@ os.execve(served[0], served, launch.environment(runs.root))
 
 
 @pytest.mark.slow
-def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
+def test_a_real_run_survives_the_server_that_started_it(tmp_path):
     """The very process that started a run becomes the server; both its group and it are told to end
     at once."""
     config = write_config(tmp_path)
@@ -208,7 +205,7 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path: Path) -> None:
         jobs.kill(jobs.job(runs, "tiny"))
 
 
-def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
+def test_a_reused_pid_is_not_touched(quick):
     record = {"name": "old", "pid": os.getpid(), "born": 1, "started": 0.0}
     (quick.root / ".launched" / "old.json").write_text(json.dumps(record))
     job = jobs.job(quick, "old")
@@ -220,7 +217,7 @@ def test_a_reused_pid_is_not_touched(quick: RunsFolder) -> None:
 @pytest.mark.parametrize(
     "record", ["", "[]", "{}", '{"name": "x", "pid": 1, "born": 1, "started": 1}', '{"pid": "a"}']
 )
-def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None:
+def test_a_damaged_record_is_passed_over(quick, record):
     (quick.root / ".launched" / "x.json").write_text(record)
     assert jobs.jobs(quick) == []
     with pytest.raises(FintraderError):
@@ -228,18 +225,18 @@ def test_a_damaged_record_is_passed_over(quick: RunsFolder, record: str) -> None
 
 
 @pytest.mark.parametrize("name", ["../x", "", ".launched", "a/b", "x\0", "-", "a b"])
-def test_names_are_checked(quick: RunsFolder, name: str) -> None:
+def test_names_are_checked(quick, name):
     with pytest.raises(FintraderError):
         jobs.start(quick, name, "name: x\n")
     assert not list(quick.root.rglob("*.yaml"))
 
 
-def test_a_run_at_work_is_not_started_twice(quick: RunsFolder) -> None:
+def test_a_run_at_work_is_not_started_twice(quick):
     with RunFolder.named("busy", quick.root).lock(), pytest.raises(FintraderError, match="at work"):
         jobs.start(quick, "busy", "name: busy\n")
 
 
-def test_last_words_hold_no_control_characters(quick: RunsFolder) -> None:
+def test_last_words_hold_no_control_characters(quick):
     (quick.root / ".launched" / "x.log").write_bytes(b"a\x1b[31mb\r50 %\x00\nlast\xff")
     words = jobs.last_words(quick, "x")
     assert "\x1b" not in words
@@ -247,7 +244,7 @@ def test_last_words_hold_no_control_characters(quick: RunsFolder) -> None:
     assert words.endswith("last\ufffd")
 
 
-def test_continuing_keeps_the_earlier_output(quick: RunsFolder) -> None:
+def test_continuing_keeps_the_earlier_output(quick):
     for attempt in (1, 2):
         job = jobs.start(quick, "one", "name: one\n")
         until(lambda n=attempt: jobs.last_words(quick, "one").count("at work on") == n)
@@ -264,14 +261,12 @@ def test_continuing_keeps_the_earlier_output(quick: RunsFolder) -> None:
         ("", None),
     ],
 )
-def test_a_job_that_gave_up_says_why(quick: RunsFolder, printed: str, why: str | None) -> None:
+def test_a_job_that_gave_up_says_why(quick, printed, why):
     (quick.root / ".launched" / "one.log").write_text(printed)
     assert jobs.why_ended(quick, "one") == why
 
 
-def test_what_is_not_there_is_named_before_the_start(
-    open_page: Open, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_what_is_not_there_is_named_before_the_start(open_page, tmp_path, monkeypatch):
     test = open_page(tmp_path, "new_run", section="data")
     path = next(one for key, one in widgets(test).items() if key.endswith("data.path"))
     path.set_value("nowhere/bars.csv").run()
@@ -279,14 +274,14 @@ def test_what_is_not_there_is_named_before_the_start(
     assert next(button for button in test.button if button.label == "Start").disabled
 
 
-def test_time_is_estimated_before_the_start(open_page: Open, tmp_path: Path) -> None:
+def test_time_is_estimated_before_the_start(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
     assert "A guess" in said(test)
     assert "GiB of memory" in said(test)
     assert "what luck alone" in said(test)
 
 
-def test_the_search_space_has_a_row_a_setting(open_page: Open, tmp_path: Path) -> None:
+def test_the_search_space_has_a_row_a_setting(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="tournament")
     adder = next(one for one in test.selectbox if one.label == "Add a setting")
     assert "learning_rate" not in adder.options
@@ -308,7 +303,7 @@ def test_the_search_space_has_a_row_a_setting(open_page: Open, tmp_path: Path) -
     assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["gamma"]
 
 
-def test_dates_are_picked_and_rewards_chosen(open_page: Open, tmp_path: Path) -> None:
+def test_dates_are_picked_and_rewards_chosen(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="data")
     start = next(one for one in test.date_input if str(one.key).endswith("data.start"))
     start.set_value(date(2024, 5, 3)).run()
@@ -321,9 +316,7 @@ def test_dates_are_picked_and_rewards_chosen(open_page: Open, tmp_path: Path) ->
     assert test.session_state["new_draft"]["env"]["reward"] == "drawdown"
 
 
-def test_own_bars_become_a_configuration_to_start_from(
-    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_bars_become_a_configuration_to_start_from(open_page, tmp_path, monkeypatch):
     bars = write_csv(tmp_path, minute_table(3, 12))
     test = open_page(tmp_path, "new_run", section="run")
     monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(tmp_path / "configs"))
@@ -342,7 +335,7 @@ def test_own_bars_become_a_configuration_to_start_from(
     assert own_bars.unused(written).name == f"{written.stem}-2.yaml"
 
 
-def test_browsing_shows_no_links_and_nothing_hidden(tmp_path: Path) -> None:
+def test_browsing_shows_no_links_and_nothing_hidden(tmp_path):
     for name in ("b.csv", "a.parquet", "notes.md", ".secret.csv"):
         (tmp_path / name).touch()
     (tmp_path / "inside").mkdir()

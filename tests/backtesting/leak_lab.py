@@ -6,15 +6,11 @@ that peeks.
 prints the table of the documentation: what was planted, and what caught it.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,15 +19,12 @@ from scipy.signal import filtfilt
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead import (
-    Alarm,
-    LookaheadReport,
     find_leaks,
     implausible,
     lookahead,
 )
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.calendar import session_grid
-from fintrader.bars.clean import SymbolBars
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
 from fintrader.market import build, draft, reading
@@ -39,24 +32,24 @@ from fintrader.market.settings import DataSettings
 from tests.factories import joined, make_market
 
 Array = np.ndarray
-_MEMO: dict[str, Array] = {}
-_FILES: dict[str, Array] = {}
+_MEMO = {}
+_FILES = {}
 
 
 # --- features that look ahead ---------------------------------------------------------------------
 
 
-def next_return(bars: SymbolBars) -> Array:
+def next_return(bars):
     result = np.zeros(len(bars))
     result[:-1] = np.log(bars.close[1:] / bars.close[:-1])
     return result
 
 
-def next_open(bars: SymbolBars) -> Array:
+def next_open(bars):
     return np.append(np.log(bars.open[1:] / bars.close[:-1]), 0.0)
 
 
-def _of_session(bars: SymbolBars, how: Callable[[Array], float]) -> Array:
+def _of_session(bars, how):
     """`how` of the rows of each row's session."""
     result = np.zeros(len(bars))
     for number in np.unique(bars.session):
@@ -65,103 +58,103 @@ def _of_session(bars: SymbolBars, how: Callable[[Array], float]) -> Array:
     return result
 
 
-def next_night(bars: SymbolBars) -> Array:
-    def gap(rows: Array) -> float:
+def next_night(bars):
+    def gap(rows):
         after = min(rows[-1] + 1, len(bars) - 1)
         return float(np.log(bars.open[after] / bars.close[rows[-1]]))
 
     return _of_session(bars, gap)
 
 
-def centred_mean(bars: SymbolBars) -> Array:
+def centred_mean(bars):
     return np.convolve(bars.close, np.ones(5) / 5, mode="same") / bars.close
 
 
-def backfill(bars: SymbolBars) -> Array:
+def backfill(bars):
     sparse = pd.Series(bars.close).where(np.arange(len(bars)) % 4 == 3)
     return (sparse.bfill().ffill().fillna(1.0) / bars.close).to_numpy()
 
 
-def whole_zscore(bars: SymbolBars) -> Array:
+def whole_zscore(bars):
     return (bars.close - bars.close.mean()) / bars.close.std()
 
 
-def whole_rank(bars: SymbolBars) -> Array:
+def whole_rank(bars):
     return pd.Series(bars.close).rank(pct=True).to_numpy()
 
 
-def detrended(bars: SymbolBars) -> Array:
+def detrended(bars):
     rows = np.arange(len(bars))
     return bars.close - np.polyval(np.polyfit(rows, bars.close, 1), rows)
 
 
-def smoothed_both_ways(bars: SymbolBars) -> Array:
+def smoothed_both_ways(bars):
     return filtfilt([0.2], [1.0, -0.8], bars.close) / bars.close - 1.0
 
 
-def every_97th_bar(bars: SymbolBars) -> Array:
+def every_97th_bar(bars):
     return np.where(np.arange(len(bars)) % 97 == 0, next_return(bars), 0.0)
 
 
-def memoised(bars: SymbolBars) -> Array:
+def memoised(bars):
     if len(_MEMO.get(bars.symbol, ())) < len(bars):
         _MEMO[bars.symbol] = next_return(bars)
     return _MEMO[bars.symbol][: len(bars)]
 
 
-def one_symbol(bars: SymbolBars) -> Array:
+def one_symbol(bars):
     return next_return(bars) * (bars.symbol == "CCC")
 
 
-def one_session(bars: SymbolBars) -> Array:
+def one_session(bars):
     return next_return(bars) * (bars.extras["day"] == 9)
 
 
-def last_bar_of_session(bars: SymbolBars) -> Array:
+def last_bar_of_session(bars):
     return next_return(bars) * np.append(np.diff(bars.session) != 0, False)
 
 
-def first_bar_of_session(bars: SymbolBars) -> Array:
+def first_bar_of_session(bars):
     return next_return(bars) * np.insert(np.diff(bars.session) != 0, 0, True)
 
 
-def after_large_moves(bars: SymbolBars) -> Array:
+def after_large_moves(bars):
     moved = np.diff(np.log(bars.close), prepend=np.log(bars.close[:1]))
     return next_return(bars) * (np.abs(moved) > 0.004)
 
 
-def close_at_the_open(bars: SymbolBars) -> Array:
+def close_at_the_open(bars):
     return _of_session(bars, lambda rows: bars.close[rows[-1]]) / bars.close
 
 
-def volume_of_the_day(bars: SymbolBars) -> Array:
+def volume_of_the_day(bars):
     return _of_session(bars, lambda rows: bars.volume[rows].sum())
 
 
-def range_of_the_day(bars: SymbolBars) -> Array:
+def range_of_the_day(bars):
     return _of_session(bars, lambda rows: bars.high[rows].max() / bars.low[rows].min())
 
 
-def bars_of_the_day(bars: SymbolBars) -> Array:
+def bars_of_the_day(bars):
     """How long the session is, counted in its trades: a half day is known at its open."""
     return _of_session(bars, lambda rows: float(bars.tradable[rows].sum()))
 
 
-def share_of_the_sample(bars: SymbolBars) -> Array:
+def share_of_the_sample(bars):
     return np.arange(len(bars)) / len(bars)
 
 
-def highest_to_come(bars: SymbolBars) -> Array:
+def highest_to_come(bars):
     return np.maximum.accumulate(bars.high[::-1])[::-1] / bars.close
 
 
-def label_of_five_bars(bars: SymbolBars) -> Array:
+def label_of_five_bars(bars):
     result = np.zeros(len(bars))
     result[:-5] = np.sign(bars.close[5:] - bars.close[:-5])
     return result
 
 
-def two_sessions_ahead(bars: SymbolBars) -> Array:
+def two_sessions_ahead(bars):
     result = np.zeros(len(bars))
     result[:-26] = np.log(bars.close[26:] / bars.close[:-26])
     return result
@@ -198,21 +191,21 @@ LEAKING = (
 # --- features that do not -------------------------------------------------------------------------
 
 
-def price_level(bars: SymbolBars) -> Array:
+def price_level(bars):
     return np.log(bars.close)
 
 
-def expanding_mean(bars: SymbolBars) -> Array:
+def expanding_mean(bars):
     return np.cumsum(bars.close) / np.arange(1, len(bars) + 1) / bars.close
 
 
-def own_file(bars: SymbolBars) -> Array:
+def own_file(bars):
     """Computed from no bar that it is given: a table of its own, which happens to hold what
     comes."""
     return np.random.default_rng(ord(bars.symbol[0])).normal(size=len(bars))
 
 
-def next_rows(bars: SymbolBars) -> Array:
+def next_rows(bars):
     """No leak, but a mistake."""
     return bars.close / (1 // (len(bars) // 10**9))
 
@@ -234,7 +227,7 @@ CLEAN = (
 # --- faults of the pipeline, put into the process that builds -------------------------------------
 
 
-def scaled_by_everything() -> None:
+def scaled_by_everything():
     common = build.standardise
     own = draft.scale
     build.standardise = lambda values, names, _train, *how: common(
@@ -243,19 +236,19 @@ def scaled_by_everything() -> None:
     draft.scale = lambda values, _train, scaled: own(values, (0, len(values)), scaled)
 
 
-def ranked_with_tomorrows_members() -> None:
+def ranked_with_tomorrows_members():
     honest = draft.cross_section
 
-    def relative(values: Array, member: Array, *how: Any) -> None:
+    def relative(values, member, *how):
         honest(values, np.concatenate([member[13:], member[-13:]]), *how)
 
     draft.cross_section = relative
 
 
-def split_before_its_date() -> None:
+def split_before_its_date():
     honest = reading.hold_through
 
-    def adjusted(bars: SymbolBars, happened: Any, grid: Any) -> Any:
+    def adjusted(bars, happened, grid):
         traded, smooth, events = honest(bars, happened, grid)
         factor = np.prod([split for _, split, _ in events])
         return traded, replace(smooth, close=smooth.close / factor), events
@@ -263,22 +256,22 @@ def split_before_its_date() -> None:
     reading.hold_through = adjusted
 
 
-def _one_ahead(values: Array) -> Array:
+def _one_ahead(values):
     return np.concatenate([values[1:], values[-1:]])
 
 
-def several_faults() -> None:
+def several_faults():
     """The index, context, `tradable` and membership, each a bar or a day early."""
     level = build._benchmark
     context = build.ft.context_features
     days = build.member_days
     bars = reading.symbol_bars
 
-    def early_level(*what: Any) -> Any:
+    def early_level(*what):
         values, *rest = level(*what)
         return _one_ahead(values), *rest
 
-    def early_bars(*what: Any) -> SymbolBars:
+    def early_bars(*what):
         one = bars(*what)
         return replace(one, tradable=_one_ahead(one.tradable))
 
@@ -291,7 +284,7 @@ def several_faults() -> None:
 # --- a market to plant them in --------------------------------------------------------------------
 
 
-def write_bars(folder: Path, sessions: int = 40) -> Path:
+def write_bars(folder, sessions=40):
     """Half-hour bars of four stocks from 2015-11-02 on, two half days among them, with columns that
     were given."""
     days = session_grid(
@@ -336,8 +329,8 @@ def write_bars(folder: Path, sessions: int = 40) -> Path:
     return path
 
 
-def settings_of(path: Path, **changes: Any) -> DataSettings:
-    values: dict[str, Any] = {
+def settings_of(path, **changes):
+    values = {
         "source": {"kind": "files", "path": str(path), "bar_minutes": 30, "extra": ["day"]},
         "bar_minutes": 30,
         "windows": {"fractions": [0.5, 0.2, 0.3], "embargo_sessions": 0},
@@ -347,7 +340,7 @@ def settings_of(path: Path, **changes: Any) -> DataSettings:
     return validate(DataSettings, {**values, **changes}, "leak lab")
 
 
-def column(function: Callable[..., Any]) -> str:
+def column(function):
     """The name under which a feature stands in a market."""
     return f"tests.backtesting.leak_lab:{function.__name__}"
 
@@ -356,19 +349,17 @@ ENV = EnvSettings(decision_interval=2)
 QUICK = LookaheadSettings(cuts=1, prefixes=0, run=0)
 
 
-def with_features(
-    path: Path, functions: tuple[Callable[..., Any], ...], tried: LookaheadSettings
-) -> LookaheadReport:
+def with_features(path, functions, tried):
     names = [*map(column, functions), *CLEAN, column(expanding_mean)]
     features = {"names": names, "turbulence_days": 5, "clip": 1e6}
     return lookahead(settings_of(path, features=features), ENV, tried)
 
 
-def with_fault(path: Path, setup: Callable[[], None], **changes: Any) -> LookaheadReport:
+def with_fault(path, setup, **changes):
     return lookahead(settings_of(path, **changes), ENV, QUICK, setup=column(setup))
 
 
-def given_columns(path: Path) -> tuple[Alarm, ...]:
+def given_columns(path):
     """Alarms of a market with columns of its file: no change of the future can show these."""
     extra = ["given_next", "given_noisy", "given_night", "given_noise"]
     features = {"names": list(CLEAN), "extra": extra, "turbulence_days": 5}
@@ -379,16 +370,16 @@ def given_columns(path: Path) -> tuple[Alarm, ...]:
 
 
 @contextmanager
-def peeking(how: str) -> Any:
+def peeking(how):
     """Accounts that see the next bar, trade by it, or are shown the weights of the next bar's
     benchmark."""
     observe = BacktestAccount.observe
     act = BacktestAccount.act
 
-    def ahead(account: BacktestAccount) -> int:
+    def ahead(account):
         return min(account.bar + 1, account.market.num_bars - 1)
 
-    def seen(account: BacktestAccount) -> Any:
+    def seen(account):
         obs = observe(account).clone()
         if how == "observation":
             rows = account.view.rows[ahead(account)]
@@ -399,7 +390,7 @@ def peeking(how: str) -> Any:
             obs[0, columns] = weights / (weights.sum() + 1.0)
         return obs
 
-    def traded(account: BacktestAccount, action: Any, bars: int | None = None) -> bool:
+    def traded(account, action, bars=None):
         rises = account.market.open[ahead(account)] > account.market.close[account.bar]
         return act(account, action * rises, bars)
 
@@ -410,10 +401,10 @@ def peeking(how: str) -> Any:
         yield
 
 
-def with_environment(how: str) -> LookaheadReport:
+def with_environment(how):
     market = make_market(90, 4, seed=1, gaps=False)
 
-    def future(cut: int, _mode: str) -> Any:
+    def future(cut, _mode):
         return joined(market, make_market(90, 4, seed=2, gaps=False), cut)
 
     with peeking(how):
@@ -423,13 +414,13 @@ def with_environment(how: str) -> LookaheadReport:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def caught_by(report: LookaheadReport, what: str) -> str:
+def caught_by(report, what):
     """How a report found `what`, empty where it did not."""
     found = [leak for leak in report.leaks if leak.what == what]
     return f"{found[0].mode} future, in {found[0].times} views" if found else ""
 
 
-def table(folder: Path) -> dict[str, str]:
+def table(folder):
     """Kind of leak -> what caught it, empty where nothing did."""
     path = write_bars(folder, sessions=21)
     report = with_features(path, LEAKING, LookaheadSettings(prefixes=20))
@@ -462,7 +453,7 @@ def table(folder: Path) -> dict[str, str]:
     return rows
 
 
-def main() -> None:
+def main():
     with TemporaryDirectory() as folder:
         rows = table(Path(folder))
     print("| planted | caught by |\n| --- | --- |")

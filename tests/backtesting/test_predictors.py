@@ -1,7 +1,5 @@
 """Models of Stable-Baselines3 and of its kind, backtested as they stand."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest
@@ -126,7 +124,7 @@ class Recurrent:
     def __init__(self, width=18, assets=3, high=1.0):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.action_space = gymnasium.spaces.Box(-high, high, (assets,), np.float32)
-        self.asked: list[tuple[bool, bool]] = []
+        self.asked = []
 
     def predict(self, observation, state=None, episode_start=None, deterministic=False):
         assert observation.shape == (len(observation), *self.observation_space.shape)

@@ -1,9 +1,6 @@
 """Small tables of minute bars as a user would bring them, for the data tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,16 +8,13 @@ import pandas as pd
 from fintrader.bars.bars import COLUMNS, Bars
 from fintrader.config import validate
 from fintrader.market.settings import DataSettings
-from fintrader.market.tensors import MarketTensors
 
 REAL_FOLDER = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 REAL_2016 = REAL_FOLDER / "minute_n100_20151012_20160401.parquet"
 REAL_2019 = REAL_FOLDER / "minute_us14_20190102_20201231.parquet"
 
 
-def minute_table(
-    symbols: int = 2, sessions: int = 5, *, seed: int = 0, missing: float = 0.0
-) -> pd.DataFrame:
+def minute_table(symbols=2, sessions=5, *, seed=0, missing=0.0):
     """Minute bars from 2016-01-04 (New York time, bar starts), tickers AAA, BBB, ..., sorted by
     ticker and time."""
     random = np.random.default_rng(seed)
@@ -51,7 +45,7 @@ def minute_table(
     return pd.concat(parts, ignore_index=True)
 
 
-def as_bars(table: pd.DataFrame, **extras: str) -> Bars:
+def as_bars(table, **extras):
     """The table as bars, with its other columns of those names as extras."""
     codes, names = pd.factorize(table.ticker, sort=True)
     columns = {name: table[name].to_numpy(dtype=float) for name in COLUMNS}
@@ -61,37 +55,35 @@ def as_bars(table: pd.DataFrame, **extras: str) -> Bars:
     return Bars(ts=stamps_of(table), symbol=codes.astype(np.int32), symbols=tuple(names), **columns)
 
 
-def stamps_of(table: pd.DataFrame) -> np.ndarray:
+def stamps_of(table):
     """When each bar begins, in nanoseconds since 1970."""
     utc = table.ts.dt.tz_localize("America/New_York").astype("datetime64[ns, UTC]")
     return utc.astype("int64").to_numpy()
 
 
-def write_csv(folder: Path, table: pd.DataFrame, name: str = "bars.csv") -> Path:
+def write_csv(folder, table, name="bars.csv"):
     """Write a table the way a user would."""
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / name, index=False)
     return folder / name
 
 
-PLAIN: dict[str, Any] = {
+PLAIN = {
     "windows": {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0},
     "features": {"names": ["return_1", "sma_5"], "context": ["time_of_day", "index_return_1"]},
 }
 
 
-def file_settings(path: Path | str, **values: object) -> DataSettings:
+def file_settings(path, **values):
     """Settings for a file of at least five sessions."""
     return validate(DataSettings, {"path": str(path), **PLAIN, **values}, "test")
 
 
 # for data of three sessions
-SHORT_WINDOWS: dict[str, Any] = {
-    "windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}
-}
+SHORT_WINDOWS = {"windows": {"fractions": [0.34, 0.33, 0.33], "embargo_sessions": 0}}
 
 
-def assert_same_market(one: MarketTensors, other: MarketTensors) -> None:
+def assert_same_market(one, other):
     """Every array to the last bit, NaN where NaN."""
     for name, tensor in one.arrays():
         np.testing.assert_array_equal(tensor.numpy(), getattr(other, name).numpy(), err_msg=name)

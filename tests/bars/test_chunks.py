@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -8,7 +6,6 @@ import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -24,7 +21,7 @@ from fintrader.market import columns, reading
 from fintrader.market.bar_source import bar_store
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import check_stored_files
-from fintrader.market.settings import DataSettings, read_settings
+from fintrader.market.settings import read_settings
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.verify import list_problems
 from tests.bars.tables import assert_same_market, file_settings, minute_table, write_csv
@@ -32,16 +29,14 @@ from tests.bars.tables import file_settings as settings
 from tests.engines.killing import killed_at, writes_of
 
 
-def chunk_times(store: Path) -> dict[str, float]:
+def chunk_times(store):
     return {
         str(file.relative_to(store)): file.stat().st_mtime_ns for file in store.rglob("*.parquet")
     }
 
 
 @pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
-def test_the_order_of_a_file_does_not_change_the_market(
-    tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_a_file_does_not_change_the_market(tmp_path, order, monkeypatch):
     table = minute_table(3, 30)
     expected, _ = make_market(settings(write_csv(tmp_path / "a", table)))
     if order == "time":
@@ -58,9 +53,7 @@ def test_the_order_of_a_file_does_not_change_the_market(
     assert (built.meta["repairs"]["shuffled_rows"] > 0) == (order == "shuffled")
 
 
-def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(tmp_path, monkeypatch):
     table = minute_table(2, 60)  # January to March
     month = table.ts.dt.strftime("%Y-%m")
     folder = tmp_path / "months"
@@ -71,10 +64,10 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
     build_market(wanted, cache=tmp_path / "cache")
     before = chunk_times(store)
     assert len(before) == 2 * 2
-    read: list[str] = []
+    read = []
     real = feed_module.ingest
 
-    def counted(file: Any, *rest: Any, **more: Any) -> None:
+    def counted(file, *rest, **more):
         read.append(file.name)
         real(file, *rest, **more)
 
@@ -92,7 +85,7 @@ def test_nothing_is_read_twice_and_a_new_month_adds_only_itself(
     assert_same_market(whole, MarketTensors.load(path))
 
 
-def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
+def test_the_manifest_says_where_every_chunk_came_from(tmp_path):
     path = write_csv(tmp_path, minute_table(2, 5))
     build_market(settings(path), cache=tmp_path / "cache")
     (manifest,) = (tmp_path / "cache" / "bars").rglob("manifest*.json")
@@ -106,7 +99,7 @@ def test_the_manifest_says_where_every_chunk_came_from(tmp_path: Path) -> None:
     assert str(tmp_path) not in manifest.read_text()
 
 
-def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
+def test_verify_finds_any_flipped_bit(tmp_path):
     wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
     market = build_market(wanted, cache=tmp_path / "cache")
     assert list_problems(check_stored_files(wanted, cache=tmp_path / "cache")) == []
@@ -139,7 +132,7 @@ def test_verify_finds_any_flipped_bit(tmp_path: Path) -> None:
         lost.write_bytes(data)
 
 
-def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_not_built_from(tmp_path):
     wanted = settings(write_csv(tmp_path, minute_table(2, 3)))
     build_market(wanted, cache=tmp_path / "cache")
     file = next((tmp_path / "cache" / "bars").rglob("*.parquet"))
@@ -148,7 +141,7 @@ def test_a_damaged_chunk_is_not_built_from(tmp_path: Path) -> None:
         build_market(wanted.model_copy(update={"bar_minutes": 5}), cache=tmp_path / "cache")
 
 
-def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed(tmp_path):
     table = minute_table(1, 3)
     path = write_csv(tmp_path, table)
     os.utime(path, (1e9, 1e9))  # long ago, so that its fingerprint is remembered
@@ -160,14 +153,12 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_a_full_disk_is_told_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
-) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch, stage):
     wanted = settings(write_csv(tmp_path, minute_table(1, 3)))
     os.utime(tmp_path / "bars.csv", (1e9, 1e9))
     real = os.replace
 
-    def full(source: Any, target: Any) -> None:
+    def full(source, target):
         if Path(target).match(
             ("market.safetensors", "build.json", "fingerprints.json", "manifest-*.json")[stage]
         ):
@@ -184,14 +175,14 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     build_market(wanted, cache=tmp_path / "cache")
 
 
-def build_from(config: Path, cache: Path) -> Path:
+def build_from(config, cache):
     return build_market(read_settings(config), cache=cache)
 
 
 @pytest.mark.parametrize(
     "share", [0.5, *(pytest.param(k / 40, marks=pytest.mark.slow) for k in range(41))]
 )
-def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: float) -> None:
+def test_a_killed_build_is_finished_by_the_same_call(tmp_path, share):
     """Killed when so large a share of its files is written: the same call must arrive at the
     undisturbed hash."""
     config = tmp_path / "data.yaml"
@@ -209,7 +200,7 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path: Path, share: floa
     assert list(cache.rglob("*.tmp")) == []
 
 
-def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
+def test_bars_and_store_may_lie_in_memory(tmp_path):
     import fsspec
 
     table = minute_table(2, 3)
@@ -232,7 +223,7 @@ def test_bars_and_store_may_lie_in_memory(tmp_path: Path) -> None:
     fs.rm("/store-here", recursive=True)
 
 
-def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
+def test_side_files_and_archives_may_lie_at_a_url(tmp_path):
     """Everything that is a path in the settings is read from a URL just the same."""
     import fsspec
 
@@ -280,7 +271,7 @@ def test_side_files_and_archives_may_lie_at_a_url(tmp_path: Path) -> None:
     fs.rm("/side", recursive=True)
 
 
-def test_symbols_may_have_any_name(tmp_path: Path) -> None:
+def test_symbols_may_have_any_name(tmp_path):
     table = minute_table(2, 3).replace({"ticker": {"AAA": "../BRK/B", "BBB": ".."}})
     wanted = settings(write_csv(tmp_path, table), store=str(tmp_path / "deep" / "store"))
     market = MarketTensors.load(build_market(wanted, cache=tmp_path / "cache"))
@@ -293,7 +284,7 @@ def test_symbols_may_have_any_name(tmp_path: Path) -> None:
     assert outside == []
 
 
-CHOICES: list[dict[str, Any]] = [
+CHOICES = [
     {},
     {"universe": {"min_coverage": 0.5}},
     {"universe": {"max_symbols": 2}},
@@ -303,7 +294,7 @@ CHOICES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bars(tmp_path_factory):
     """Five symbols over two months: later ones trade in fewer minutes, but not with less volume."""
     table = minute_table(5, 24)
     chance = np.random.default_rng(1)
@@ -316,15 +307,13 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def choosing(bars: Path, values: dict[str, Any]) -> DataSettings:
+def choosing(bars, values):
     features = {"names": ["return_1", "sma_5", "rsi_30"], "context": ["time_of_day"]}
     return file_settings(bars, features=features, **values)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_symbol_is_decoded_cleaned_and_gridded_once(
-    bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
-) -> None:
+def test_every_symbol_is_decoded_cleaned_and_gridded_once(bars, tmp_path, monkeypatch, choice):
     build_market(choosing(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
     spies = {}
     for module, name in ((chunks, "decode"), (reading, "clean"), (reading, "to_grid")):
@@ -347,8 +336,8 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(
 @pytest.mark.parametrize("block", [7_000, 1 << 20])
 @pytest.mark.parametrize("choice", CHOICES[1:4])
 def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
-    bars: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], block: int
-) -> None:
+    bars, monkeypatch, choice, block
+):
     monkeypatch.setattr(columns, "BLOCK_BYTES", block)
     chosen, report = make_market(choosing(bars, choice))
     assert 0 < chosen.num_assets < 5
@@ -361,7 +350,7 @@ def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     assert_same_market(listed, chosen)
 
 
-def test_the_highest_turnover_of_the_training_window_is_kept(bars: Path, tmp_path: Path) -> None:
+def test_the_highest_turnover_of_the_training_window_is_kept(bars, tmp_path):
     every, _ = make_market(choosing(bars, {}))
     first, last = every.windows.train
     table = pd.read_csv(bars)

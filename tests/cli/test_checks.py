@@ -1,21 +1,17 @@
 """`fintrader verify` looks at what a path is: configurations, markets and bars here, runs and
 reports in `tests/pipeline`."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from fintrader.cli.checks import find_kind
 from fintrader.errors import ConfigError
 from tests.bars.tables import minute_table, write_csv
-from tests.engines.runs import Done, fintrader
+from tests.engines.runs import fintrader
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     """A configuration whose market is built."""
     bars = write_csv(tmp_path, minute_table(2, 5))
     path = tmp_path / "own.yaml"
@@ -25,17 +21,17 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Change the last bit of a file."""
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
-def verify(*words: object) -> Done:
+def verify(*words):
     return fintrader("verify", *map(str, words))
 
 
-def test_a_configuration_and_its_market_are_compared_with_their_hashes(config: Path) -> None:
+def test_a_configuration_and_its_market_are_compared_with_their_hashes(config):
     (market,) = config.parent.glob("cache/*/market.safetensors")
     done = verify(config)
     assert (done.status, "all 2 checks passed" in done.out) == (0, True), done.out
@@ -58,7 +54,7 @@ def test_a_configuration_and_its_market_are_compared_with_their_hashes(config: P
     assert chunk.name in done.out
 
 
-def test_files_of_bars_are_examined_for_what_would_stop_a_build(tmp_path: Path) -> None:
+def test_files_of_bars_are_examined_for_what_would_stop_a_build(tmp_path):
     table = minute_table(2, 5)
     path = write_csv(tmp_path, table)
     done = verify(path)
@@ -77,7 +73,7 @@ def test_files_of_bars_are_examined_for_what_would_stop_a_build(tmp_path: Path) 
         assert "`fintrader init` writes a configuration" in done.out
 
 
-def test_a_path_is_taken_for_what_lies_there(tmp_path: Path) -> None:
+def test_a_path_is_taken_for_what_lies_there(tmp_path):
     for name in ("run", "fold", "market", "empty"):
         (tmp_path / name).mkdir()
     (tmp_path / "run" / "manifest.json").symlink_to("nowhere")  # damaged, and still a run's

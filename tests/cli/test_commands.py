@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -15,7 +13,7 @@ from tests.engines.runs import TINY, fintrader, write_config
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml")
 
 
-def complaint(*words: str) -> str:
+def complaint(*words):
     """What a command says that ends with a user's mistake: one line."""
     done = fintrader(*words)
     assert (done.status, done.out) == (2, "")
@@ -60,7 +58,7 @@ def complaint(*words: str) -> str:
         (["bench", "nonsense"], "is no benchmark"),
     ],
 )
-def test_mistakes_are_one_readable_line(arguments: list[str], expected: str):
+def test_mistakes_are_one_readable_line(arguments, expected):
     assert expected in complaint(*arguments)
 
 
@@ -72,7 +70,7 @@ def test_options_override_the_file():
     assert parse_config("run", [QUICKSTART]).name == "quickstart"
 
 
-def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path: Path):
+def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path):
     dates = (
         "train: [2016-01-04, 2016-02-01], validation: [2016-02-02, 2016-02-20], test: [2016-02-22,"
         " 2016-03-10]"
@@ -96,15 +94,15 @@ def test_fractions_stand_in_place_of_the_dates_of_a_file(tmp_path: Path):
     )  # without the session of the embargo
 
 
-def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch):
+def test_internal_errors_are_not_hidden(monkeypatch):
     monkeypatch.setattr("fintrader.cli.dispatch", lambda argv: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["run"])
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.MonkeyPatch):
-    def refuse(_: list[str]) -> None:
+def test_a_full_or_forbidden_disk_is_one_line(number, monkeypatch):
+    def refuse(_):
         raise OSError(number, os.strerror(number), "somewhere/file")
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
@@ -112,7 +110,7 @@ def test_a_full_or_forbidden_disk_is_one_line(number: int, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path: Path) -> None:
+def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_path):
     config = write_config(
         tmp_path, tournament=TINY["tournament"] | {"pods": 1, "pool_size": 1, "ensemble_size": 1}
     )
@@ -125,7 +123,7 @@ def test_a_finished_run_names_its_report_and_how_to_come_back_with_own_bars(tmp_
         assert "init FILE`" in own
 
 
-def test_the_quickstart_tests_on_a_quarter_of_a_year_or_more() -> None:
+def test_the_quickstart_tests_on_a_quarter_of_a_year_or_more():
     """Less is not put on a year, and no bootstrap speaks of it."""
     data = parse_config("run", [QUICKSTART]).data
     assert data.source.num_sessions * data.windows.fractions[2] >= FEWEST_SESSIONS

@@ -1,13 +1,10 @@
 """Mistakes on the command line: each is one sentence that names what was typed, with exit status 2
 and no traceback."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -103,9 +100,7 @@ completion tcsh | completion: 'tcsh' is unknown; choose one of bash, zsh, fish
 @pytest.mark.parametrize(
     "line", MISTAKES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip()
 )
-def test_a_mistake_is_one_sentence_that_names_it(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_sentence_that_names_it(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "bin.yaml").write_bytes(b"\x00\xff\xfe")
@@ -130,11 +125,11 @@ def test_a_mistake_is_one_sentence_that_names_it(
         (["--headless", "false"], False),
     ],
 )
-def test_a_flag_needs_no_value_and_takes_one(words: list[str], expected: bool) -> None:
+def test_a_flag_needs_no_value_and_takes_one(words, expected):
     assert parse(AppSettings(), words, "app").headless is expected
 
 
-def test_values_of_every_shape() -> None:
+def test_values_of_every_shape():
     search = "{agent.learning_rate: {low: 1.0e-4, high: 1.0e-2}}"
     words = [
         "--agent.network.hidden",
@@ -156,7 +151,7 @@ def test_values_of_every_shape() -> None:
 
 
 @pytest.mark.slow
-def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path: Path) -> None:
+def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path):
     command = [sys.executable, "-m", "fintrader", "run", str(write_config(tmp_path))]
     for seconds in (1.5, 3.0, 6.0, 9.0):
         process = subprocess.Popen(

@@ -4,15 +4,12 @@ engine is.
 It installs some two gigabytes, so it runs only when asked for: `make test-image`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +29,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory):
     """`/opt/fintrader` as the CPU image has it, below a temporary folder, made by the recipe's
     commands."""
     home = tmp_path_factory.mktemp("image")
@@ -71,9 +68,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def run(
-    image: Path, *words: str, work: Path, timeout: float = 600
-) -> subprocess.CompletedProcess[str]:
+def run(image, *words, work, timeout=600):
     """A command as the image runs it: its environment, its user where we may change ours, nothing
     else writable."""
     variables = {"PATH": f"{image}/opt/bin:/usr/bin:/bin", "HOME": str(work)}
@@ -84,7 +79,7 @@ def run(
                 for k, v in re.findall(r"(\w+)=(\S+)", text)
                 if k != "PATH"
             }
-    how: dict[str, Any] = {
+    how = {
         "cwd": work,
         "env": variables,
         "capture_output": True,
@@ -95,7 +90,7 @@ def run(
     return subprocess.run(words, check=False, **how, **user)
 
 
-def others_may_run_python() -> bool:
+def others_may_run_python():
     """Are we root, and does our interpreter lie where the image's user can reach it?"""
     home = Path(sys.base_prefix)
     return os.getuid() == 0 and all(
@@ -104,7 +99,7 @@ def others_may_run_python() -> bool:
 
 
 @pytest.fixture
-def work(tmp_path: Path, image: Path) -> Path:
+def work(tmp_path, image):
     """`/srv` of a container."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
@@ -116,7 +111,7 @@ def work(tmp_path: Path, image: Path) -> Path:
     return place
 
 
-def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None:
+def test_a_small_run_goes_from_bars_to_backtest(image, work):
     options = (
         "tournament.pods=2 tournament.workers=1 tournament.budget.env-steps=1000"
         " tournament.ensemble-size=2"
@@ -133,7 +128,7 @@ def test_a_small_run_goes_from_bars_to_backtest(image: Path, work: Path) -> None
     assert (work / "runs" / "quickstart" / "backtest" / "metrics.json").is_file()
 
 
-def test_everything_the_manifests_need_is_in_it(image: Path, work: Path) -> None:
+def test_everything_the_manifests_need_is_in_it(image, work):
     needed = (
         "ray.dashboard.http_server_head, streamlit, prometheus_client, s3fs, tensorboard,"
         " fintrader_app.launch"
@@ -144,7 +139,7 @@ def test_everything_the_manifests_need_is_in_it(image: Path, work: Path) -> None
     assert run(image, "pip", "check", work=work).returncode == 0
 
 
-def test_every_package_has_the_version_that_is_written_down(image: Path, work: Path) -> None:
+def test_every_package_has_the_version_that_is_written_down(image, work):
     from tests.containers.test_dockerfile import pins
 
     known = {**pins("constraints.txt"), **pins("constraints-image.txt")}

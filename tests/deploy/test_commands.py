@@ -2,8 +2,6 @@
 machine's clock, and both of Alpaca's services on the loopback interface, for a market that never
 closes."""
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import signal
@@ -40,7 +38,7 @@ class Travelling:
     """The exchange's time: that of a test's clock, and later this machine's."""
 
     def __init__(self):
-        self.moment: float | None = None
+        self.moment = None
 
     def __call__(self):
         return time.time() if self.moment is None else self.moment

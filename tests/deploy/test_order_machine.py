@@ -1,8 +1,6 @@
 """Orders, fills, cancels, faults, crashes and restarts in any order that hypothesis can think
 of."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path
@@ -44,7 +42,7 @@ class Deployment(RuleBasedStateMachine):
             witness=self.witness,
         ).__enter__()
         self.now, self.execution = OPENED, None  # type: int, Execution | None
-        self.journal: Journal | None = None
+        self.journal = None
         self.restart()
 
     def restart(self):

@@ -1,11 +1,7 @@
 """What is no action, or no argument, is refused with one typed error and changes nothing: at every
 door and engine."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,7 +21,7 @@ NOT_FINITE = {"NaN": float("nan"), "infinity": float("inf"), "minus infinity": -
 ENGINES = ["torch", "fused"]
 
 
-def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
+def stepped(mode, engine, **settings):
     """Two accounts after one step, the first of them at its episode's end."""
     env = TradingEnv(
         MARKET, EnvSettings(**settings), num_envs=2, autoreset_mode=mode, engine=engine
@@ -38,9 +34,7 @@ def stepped(mode: AutoresetMode, engine: Any, **settings: Any) -> TradingEnv:
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(
-    engine: str, mode: AutoresetMode
-) -> None:
+def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(engine, mode):
     env = stepped(mode, engine)
     twin = stepped(mode, engine)
     before = env.state_dict()
@@ -86,7 +80,7 @@ def test_an_action_that_is_not_finite_is_refused_and_changes_nothing(
     ],
     ids=str,
 )
-def test_engines_refuse_the_same(engine: Any, action: Any, message: str) -> None:
+def test_engines_refuse_the_same(engine, action, message):
     env = stepped(AutoresetMode.SAME_STEP, engine)
     before = env.state_dict()
     with pytest.raises(EnvError, match=message):
@@ -100,7 +94,7 @@ def test_engines_refuse_the_same(engine: Any, action: Any, message: str) -> None
     ["f2", ">f4", np.longdouble, torch.float16, torch.float64, torch.bfloat16, torch.float8_e4m3fn],
     ids=str,
 )
-def test_every_floating_point_format_is_an_action(engine: Any, kind: Any) -> None:
+def test_every_floating_point_format_is_an_action(engine, kind):
     env = stepped(AutoresetMode.SAME_STEP, engine)
     twin = stepped(AutoresetMode.SAME_STEP, engine)
     action = torch.full((2, 3), 0.25)
@@ -113,11 +107,11 @@ def test_every_floating_point_format_is_an_action(engine: Any, kind: Any) -> Non
 
 @pytest.mark.parametrize("value", NOT_FINITE.values(), ids=NOT_FINITE)
 @pytest.mark.parametrize("door", ["single", "numpy vector", "traders"])
-def test_other_doors_refuse_what_is_not_finite(door: str, value: float) -> None:
+def test_other_doors_refuse_what_is_not_finite(door, value):
     if door == "single":
         single = gymnasium.make("fintrader/Trading-v0", market=MARKET).unwrapped
         single.reset(seed=1)
-        step: Callable[[], Any] = lambda: single.step(np.full(3, value, dtype=np.float32))  # noqa: E731
+        step = lambda: single.step(np.full(3, value, dtype=np.float32))  # noqa: E731
         books = single.vector_env.account
     elif door == "numpy vector":
         vector = NumpyVectorEnv(TradingEnv(MARKET, num_envs=2))
@@ -136,7 +130,7 @@ def test_other_doors_refuse_what_is_not_finite(door: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("actions", [None, "buy", [[0.0] * 3, [0.0] * 2], {"a": 1.0}], ids=str)
-def test_what_numpy_makes_no_numbers_of_is_refused(actions: Any) -> None:
+def test_what_numpy_makes_no_numbers_of_is_refused(actions):
     vector = NumpyVectorEnv(TradingEnv(MARKET, num_envs=2))
     vector.reset(seed=1)
     with pytest.raises(EnvError, match="actions"):
@@ -144,7 +138,7 @@ def test_what_numpy_makes_no_numbers_of_is_refused(actions: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [1.5, "a", [1, "a"], [1.5, 2.0], [1, 2, 3]], ids=str)
-def test_what_is_no_seed_is_refused(seed: Any) -> None:
+def test_what_is_no_seed_is_refused(seed):
     env = stepped(AutoresetMode.SAME_STEP, "auto")
     before = env.state_dict()
     with pytest.raises(EnvError, match="seed"):
@@ -155,7 +149,7 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [[3, 4], (3, 4), np.array([3, 4]), torch.tensor([3, 4])], ids=str)
-def test_seeds_may_come_in_any_sequence(seed: Any) -> None:
+def test_seeds_may_come_in_any_sequence(seed):
     env = TradingEnv(MARKET, num_envs=2)
     twin = TradingEnv(MARKET, num_envs=2)
     env.reset(seed=seed)
@@ -178,12 +172,12 @@ def test_seeds_may_come_in_any_sequence(seed: Any) -> None:
     ],
     ids=str,
 )
-def test_what_no_environment_is_made_of_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_no_environment_is_made_of_is_refused(arguments, message):
     with pytest.raises(EnvError, match=message):
         TradingEnv(**({"market": MARKET} | arguments))
 
 
-def test_what_is_no_dict_is_refused() -> None:
+def test_what_is_no_dict_is_refused():
     env = stepped(AutoresetMode.SAME_STEP, "auto")
     before = env.state_dict()
     for options in ([1], "start", {1: 2}):

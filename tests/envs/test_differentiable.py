@@ -1,12 +1,7 @@
 """With fractional shares the step is differentiable in the action."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.account import advance
@@ -17,7 +12,7 @@ from fintrader.envs.settings import REWARDS
 from fintrader.errors import EnvError
 from tests.factories import make_market
 
-CASES: list[dict[str, Any]] = [
+CASES = [
     {"action": "target"},
     {"action": "target", "fill": "next_close", "half_spread_bps": 5.0},
     {"action": "trade", "max_shares": 50.0, "dead_band": 0.0},
@@ -32,7 +27,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def test_steps_with_and_without_gradients_take_turns() -> None:
+def test_steps_with_and_without_gradients_take_turns():
     market = make_market(30, 3, gaps=False)
     config = EnvSettings(fractional=True, random_start=False)
     env, plain = (TradingEnv(market, config, num_envs=2) for _ in range(2))
@@ -58,11 +53,11 @@ def test_steps_with_and_without_gradients_take_turns() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_through_the_environment_are_finite_differences(case: dict[str, Any]) -> None:
+def test_gradients_through_the_environment_are_finite_differences(case):
     config = EnvSettings(fractional=True, random_start=False, initial_cash_usd=1e5, **case)
     env = TradingEnv(make_market(30, 3, gaps=False, events=True), config, num_envs=2)
 
-    def three_steps(*actions: Tensor) -> tuple[Tensor, ...]:
+    def three_steps(*actions):
         env.reset(options={"shares": torch.tensor([[10.0, 0.0, 40.0], [100.0, 20.0, 5.0]])})
         for action in actions:
             env.step(action)
@@ -86,9 +81,7 @@ def test_gradients_through_the_environment_are_finite_differences(case: dict[str
 
 @pytest.mark.parametrize("reward_name", REWARDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_of_the_account_are_finite_differences(
-    case: dict[str, Any], reward_name: str
-) -> None:
+def test_gradients_of_the_account_are_finite_differences(case, reward_name):
     config = EnvSettings(
         fractional=True, random_start=False, reward=reward_name, reward_scale=100.0, **case
     )
@@ -99,7 +92,7 @@ def test_gradients_of_the_account_are_finite_differences(
     shares = torch.tensor([[10.0, 0.0, 40.0], [100.0, 20.0, 5.0]], dtype=torch.float64)
     account = begin(view, key, key, cash, shares, key, config)
 
-    def two_steps(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def two_steps(first, second):
         middle, r1, *_ = advance(view, account, first, config, reward, record=False)
         last, r2, *_ = advance(view, middle, second, config, reward, record=False)
         return r1, r2, observe(view, last, torch.float64)

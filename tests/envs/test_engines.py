@@ -1,9 +1,5 @@
 """The torch engine on CUDA against itself on the CPU."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -12,7 +8,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from tests.engines.strategies import random_actions
 from tests.factories import make_market
 
-CASES: list[dict[str, Any]] = [
+CASES = [
     {},
     {
         "action": "trade",
@@ -28,7 +24,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_cuda_equals_the_cpu(case: dict[str, Any], mode: AutoresetMode) -> None:
+def test_cuda_equals_the_cpu(case, mode):
     market = make_market(60, 6)
     settings = EnvSettings(episode_bars=9, **case)
     cpu = TradingEnv(market, settings, num_envs=64, autoreset_mode=mode, engine="torch")

@@ -1,23 +1,18 @@
 """Marking a whole interval at once against marking it bar by bar."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.envs import EnvSettings, account
-from fintrader.envs.account import Account, Fills, mark_to_market
+from fintrader.envs.account import Fills, mark_to_market
 from fintrader.envs.episodes import begin
-from fintrader.envs.market_view import MarketView, build_market_view
+from fintrader.envs.market_view import build_market_view
 from tests.factories import make_market
 from tests.oracles.marking_oracle import mark_slowly
 
 COUNT = 24
 ASSETS = 6
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "long": {},
     "close": {"fill": "close", "fractional": True},
     "short": {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 900.0},
@@ -25,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_books(config: EnvSettings, *, events: bool) -> tuple[MarketView, Account, Tensor, Fills]:
+def make_books(config, *, events):
     """A market, accounts at random bars of it, the bars of their fills, and random holdings."""
     bars = 40 + 2 * config.decision_interval
     market = make_market(bars, ASSETS, gaps=events, events=events, volatility=0.03)
@@ -46,9 +41,7 @@ def make_books(config: EnvSettings, *, events: bool) -> tuple[MarketView, Accoun
 @pytest.mark.parametrize("interval", [1, 5, 195])
 @pytest.mark.parametrize("events", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_an_interval_is_marked_as_its_bars_one_by_one(
-    case: str, events: bool, interval: int
-) -> None:
+def test_an_interval_is_marked_as_its_bars_one_by_one(case, events, interval):
     config = EnvSettings(decision_interval=interval, cost_bps=13.0, **CASES[case])
     view, books, fill_bar, fills = make_books(config, events=events)
     marks = mark_to_market(view, books, fill_bar, fills, config)
@@ -68,7 +61,7 @@ def test_an_interval_is_marked_as_its_bars_one_by_one(
     assert events is False or interval == 1 or changed > 0
 
 
-def test_parts_of_an_interval_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_an_interval_add_nothing(monkeypatch):
     config = EnvSettings(decision_interval=30)
     market = make_books(config, events=True)
     whole = mark_to_market(*market, config)
@@ -77,11 +70,11 @@ def test_parts_of_an_interval_add_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(whole.closes, parts.closes)
 
 
-def test_the_last_and_the_highest_close_have_slopes() -> None:
+def test_the_last_and_the_highest_close_have_slopes():
     config = EnvSettings(decision_interval=9, fractional=True)
     view, books, fill_bar, fills = make_books(config, events=True)
 
-    def mark(cash: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    def mark(cash, shares):
         marks = mark_to_market(
             view, books, fill_bar, fills._replace(cash=cash, shares=shares), config
         )
@@ -95,7 +88,7 @@ def test_the_last_and_the_highest_close_have_slopes() -> None:
     assert torch.autograd.gradcheck(mark, inputs, eps=1e-4, atol=1e-3, rtol=1e-5)
 
 
-def test_changes_are_counted_where_they_can_happen() -> None:
+def test_changes_are_counted_where_they_can_happen():
     """An order every bar leaves only ends of symbols, since events come before the fill."""
     market = make_market(60, ASSETS, events=True)
     calm = make_market(60, ASSETS, gaps=False)

@@ -1,20 +1,14 @@
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import APG, PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.checkpoint import read_tensors
 from fintrader.envs import EnvSettings, RandomisedEnv, RandomiseSettings, TradingEnv
 from fintrader.envs.randomised import drawn_bars
 from fintrader.errors import CheckpointError, ConfigError, EnvError
-from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_generator
 from tests.factories import make_market
 
@@ -24,14 +18,14 @@ ALL = {"variants": 2, "costs": (0.5, 4.0), "delay_bars": 3, "block_sessions": 2}
 
 
 def randomised(
-    market: MarketTensors = MARKET,
+    market=MARKET,
     *,
-    num_envs: int = 8,
-    seed: int = 5,
-    asked: dict[str, Any] = ALL,
-    **settings: Any,
-) -> RandomisedEnv:
-    common: dict[str, Any] = {
+    num_envs=8,
+    seed=5,
+    asked=ALL,
+    **settings,
+):
+    common = {
         "fractional": True,
         "benchmark": "equal_weight",
         "observation": "factored",
@@ -40,7 +34,7 @@ def randomised(
     return RandomisedEnv(TradingEnv(market, given, num_envs=num_envs), seed=seed)
 
 
-def growths(market: MarketTensors) -> list[list[float]]:
+def growths(market):
     """What a dollar in a symbol at one close is worth at the next one, dividends included, bar by
     bar: 1 without two prices. In plain Python, from prices as traded."""
     events = {
@@ -62,7 +56,7 @@ def growths(market: MarketTensors) -> list[list[float]]:
     return grown
 
 
-def worth_of_a_share(env: TradingEnv, symbol: int) -> list[float]:
+def worth_of_a_share(env, symbol):
     """One share of a symbol at the close of each bar of a variant, splits and dividends collected
     as shares, from what its ledger reads."""
     view = env.view
@@ -79,7 +73,7 @@ def worth_of_a_share(env: TradingEnv, symbol: int) -> list[float]:
     return worth
 
 
-def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order() -> None:
+def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order():
     session = MARKET.session
     firsts = set()
     for seed in range(20):
@@ -92,7 +86,7 @@ def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order() -> None
     assert firsts == set(range(1, 8)), "any block of three sessions but those with the first"
 
 
-def test_prices_are_chained_by_the_returns_that_were() -> None:
+def test_prices_are_chained_by_the_returns_that_were():
     grown = growths(MARKET)
     for env in randomised().variants:
         assert env.source is not None
@@ -105,7 +99,7 @@ def test_prices_are_chained_by_the_returns_that_were() -> None:
                     assert worth[t] / worth[t - 1] == pytest.approx(expected, rel=2e-6), (t, n)
 
 
-def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago() -> None:
+def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago():
     env = randomised(asked={**ALL, "variants": 4})
     delays = [variant.delay for variant in env.variants]
     assert len(set(delays)) > 1
@@ -121,7 +115,7 @@ def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago() -> None:
         obs, *_ = env.step(torch.rand(8, 4))
 
 
-def test_a_flat_observation_is_the_factored_one_put_together() -> None:
+def test_a_flat_observation_is_the_factored_one_put_together():
     flat = randomised(observation="flat")
     factored = randomised()
     seen, _ = flat.reset(seed=1)
@@ -135,7 +129,7 @@ def test_a_flat_observation_is_the_factored_one_put_together() -> None:
         assert torch.equal(reward, same)
 
 
-def test_the_benchmark_earns_what_it_earned_on_that_bar() -> None:
+def test_the_benchmark_earns_what_it_earned_on_that_bar():
     env = randomised()
     original = TradingEnv(MARKET, env.settings).view.benchmark.diff().tolist()
     for variant in env.variants:
@@ -145,7 +139,7 @@ def test_the_benchmark_earns_what_it_earned_on_that_bar() -> None:
             assert grown[t - 1] == pytest.approx(original[int(variant.source[t]) - 1], abs=1e-12)
 
 
-def test_dollars_of_volume_stay_and_an_order_takes_its_part_of_them() -> None:
+def test_dollars_of_volume_stay_and_an_order_takes_its_part_of_them():
     env = randomised(participation=0.25)
     for variant in env.variants:
         assert variant.source is not None
@@ -155,7 +149,7 @@ def test_dollars_of_volume_stay_and_an_order_takes_its_part_of_them() -> None:
         assert torch.allclose(view.order_limit * view.fill, dollars, rtol=1e-5)
 
 
-def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None:
+def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life():
     ended = int(MARKET.last_bar[2])
     assert ended < MARKET.num_bars - 1
     seen = 0
@@ -182,7 +176,7 @@ def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life() -> None
     assert seen
 
 
-def test_costs_lie_between_the_bounds_and_reach_the_ledger() -> None:
+def test_costs_lie_between_the_bounds_and_reach_the_ledger():
     env = randomised(
         num_envs=64,
         asked={"variants": 32, "costs": (0.5, 8.0)},
@@ -208,7 +202,7 @@ def test_costs_lie_between_the_bounds_and_reach_the_ledger() -> None:
     assert torch.corrcoef(torch.stack([paid, torch.tensor(times)]))[0, 1] > 0.9
 
 
-def test_the_seed_says_which_variants() -> None:
+def test_the_seed_says_which_variants():
     one = randomised()
     same = randomised()
     other = randomised(seed=6)
@@ -220,7 +214,7 @@ def test_the_seed_says_which_variants() -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
-def test_gradients_go_through_it(engine: Any) -> None:
+def test_gradients_go_through_it(engine):
     """The slope of all that is earned, as finite differences find it."""
     given = EnvSettings(
         fractional=True,
@@ -231,7 +225,7 @@ def test_gradients_go_through_it(engine: Any) -> None:
     )
     env = RandomisedEnv(TradingEnv(MARKET, given, num_envs=4, engine=engine), seed=2)
 
-    def earned(action: Tensor) -> Tensor:
+    def earned(action):
         env.reset(seed=3)
         total = torch.zeros((), dtype=torch.float64)
         for _ in range(3):
@@ -259,12 +253,10 @@ AGENTS = [
 
 
 @pytest.mark.parametrize("settings", AGENTS, ids=lambda settings: settings.algo)
-def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(
-    settings: Any, tmp_path: Path
-) -> None:
+def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(settings, tmp_path):
     given = EnvSettings(fractional=True, episode_bars=15, randomise=ALL, benchmark="equal_weight")
 
-    def go(folder: Path, steps: int) -> tuple[dict[str, Tensor], Any]:
+    def go(folder, steps):
         env = TradingEnv(MARKET, given, num_envs=8)
         train(make_agent(settings, env.layout, seed=7), env, Budget(env_steps=steps), folder=folder)
         return read_tensors(folder / "state.safetensors", "fintrader-training-1")[0], env
@@ -283,7 +275,7 @@ def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(
     assert isinstance(make_agent(settings, env.layout).prepare_env(env), RandomisedEnv)
 
 
-def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
+def test_what_makes_no_sense_is_refused_in_a_sentence():
     with pytest.raises(
         EnvError, match=r"num_envs is 9; make it a multiple of env.randomise.variants, 2"
     ):

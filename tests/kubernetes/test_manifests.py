@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -39,23 +37,23 @@ Manifests = list[dict[str, Any]]
 
 
 @lru_cache
-def overlay(name: str) -> Manifests:
+def overlay(name):
     """The rendered manifests of an overlay, for all tests; nobody may change them."""
     return render(KUBERNETES / "overlays" / name)
 
 
-def one(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
+def one(manifests, kind, name=""):
     (found,) = [
         m for m in manifests if m["kind"] == kind and (not name or m["metadata"]["name"] == name)
     ]
     return found
 
 
-def test_every_file_belongs_to_an_overlay() -> None:
+def test_every_file_belongs_to_an_overlay():
     """No manifest lies around that no test renders."""
-    used: set[Path] = set()
+    used = set()
 
-    def follow(folder: Path) -> None:
+    def follow(folder):
         for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
             path = (folder / name).resolve()
             follow(path) if path.is_dir() else used.add(path)
@@ -69,7 +67,7 @@ def test_every_file_belongs_to_an_overlay() -> None:
 
 
 @every_overlay
-def test_kubectl_renders_the_same(name: str) -> None:
+def test_kubectl_renders_the_same(name):
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, so only our own rendering was checked")
     words = ["kubectl", "kustomize", str(KUBERNETES / "overlays" / name)]
@@ -83,7 +81,7 @@ def test_kubectl_renders_the_same(name: str) -> None:
     assert theirs == ours
 
 
-def pods(name: str) -> list[tuple[str, dict[str, Any]]]:
+def pods(name):
     """Every pod template of an overlay, by where it stands."""
     return [
         (f"{m['kind']} {where}", template)
@@ -92,7 +90,7 @@ def pods(name: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def containers(name: str) -> list[tuple[str, dict[str, Any]]]:
+def containers(name):
     found = [
         (f"{where} {container['name']}", container)
         for where, template in pods(name)
@@ -105,13 +103,13 @@ def containers(name: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def autoscaler(name: str) -> list[tuple[str, dict[str, Any]]]:
+def autoscaler(name):
     """The container that KubeRay adds to the head."""
     return [(name, cluster_spec(m)["autoscalerOptions"]) for m in overlay(name) if m["kind"] in RAY]
 
 
 @every_overlay
-def test_every_manifest_is_valid(name: str) -> None:
+def test_every_manifest_is_valid(name):
     """By Kubernetes' own schemas, an old version's and the newest one's; of Ray's resources, the
     pods in them."""
     for manifest in overlay(name):
@@ -135,13 +133,13 @@ def test_every_manifest_is_valid(name: str) -> None:
 
 
 @lru_cache(maxsize=1000)
-def validate(manifest: str, version: str) -> None:
+def validate(manifest, version):
     """Overlays share most of their manifests, and a look at the schemas takes a while."""
     kubernetes_validate.validate(json.loads(manifest), version, strict=True)
 
 
 @every_overlay
-def test_no_pod_is_root_or_sees_its_node(name: str) -> None:
+def test_no_pod_is_root_or_sees_its_node(name):
     for where, template in pods(name):
         spec = template["spec"]
         context = spec["securityContext"]
@@ -164,7 +162,7 @@ def test_no_pod_is_root_or_sees_its_node(name: str) -> None:
 
 
 @every_overlay
-def test_everything_is_bounded_watched_and_of_a_version(name: str) -> None:
+def test_everything_is_bounded_watched_and_of_a_version(name):
     for where, container in containers(name):
         ports = {port["name"] for port in container["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -189,7 +187,7 @@ def test_everything_is_bounded_watched_and_of_a_version(name: str) -> None:
 
 
 @every_overlay
-def test_no_secret_lies_in_the_open_and_nothing_is_reachable_that_need_not_be(name: str) -> None:
+def test_no_secret_lies_in_the_open_and_nothing_is_reachable_that_need_not_be(name):
     manifests = overlay(name)
     deny = one(manifests, "NetworkPolicy", "deny-all")["spec"]
     assert deny == {"podSelector": {}, "policyTypes": deny["policyTypes"]}
@@ -214,7 +212,7 @@ def test_no_secret_lies_in_the_open_and_nothing_is_reachable_that_need_not_be(na
 
 
 @every_overlay
-def test_manifests_fit_together(name: str) -> None:
+def test_manifests_fit_together(name):
     manifests = overlay(name)
     names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
@@ -251,7 +249,7 @@ def test_manifests_fit_together(name: str) -> None:
 
 
 @every_ray_overlay
-def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str) -> None:
+def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name):
     """Of KubeRay's own fields, those that our manifests rely on (ray.io/v1, KubeRay 1.5 and
     newer)."""
     (manifest,) = [m for m in overlay(name) if m["kind"] in RAY]
@@ -291,7 +289,7 @@ def test_a_ray_cluster_is_closed_elastic_and_costs_nothing_while_idle(name: str)
 
 
 @every_ray_overlay
-def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
+def test_ray_reads_the_cluster_as_it_is_meant(name):
     """Ray's own autoscaler turns the resource into node types; this is what it will add and
     remove."""
     reader = pytest.importorskip(
@@ -317,7 +315,7 @@ def test_ray_reads_the_cluster_as_it_is_meant(name: str) -> None:
     assert config["idle_timeout_minutes"] == 2
 
 
-def commands(manifests: Manifests) -> list[list[str]]:
+def commands(manifests):
     """Every `fintrader` command line in a set of manifests, with its variables filled in."""
     pods = [pod["spec"] for m in manifests for _, pod in templates(m)]
     found = [
@@ -335,9 +333,7 @@ def commands(manifests: Manifests) -> list[list[str]]:
 
 
 @every_overlay
-def test_every_command_in_a_manifest_is_one_of_ours(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_in_a_manifest_is_one_of_ours(name, monkeypatch):
     """The real command line parses it: each option exists, each value is allowed, each
     configuration is there."""
     from fintrader.cli.options import parse, parse_config
@@ -363,7 +359,7 @@ def test_every_command_in_a_manifest_is_one_of_ours(
                 )
 
 
-def test_images_are_those_of_the_dockerfile() -> None:
+def test_images_are_those_of_the_dockerfile():
     dockerfile = (ROOT / "Dockerfile").read_text()
     targets = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.M))
     for name in OVERLAYS:
@@ -374,7 +370,7 @@ def test_images_are_those_of_the_dockerfile() -> None:
     assert f"USER {UID}:{UID}" in dockerfile
 
 
-def test_a_mistake_in_the_configuration_is_not_tried_twenty_times() -> None:
+def test_a_mistake_in_the_configuration_is_not_tried_twenty_times():
     rules = one(overlay("one-machine-cpu"), "Job")["spec"]["podFailurePolicy"]["rules"]
     assert rules[0]["onExitCodes"]["values"] == [
         2
@@ -385,7 +381,7 @@ def test_a_mistake_in_the_configuration_is_not_tried_twenty_times() -> None:
     }
 
 
-def test_the_app_knows_the_name_of_its_ingress_and_may_be_given_a_token() -> None:
+def test_the_app_knows_the_name_of_its_ingress_and_may_be_given_a_token():
     from fintrader_app.guard import TOKEN_VARIABLE
 
     manifests = overlay("app-ingress")

@@ -1,10 +1,6 @@
 """`fintrader data gc`: what neither a configuration nor a run refers to, listed first and removed
 when asked."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fintrader.cli import main
@@ -25,7 +21,7 @@ data:
 """
 
 
-def made(home: Path, name: str, seed: int) -> tuple[Path, Path]:
+def made(home, name, seed):
     """A configuration with bars of its own, and its market."""
     path = write_csv(home, minute_table(2, 5, seed=seed), f"{name}.csv")
     config = home / f"{name}.yaml"
@@ -33,7 +29,7 @@ def made(home: Path, name: str, seed: int) -> tuple[Path, Path]:
     return config, build_market(load_data_config(config).data, cache=home / "tensors")
 
 
-def kept(home: Path) -> set[str]:
+def kept(home):
     found = [
         file
         for folder in ("tensors", "bars")
@@ -43,13 +39,11 @@ def kept(home: Path) -> set[str]:
     return {str(file.relative_to(home)) for file in found if not file.name.startswith(".")}
 
 
-def gc(*words: object) -> None:
+def gc(*words):
     main(["data", "gc", *map(str, words)])
 
 
-def test_garbage_is_listed_and_then_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_garbage_is_listed_and_then_removed(tmp_path, capsys):
     one, _ = made(tmp_path, "one", 0)
     alone = kept(tmp_path)
     two, other = made(tmp_path, "two", 1)
@@ -72,7 +66,7 @@ def test_garbage_is_listed_and_then_removed(
     assert build_market(load_data_config(two).data, cache=tmp_path / "tensors") == other
 
 
-def test_what_a_run_was_made_from_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_was_made_from_stays(tmp_path, capsys):
     one, _ = made(tmp_path, "one", 0)
     two, other = made(tmp_path, "two", 1)
     both = kept(tmp_path)
@@ -90,7 +84,7 @@ def test_what_a_run_was_made_from_stays(tmp_path: Path, capsys: pytest.CaptureFi
     assert both - kept(tmp_path)
 
 
-def test_chunks_that_no_manifest_names_go(tmp_path: Path) -> None:
+def test_chunks_that_no_manifest_names_go(tmp_path):
     config, _ = made(tmp_path, "one", 0)
     before = kept(tmp_path)
     (manifest,) = (tmp_path / "bars").rglob("manifest-*.json")
@@ -99,9 +93,7 @@ def test_chunks_that_no_manifest_names_go(tmp_path: Path) -> None:
     assert kept(tmp_path) == before
 
 
-def test_bars_that_cannot_be_found_stop_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bars_that_cannot_be_found_stop_it(tmp_path, capsys):
     config, _ = made(tmp_path, "one", 0)
     before = kept(tmp_path)
     (tmp_path / "one.csv").unlink()

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import empyrical
 import numpy as np
@@ -69,7 +65,7 @@ BY_EMPYRICAL = {
 }
 
 
-def agree(ours: float | None, theirs: float, what: str, tolerance: float = 1e-7) -> None:
+def agree(ours, theirs, what, tolerance=1e-7):
     """Equal to the tolerance (relative above one); None where the oracle has no finite number.
 
     Adding one to a return of 1e-7 keeps nine of its digits, in both computations.
@@ -90,7 +86,7 @@ def agree(ours: float | None, theirs: float, what: str, tolerance: float = 1e-7)
 @example(np.zeros(3))
 @example(np.array([-1.0, 0.5]))
 @example(np.array([-0.5, math.nan]))
-def test_one_series_agrees_with_the_oracle(returns: np.ndarray) -> None:
+def test_one_series_agrees_with_the_oracle(returns):
     values = metrics.drop_missing(returns).tolist()
     for ours, theirs in ONE_SERIES.items():
         if ours in (metrics.annual_return, metrics.calmar) and len(values) < len(returns):
@@ -100,7 +96,7 @@ def test_one_series_agrees_with_the_oracle(returns: np.ndarray) -> None:
 
 @settings(max_examples=examples(1000))
 @given(st.lists(st.tuples(RETURN, RETURN), min_size=0, max_size=40))
-def test_two_series_agree_with_the_oracle(pairs: list[tuple[float, float]]) -> None:
+def test_two_series_agree_with_the_oracle(pairs):
     returns, benchmark = (
         np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)
     )
@@ -113,7 +109,7 @@ def test_two_series_agree_with_the_oracle(pairs: list[tuple[float, float]]) -> N
         )
 
 
-def test_a_market_like_series_agrees_to_twelve_digits() -> None:
+def test_a_market_like_series_agrees_to_twelve_digits():
     random = np.random.default_rng(3)
     benchmark = 0.0004 + 0.01 * random.standard_t(4, 1500)
     returns = 0.0002 + 0.8 * benchmark + 0.004 * random.normal(size=1500)
@@ -125,9 +121,7 @@ def test_a_market_like_series_agrees_to_twelve_digits() -> None:
 
 
 @pytest.mark.parametrize("measure", BY_EMPYRICAL, ids=lambda measure: measure.__name__)
-def test_empyrical_computes_the_measure(
-    measure: Callable[..., float | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empyrical_computes_the_measure(measure, monkeypatch):
     returns = np.array([0.01, -0.02, 0.03])
     series = [returns, returns[::-1]] if measure in TWO_SERIES else [returns]
     for value, expected in ((0.125, 0.125), (math.inf, None), (math.nan, None)):
@@ -136,14 +130,12 @@ def test_empyrical_computes_the_measure(
 
 
 @pytest.mark.parametrize("measure", BY_EMPYRICAL, ids=lambda measure: measure.__name__)
-def test_empyrical_is_not_asked_about_no_days(
-    measure: Callable[..., float | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empyrical_is_not_asked_about_no_days(measure, monkeypatch):
     monkeypatch.setitem(sys.modules, "empyrical", None)
     assert measure(*([[]] * (1 + (measure in TWO_SERIES)))) is None
 
 
-def test_a_missing_day_counts_as_time_and_as_nothing_else() -> None:
+def test_a_missing_day_counts_as_time_and_as_nothing_else():
     returns = np.array([0.01, math.nan, -0.02, 0.03, math.nan])
     growth = 1.01 * 0.98 * 1.03
     assert metrics.annual_return(returns) == pytest.approx(growth ** (252 / 5) - 1, rel=1e-12)
@@ -154,7 +146,7 @@ def test_a_missing_day_counts_as_time_and_as_nothing_else() -> None:
         assert measure([math.nan, math.nan]) is None, measure.__name__
 
 
-def test_equal_returns_have_no_dispersion_and_no_ratio_to_it() -> None:
+def test_equal_returns_have_no_dispersion_and_no_ratio_to_it():
     """0.003 summed a hundred times is not a hundred times 0.003: the mean is off in its last
     bit."""
     flat = np.full(100, 0.003)
@@ -170,7 +162,7 @@ def test_equal_returns_have_no_dispersion_and_no_ratio_to_it() -> None:
     assert metrics.beta(moving, flat) is None
 
 
-def test_light_commands_do_not_load_empyrical(tmp_path: Path) -> None:
+def test_light_commands_do_not_load_empyrical(tmp_path):
     code = (
         "import sys\n"
         "from contextlib import suppress\n"
@@ -190,7 +182,7 @@ def test_light_commands_do_not_load_empyrical(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_missing_days_are_left_out_of_both_series() -> None:
+def test_missing_days_are_left_out_of_both_series():
     returns = np.array([0.01, math.nan, 0.02, -0.01, 0.03])
     benchmark = np.array([0.02, 0.05, math.nan, -0.02, 0.01])
     kept = [0, 3, 4]
@@ -200,7 +192,7 @@ def test_missing_days_are_left_out_of_both_series() -> None:
         metrics.beta(returns, benchmark[:-1])
 
 
-def test_moments_and_stability_agree_with_scipy() -> None:
+def test_moments_and_stability_agree_with_scipy():
     returns = np.random.default_rng(0).standard_t(4, 300) / 100
     assert metrics.skew(returns) == pytest.approx(stats.skew(returns), rel=1e-10)
     assert metrics.kurtosis(returns) == pytest.approx(stats.kurtosis(returns), rel=1e-10)
@@ -212,7 +204,7 @@ def test_moments_and_stability_agree_with_scipy() -> None:
     assert metrics.annual_return([-2.5]) is None
 
 
-def test_drawdown_episodes_by_hand() -> None:
+def test_drawdown_episodes_by_hand():
     """Wealth 1.1, 0.99, 1.045, 1.2, 1.08, 1.14: one episode that recovers after 3 sessions, one
     that does not."""
     wealth = np.array([1.0, 1.1, 0.99, 1.045, 1.2, 1.08, 1.14])
@@ -226,7 +218,7 @@ def test_drawdown_episodes_by_hand() -> None:
     assert metrics.longest_drawdown([0.1, 0.1]) == 0
 
 
-def test_daily_equity_is_the_last_value_of_each_session() -> None:
+def test_daily_equity_is_the_last_value_of_each_session():
     equity = [100, 101, 102, 99, 105]
     session = [7, 7, 8, 8, 9]
     assert metrics.daily_equity(equity, session).tolist() == [101, 99, 105]

@@ -1,27 +1,23 @@
 """What is said of a run before it starts: what is missing, how long it will take."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
-from fintrader.pipeline import EarlierRun, RunConfig, estimate, missing_inputs, record_of
+from fintrader.pipeline import RunConfig, estimate, missing_inputs, record_of
 from fintrader.pipeline.inputs import named_files
 from fintrader.runs import Manifest
 from tests.engines.runs import TINY, fintrader, write_config
 
 
-def config(tmp_path: Path, **changes: Any) -> RunConfig:
+def config(tmp_path, **changes):
     places = {"runs_dir": str(tmp_path / "runs"), "cache": str(tmp_path / "tensors")}
     return validate(RunConfig, {**TINY, **places, **changes}, "settings")
 
 
-def test_nothing_is_missing_of_a_synthetic_market(tmp_path: Path) -> None:
+def test_nothing_is_missing_of_a_synthetic_market(tmp_path):
     assert missing_inputs(config(tmp_path)) == []
 
 
@@ -38,15 +34,13 @@ def test_nothing_is_missing_of_a_synthetic_market(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], named: str
-) -> None:
+def test_what_is_missing_is_named(tmp_path, monkeypatch, changes, named):
     for key in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"):
         monkeypatch.delenv(key, raising=False)
     assert any(named in sentence for sentence in missing_inputs(config(tmp_path, **changes)))
 
 
-def test_the_package_of_an_index_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_of_an_index_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "index_constitution", None)
     ours, theirs = (
         missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"index": index}}))
@@ -59,21 +53,21 @@ def test_the_package_of_an_index_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert "pip install" in theirs[0]
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
     said = missing_inputs(config(tmp_path, cache=str(tmp_path / "file" / "tensors")))
     assert any(sentence.startswith("cache: ") for sentence in said)
 
 
-def test_another_run_of_that_name_is_told_before_it_starts(tmp_path: Path) -> None:
+def test_another_run_of_that_name_is_told_before_it_starts(tmp_path):
     (tmp_path / "runs" / "run").mkdir(parents=True)
     before = config(tmp_path)
     before.folder.config.write_text("seed: 1\n")
     assert any("made with other settings" in sentence for sentence in missing_inputs(before))
 
 
-def test_every_file_that_data_settings_name_is_looked_for() -> None:
-    def paths(model: Any, before: str = "") -> set[str]:
+def test_every_file_that_data_settings_name_is_looked_for():
+    def paths(model, before=""):
         found = set()
         for name, field in model.model_fields.items():
             if refuse_secret.__name__ in repr(
@@ -95,7 +89,7 @@ def test_every_file_that_data_settings_name_is_looked_for() -> None:
 STAGES = {"tournament": 40.0, "null_model": 16.0, "data": 1.0, "backtest": 8.0}
 
 
-def record(config: RunConfig) -> EarlierRun:
+def record(config):
     found = record_of(
         "earlier",
         config.model_dump(mode="json"),
@@ -106,11 +100,11 @@ def record(config: RunConfig) -> EarlierRun:
     return found
 
 
-def race(**changes: Any) -> dict[str, Any]:
+def race(**changes):
     return {"tournament": {**TINY["tournament"], **changes}}
 
 
-def test_twice_the_steps_take_twice_the_time_and_the_null_model_is_counted(tmp_path: Path) -> None:
+def test_twice_the_steps_take_twice_the_time_and_the_null_model_is_counted(tmp_path):
     before = config(tmp_path)
     longer = config(tmp_path, **race(budget={"env_steps": 2048}), backtest={"null_model": True})
     found = estimate(longer, [record(before)])
@@ -120,7 +114,7 @@ def test_twice_the_steps_take_twice_the_time_and_the_null_model_is_counted(tmp_p
     assert estimate(before, [record(before)]).null_seconds == 0.0
 
 
-def test_it_says_how_sure_it_is(tmp_path: Path) -> None:
+def test_it_says_how_sure_it_is(tmp_path):
     here = config(tmp_path)
     other = record(config(tmp_path, env={**TINY["env"], "num_envs": 64}))
     another = record(config(tmp_path, agent={"algo": "sac"}))
@@ -131,7 +125,7 @@ def test_it_says_how_sure_it_is(tmp_path: Path) -> None:
     assert estimate(timed, []).tournament_seconds == 180.0
 
 
-def test_a_run_that_has_not_raced_is_no_record(tmp_path: Path) -> None:
+def test_a_run_that_has_not_raced_is_no_record(tmp_path):
     values = config(tmp_path).model_dump(mode="json")
     assert record_of("r", values, {"tournament": {"done": False, "seconds": 3.0}}, None) is None
     assert (
@@ -139,7 +133,7 @@ def test_a_run_that_has_not_raced_is_no_record(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path: Path) -> None:
+def test_a_run_without_its_bars_fails_by_name_and_status_says_so(tmp_path):
     path = write_config(
         tmp_path, data={"source": {"kind": "files", "path": str(tmp_path / "none.csv")}}
     )

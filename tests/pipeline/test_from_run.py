@@ -1,11 +1,8 @@
 """Runs that start from an earlier run's pods, and walk-forwards whose folds start from the one
 before."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,6 @@ from fintrader.errors import ConfigError, FintraderError, TournamentError
 from fintrader.files import hash_file, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import (
-    RunConfig,
     load_config,
     run_tournament,
     train_one,
@@ -36,14 +32,14 @@ ONE = SMALL | {"pods": 1, "ensemble_size": 1}
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def earlier(tmp_path_factory):
     """A finished tournament of two pods. Nobody may change it."""
     return run_tournament(
         load_config(write_config(tmp_path_factory.mktemp("earlier"), tournament=SMALL, name="old"))
     )
 
 
-def configured(folder: Path, earlier: Path, **changes: Any) -> RunConfig:
+def configured(folder, earlier, **changes):
     return load_config(
         write_config(
             folder, **({"tournament": ONE, "from_run": str(earlier), "name": "new"} | changes)
@@ -51,12 +47,12 @@ def configured(folder: Path, earlier: Path, **changes: Any) -> RunConfig:
     )
 
 
-def snapshot_of(run: Path, pod: str) -> dict[str, torch.Tensor]:
+def snapshot_of(run, pod):
     store = RunStore(RunFolder(run))
     return load_file(store.snapshot_path(str(store.read_result(pod).snapshot)))
 
 
-def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_path: Path) -> None:
+def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     config = configured(tmp_path, earlier, tournament=SMALL | {"pods": 3})
     run = run_tournament(config)
     best = read_pods(earlier / "leaderboard.sqlite")
@@ -80,9 +76,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier: Path, tmp_pa
     assert check_replay(run, "again").is_ok
 
 
-def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(
-    earlier: Path, tmp_path: Path
-) -> None:
+def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, tmp_path):
     source = Path(shutil.copytree(earlier, tmp_path / "source" / "old"))
     expected = run_tournament(configured(tmp_path, source))
     config = configured(tmp_path, source, name="struck")
@@ -105,7 +99,7 @@ def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
 
 
-def test_other_symbols_start_from_what_was_learned(earlier: Path, tmp_path: Path) -> None:
+def test_other_symbols_start_from_what_was_learned(earlier, tmp_path):
     """Of another market the statistics are moved, and nothing else; `mlp` is refused."""
     source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
     run = run_tournament(configured(tmp_path, earlier, data={"source": source}))
@@ -126,16 +120,14 @@ def test_other_symbols_start_from_what_was_learned(earlier: Path, tmp_path: Path
     assert header["policy"]["layout"]["layout"]["num_assets"] == 6
 
 
-def refused(config: RunConfig) -> str:
+def refused(config):
     with pytest.raises(FintraderError) as told:
         run_tournament(config)
     return str(told.value)
 
 
-def test_what_cannot_be_started_from_is_refused_in_a_sentence(
-    earlier: Path, tmp_path: Path
-) -> None:
-    def tried(name: str, **changes: Any) -> str:
+def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path):
+    def tried(name, **changes):
         return refused(configured(tmp_path / name, earlier, **changes))
 
     assert "no finished pods" in tried("nothing", from_run=str(tmp_path / "nowhere"))
@@ -154,14 +146,14 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
 
 
 def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_other_run(
-    earlier: Path, tmp_path: Path
-) -> None:
+    earlier, tmp_path
+):
     folds = ONE | {"validation": "kfold", "validation_folds": 2}
     with pytest.raises(TournamentError, match="have seen the blocks"):
         run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
 
 
-def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path: Path) -> None:
+def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
     folds = ONE | {"validation": "kfold", "validation_folds": 2}
     earlier = run_tournament(
         load_config(write_config(tmp_path / "old", tournament=folds, name="old"))
@@ -177,7 +169,7 @@ def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path: Path) -> No
     assert all(torch.equal(began[name], there[f"whole.{name}"]) for name in networks)
 
 
-def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
+def test_the_option_is_called_from(earlier, tmp_path):
     config = write_config(tmp_path, tournament=ONE, name="new")
     done = fintrader("tournament", str(config), "--from", str(earlier))
     assert done.status == 0, done.err
@@ -186,8 +178,8 @@ def test_the_option_is_called_from(earlier: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_warm_folds_start_from_the_fold_before_and_know_nothing_of_their_test(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     lengths = {
         "train_sessions": 6,
         "validation_sessions": 4,

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """The folder of a tiny finished run."""
     small = TINY["tournament"] | {"pods": 2}
     quick = {"null_model": False, "sensitivity": False, "tear_sheet": "none"}
@@ -31,12 +28,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def report(finished: Path, tmp_path: Path) -> Path:
+def report(finished, tmp_path):
     """Its report alone, elsewhere, as a colleague gets it."""
     return Path(shutil.copy(finished / "backtest" / "report.html", tmp_path / "report.html"))
 
 
-def changed(report: Path, **values: object) -> Path:
+def changed(report, **values):
     """The same report with other values in its record."""
     record = read_record(report) | values
     text = report.read_text()
@@ -46,17 +43,17 @@ def changed(report: Path, **values: object) -> Path:
     )
 
 
-def reproduce(report: Path, **how: Any) -> list[str]:
+def reproduce(report, **how):
     """The metrics that come out otherwise."""
     return list_problems(check_report(report, **how))
 
 
-def _written(path: Path, text: str) -> Path:
+def _written(path, text):
     path.write_text(text)
     return path
 
 
-def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Path) -> None:
+def test_a_report_carries_everything_it_was_made_from(finished, report):
     record = read_record(report)
     stored = read_backtest(finished / "backtest")
     plain = {name: values.by_key() for name, values in stored.metrics.items()}
@@ -78,9 +75,7 @@ def test_a_report_carries_everything_it_was_made_from(finished: Path, report: Pa
     )
 
 
-def test_the_command_runs_it_again_and_finds_every_metric_equal(
-    report: Path, tmp_path: Path
-) -> None:
+def test_the_command_runs_it_again_and_finds_every_metric_equal(report, tmp_path):
     done = fintrader("verify", str(report), "--keep", str(tmp_path / "again"))
     assert done.status == 0, done.err
     total = sum(len(row) for row in read_record(report)["metrics"].values())
@@ -93,7 +88,7 @@ def test_the_command_runs_it_again_and_finds_every_metric_equal(
     assert "is there already; choose another folder for --keep" in done.err
 
 
-def test_a_number_that_was_touched_is_found(report: Path) -> None:
+def test_a_number_that_was_touched_is_found(report):
     metrics = read_record(report)["metrics"]
     metrics["ensemble"]["sharpe"] *= 1.01
     (problem,) = reproduce(changed(report, metrics=metrics))
@@ -101,9 +96,7 @@ def test_a_number_that_was_touched_is_found(report: Path) -> None:
     assert "%" in problem
 
 
-def test_a_backtest_made_again_is_reproduced_with_its_own_settings(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_a_backtest_made_again_is_reproduced_with_its_own_settings(finished, tmp_path):
     folder = Path(shutil.copytree(finished, tmp_path / "runs" / finished.name))
     main(["backtest", str(folder), "--backtest.cost-bps", "5"])
     record = read_record(folder / "backtest" / "report.html")
@@ -112,7 +105,7 @@ def test_a_backtest_made_again_is_reproduced_with_its_own_settings(
     assert reproduce(folder / "backtest" / "report.html") == []
 
 
-def test_other_bars_are_told_before_anything_is_trained(report: Path, tmp_path: Path) -> None:
+def test_other_bars_are_told_before_anything_is_trained(report, tmp_path):
     with pytest.raises(ReportError, match=r"other bars: .*--data PATH"):
         reproduce(changed(report, data_hash="0" * 64), keep=tmp_path / "kept")
     assert not list((tmp_path / "kept").glob("*/leaderboard.sqlite"))
@@ -127,7 +120,7 @@ def test_other_bars_are_told_before_anything_is_trained(report: Path, tmp_path: 
         reproduce(report, data=str(tmp_path / "elsewhere.parquet"))
 
 
-def test_what_a_stranger_wrote_is_checked(report: Path, tmp_path: Path) -> None:
+def test_what_a_stranger_wrote_is_checked(report, tmp_path):
     record = read_record(report)
     config = record["recipe"]["config"]
     foreign = {**config, "env": {**config["env"], "reward": "os:abort"}}
@@ -153,7 +146,7 @@ def test_what_a_stranger_wrote_is_checked(report: Path, tmp_path: Path) -> None:
         reproduce(_written(tmp_path / "torn.html", element({"format": "x"}).replace("}", "")))
 
 
-def test_no_text_leaves_the_record() -> None:
+def test_no_text_leaves_the_record():
     hostile = "</script><script>alert(1)</script><!-- & \u2028"
     text = element({"run": hostile})
     inside = text.removeprefix('<script type="application/json" id="record">').removesuffix(
@@ -163,7 +156,7 @@ def test_no_text_leaves_the_record() -> None:
     assert json.loads(inside) == {"run": hostile}
 
 
-def test_numbers_are_compared_as_closely_as_code_and_machine_allow() -> None:
+def test_numbers_are_compared_as_closely_as_code_and_machine_allow():
     told = {"a": {"x": 1.0, "y": None, "z": 0.0}, "b": {"x": 2.0}}
     found = {"a": {"x": 1.0 + 1e-9, "y": None, "z": 1e-9}, "b": {"x": 2.0, "new": 3.0}}
     count, differences = compare_metrics(told, found, 0.0)
@@ -172,7 +165,7 @@ def test_numbers_are_compared_as_closely_as_code_and_machine_allow() -> None:
     assert compare_metrics(told, told, 0.0) == (4, [])
 
 
-def test_another_machine_or_version_is_named() -> None:
+def test_another_machine_or_version_is_named():
     here = made_by()
     clean = {**here, "dirty": False}
     assert [said for said in compare_origin(clean) if "no commit holds" not in said] == []

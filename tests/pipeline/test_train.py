@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import json
 import os
 import random
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import pytest
@@ -27,9 +24,9 @@ from tests.engines.runs import write_config
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def classic(folder: Path, **changes: Any) -> Path:
+def classic(folder, **changes):
     """A small training in Pendulum as a file; dotted names in `changes` with `__`."""
-    values: dict[str, Any] = {
+    values = {
         "runs_dir": str(folder / "runs"),
         "device": "cpu",
         "env": {
@@ -50,11 +47,11 @@ def classic(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def evaluation(folder: Path) -> dict[str, Any]:
+def evaluation(folder):
     return dict(json.loads((folder / "runs" / "classic" / "train" / "evaluation.json").read_text()))
 
 
-def test_the_trading_environment_is_the_default_kind() -> None:
+def test_the_trading_environment_is_the_default_kind():
     assert isinstance(validate(RunConfig, {}, "here").env, EnvSettings)
     assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
     for path in sorted((ROOT / "configs").glob("*.yaml")):
@@ -67,7 +64,7 @@ def test_the_trading_environment_is_the_default_kind() -> None:
         validate(RunConfig, {"env": {"kind": "chess"}}, "here")
 
 
-def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
+def test_a_classic_environment_is_trained_and_judged(tmp_path):
     path = classic(tmp_path)
     main(["train", str(path)])
     found = evaluation(tmp_path)
@@ -92,7 +89,7 @@ def test_a_classic_environment_is_trained_and_judged(tmp_path: Path) -> None:
     assert state.read_bytes() == before[: len(before) // 2]
 
 
-def test_the_command_line_chooses_the_environment(tmp_path: Path) -> None:
+def test_the_command_line_chooses_the_environment(tmp_path):
     path = tmp_path / "classic.yaml"
     path.write_text(
         yaml.safe_dump({"runs_dir": str(tmp_path / "runs"), "env": {"num_envs": 2, "cost_bps": 5}})
@@ -127,9 +124,7 @@ gymnasium.register("Drift-v0", entry_point=Drift, max_episode_steps=10)
 
 
 @pytest.mark.parametrize("workers", ["sync", pytest.param("async", marks=pytest.mark.slow)])
-def test_a_simulator_of_ones_own_is_imported_by_its_name(
-    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulator_of_ones_own_is_imported_by_its_name(tmp_path, workers, monkeypatch):
     (tmp_path / f"{workers}_simulator.py").write_text(SIMULATOR)
     path = classic(tmp_path, env__id=f"{workers}_simulator:Drift-v0", env__workers=workers)
     with pytest.raises(ConfigError, match=f"{workers}_simulator.*PYTHONPATH"):
@@ -141,7 +136,7 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(
 
 
 @pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
-def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command: str) -> None:
+def test_there_is_no_tournament_in_a_classic_environment(tmp_path, command):
     assert "fintrader train" in complaint(command, str(classic(tmp_path)))
     assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
 
@@ -159,12 +154,10 @@ def test_there_is_no_tournament_in_a_classic_environment(tmp_path: Path, command
         ({"env__id": "Reacher-v5"}, r"pip install .gymnasium\[classic-control,mujoco\]"),
     ],
 )
-def test_what_cannot_be_trained(
-    tmp_path: Path, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_trained(tmp_path, changes, said, monkeypatch):
     real = gymnasium.make
 
-    def make(name: str) -> Any:
+    def make(name):
         if name == "Reacher-v5":  # as on a machine without the extra
             raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
         return real(name)
@@ -174,7 +167,7 @@ def test_what_cannot_be_trained(
         pipeline.train_one(pipeline.load_config(classic(tmp_path, **changes)))
 
 
-def test_locomotion_trains(tmp_path: Path) -> None:
+def test_locomotion_trains(tmp_path):
     pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
     sac = {
         "algo": "sac",
@@ -188,7 +181,7 @@ def test_locomotion_trains(tmp_path: Path) -> None:
     assert evaluation(tmp_path)["mean_return"] > 0
 
 
-AGENTS: dict[str, dict[str, Any]] = {
+AGENTS = {
     "ppo": {"algo": "ppo", "num_steps": 8},
     "apg": {"algo": "apg", "num_steps": 8},
     # one line of metrics for every four steps of the environment
@@ -202,7 +195,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def train_storing_each_update(config: Path, name: str) -> None:
+def train_storing_each_update(config, name):
     """`fintrader train`, which stores its state after every update instead of every ten seconds."""
     trainer = import_module("fintrader.pipeline.train")
     trainer.train = partial(train, checkpoint_seconds=0.0)  # type: ignore[attr-defined]
@@ -211,7 +204,7 @@ def train_storing_each_update(config: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", sorted(AGENTS))
-def test_many_kills_leave_no_trace_in_the_result(tmp_path: Path, algo: str) -> None:
+def test_many_kills_leave_no_trace_in_the_result(tmp_path, algo):
     """SIGKILL after SIGKILL, at random files, of a `fintrader train` that stores its state after
     every update."""
     updates = 100

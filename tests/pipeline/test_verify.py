@@ -1,14 +1,10 @@
 """`fintrader verify` and `fintrader looks`: a run as it was made passes, and every change of it
 shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,7 +16,7 @@ from fintrader.pipeline import run as run_stages
 from fintrader.results.looks import Ledger
 from fintrader.tournament.events import EventLog
 from tests.cli.test_commands import complaint
-from tests.engines.runs import TINY, Done, fintrader, write_config
+from tests.engines.runs import TINY, fintrader, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 SMALL = TINY["tournament"] | {
@@ -32,22 +28,22 @@ SMALL = TINY["tournament"] | {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """The folder of a finished run whose runs folder nobody may change."""
     return run_stages(load_config(write_config(tmp_path_factory.mktemp("made"), tournament=SMALL)))
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
+def run(made, tmp_path):
     """The same, to be changed."""
     return Path(shutil.copytree(made.parent, tmp_path / "runs")) / made.name
 
 
-def verify(run: Path, *words: str) -> Done:
+def verify(run, *words):
     return fintrader("verify", str(run), *words)
 
 
-def test_a_run_as_it_was_made_passes(run: Path) -> None:
+def test_a_run_as_it_was_made_passes(run):
     done = verify(run)
     assert done.status == 0, done.out
     assert "ok     trials: 2, as the manifest says" in done.out
@@ -62,33 +58,33 @@ def test_a_run_as_it_was_made_passes(run: Path) -> None:
     assert Ledger(run.parent).path.read_bytes() == before, "shown again, a result is no look"
 
 
-def values(name: str, **changes: Any) -> Callable[[Path], None]:
-    def edit(run: Path) -> None:
+def values(name, **changes):
+    def edit(run):
         write_json(run / name, read_json(run / name) | changes)
 
     return edit
 
 
-def sealed(name: str, **changes: Any) -> Callable[[Path], None]:
+def sealed(name, **changes):
     """The same, sealed anew."""
 
-    def edit(run: Path) -> None:
+    def edit(run):
         data = (run / name).read_bytes()
         (run / name).write_bytes(seal(unseal(data, AssertionError(name)) | changes, indent=2))
 
     return edit
 
 
-def without(name: str) -> Callable[[Path], None]:
-    def edit(run: Path) -> None:
+def without(name):
+    def edit(run):
         path = run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     return edit
 
 
-def lines_without(event: str) -> Callable[[Path], None]:
-    def edit(run: Path) -> None:
+def lines_without(event):
+    def edit(run):
         path = run / "events.jsonl"
         kept = [
             line
@@ -100,7 +96,7 @@ def lines_without(event: str) -> Callable[[Path], None]:
     return edit
 
 
-def a_pod_from_everywhere(run: Path) -> None:
+def a_pod_from_everywhere(run):
     """The last pod, its events and its share of every sum, as somebody does who knows the files."""
     shutil.rmtree(run / "pods" / "p0001")
     events = [event for event in read_jsonl(run / "events.jsonl") if event.get("pod") != "p0001"]
@@ -111,28 +107,28 @@ def a_pod_from_everywhere(run: Path) -> None:
         write_json(run / name, read_json(run / name) | {"trials": 1})
 
 
-def a_table(run: Path) -> None:
+def a_table(run):
     path = run / "backtest" / "equity.parquet"
     table = pd.read_parquet(path)
     table["equity_usd"] *= 1.01
     table.to_parquet(path, index=False)
 
 
-def a_snapshot(run: Path) -> None:
+def a_snapshot(run):
     next((run / "snapshots").iterdir()).write_bytes(b"another")
 
 
-def a_line_of_the_ledger(run: Path) -> None:
+def a_line_of_the_ledger(run):
     path = run.parent / "looks.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
 
 
-def the_ledgers_end(run: Path) -> None:
+def the_ledgers_end(run):
     path = run.parent / "looks.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
 
 
-def the_result_and_its_seal(run: Path) -> None:
+def the_result_and_its_seal(run):
     """Edited, and sealed anew as fintrader itself seals."""
     from fintrader.results.backtest_files import hashes_of, make_seal, read_seal
     from fintrader.results.folders import Folder
@@ -143,7 +139,7 @@ def the_result_and_its_seal(run: Path) -> None:
     (home / "seal.json").write_bytes(make_seal(hashes_of(home), look))
 
 
-def the_whole_ledger(run: Path) -> None:
+def the_whole_ledger(run):
     """Written anew, its chain whole, with fewer trials."""
     path = run.parent / "looks.jsonl"
     lines = []
@@ -157,7 +153,7 @@ def the_whole_ledger(run: Path) -> None:
     path.write_bytes(b"".join(lines))
 
 
-CHEATS: list[tuple[Callable[[Path], None], str]] = [
+CHEATS = [
     (
         values("manifest.json", trials=1),
         "manifest.json says 1 trials, and what the run left behind makes 2",
@@ -204,7 +200,7 @@ CHEATS: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("cheat", "said"), CHEATS)
-def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Path) -> None:
+def test_every_cheat_is_named(cheat, said, run):
     cheat(run)
     done = verify(run)
     assert done.status == 1, done.out
@@ -212,7 +208,7 @@ def test_every_cheat_is_named(cheat: Callable[[Path], None], said: str, run: Pat
     assert "WRONG" in done.out
 
 
-def test_a_run_is_verified_and_mended(run: Path) -> None:
+def test_a_run_is_verified_and_mended(run):
     """Specs made again by real agents' settings, the ensemble from real policies."""
     done = verify(run)
     assert done.status == 0, done.out
@@ -241,7 +237,7 @@ def test_a_run_is_verified_and_mended(run: Path) -> None:
     assert done.status == 0, done.out
 
 
-def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Path) -> None:
+def test_a_changed_result_is_seen_wherever_it_is_opened(run, tmp_path):
     values("backtest/context.json", trials=1)(run)
     sentence = "This result was changed after it was written: context.json is another"
     assert read_backtest(run / "backtest").changed.startswith(sentence)
@@ -253,7 +249,7 @@ def test_a_changed_result_is_seen_wherever_it_is_opened(run: Path, tmp_path: Pat
     assert sentence in fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).out
 
 
-def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_path: Path) -> None:
+def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     for name in ("one", "two"):
         shutil.copytree(run, elsewhere / name)
@@ -274,7 +270,7 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run: Path, tmp_pat
     assert (told.status, told.out.count("stands on another ledger")) == (0, 2)
 
 
-def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_path: Path) -> None:
+def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run, tmp_path):
     assert (
         fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status
         == 0
@@ -287,9 +283,7 @@ def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run: Path, tmp_
     assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0
 
 
-def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run, tmp_path):
     shutil.copytree(run, tmp_path / "elsewhere" / "one")
     assert fintrader("runs", "delete", str(tmp_path / "elsewhere" / "one"), "--yes").status == 0
     (line,) = Ledger(tmp_path / "elsewhere").looks()
@@ -298,8 +292,8 @@ def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(
 
 
 @pytest.mark.slow
-def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
-    def again(cost: str) -> int:
+def test_the_looks_of_all_runs_are_counted(run):
+    def again(cost):
         assert fintrader("backtest", str(run), "--backtest.cost-bps", cost).status == 0
         return int(read_backtest(run / "backtest").context["looks"])
 
@@ -315,7 +309,7 @@ def test_the_looks_of_all_runs_are_counted(run: Path) -> None:
     assert verify(run).status == 0, verify(run).out
 
 
-def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> None:
+def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run):
     the_ledgers_end(run)
     Ledger(run.parent).record(Ledger(run.parent).looks()[0].look)
     assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0, "the look itself is there"
@@ -329,7 +323,7 @@ def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run: Path) -> 
     assert (told.status, "there is none here: it was deleted" in told.out) == (1, True)
 
 
-def test_a_run_that_has_not_finished_has_no_results_to_check(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_not_finished_has_no_results_to_check(run, tmp_path):
     values("manifest.json", stages={})(run)
     done = verify(run)  # before its tournament has finished
     assert (done.status, "trials: 2" in done.out, "all 7 checks" in done.out) == (0, False, True)
@@ -339,7 +333,7 @@ def test_a_run_that_has_not_finished_has_no_results_to_check(run: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_folds_null_models_kfold_and_inheritance_are_counted(made: Path, tmp_path: Path) -> None:
+def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     one = SMALL | {"pods": 1, "ensemble_size": 1}
     controlled = {"null_model": True, "sensitivity": False, "tear_sheet": "none"}
     lengths = {
@@ -412,7 +406,7 @@ FOLDERS = (
 )
 
 
-def cleared(place: Path) -> Path:
+def cleared(place):
     """Make room for something else."""
     if place.is_dir():
         shutil.rmtree(place)
@@ -420,7 +414,7 @@ def cleared(place: Path) -> Path:
     return place
 
 
-def answers(run: Path) -> dict[str, Done]:
+def answers(run):
     """Every command's answer on a run; each ends, in at most one line on standard error."""
     changed = ("--runs-dir", str(run.parent), "--tournament.pods", "3")
     commands = {
@@ -441,7 +435,7 @@ def answers(run: Path) -> dict[str, Done]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run: Path, name: str) -> None:
+def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run, name):
     os.mkfifo(cleared(run / name))
     found = answers(run)
     assert f"{name} is a pipe" in found["run"].err
@@ -449,7 +443,7 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run: Path, name: str)
 
 
 @pytest.mark.parametrize("name", [*PLACES[::2], *FOLDERS])
-def test_no_command_writes_through_a_link_into_another_run(run: Path, name: str) -> None:
+def test_no_command_writes_through_a_link_into_another_run(run, name):
     other = Path(shutil.copytree(run, run.parent / "other"))
     if not (other / name).exists():
         (other / name).mkdir() if name in FOLDERS else (other / name).touch()
@@ -461,7 +455,7 @@ def test_no_command_writes_through_a_link_into_another_run(run: Path, name: str)
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 
-def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run: Path, tmp_path: Path) -> None:
+def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run, tmp_path):
     (tmp_path / "linked").symlink_to(run.parent)
     (run.parent / "also").symlink_to(run)
     for place in (tmp_path / "linked" / run.name, run.parent / "also"):

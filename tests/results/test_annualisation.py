@@ -1,9 +1,6 @@
 """A year has as many sessions as its market says, in every figure of a year and in no other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import empyrical
 import numpy as np
@@ -13,11 +10,10 @@ from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.baselines import usual_volatility
 from fintrader.backtesting.factors import fit_factors
 from fintrader.backtesting.null_models import random_portfolios
-from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
-from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import COMPOUNDED, min_sessions
 from fintrader.report.html import render_report
 from fintrader.results import figures, periods
@@ -45,24 +41,24 @@ MORE = 365 / 252
 
 
 @pytest.fixture(scope="module")
-def market() -> MarketTensors:
+def market():
     return make_market(120 * 5, 8, session_bars=5)
 
 
-def results_of(market: MarketTensors) -> dict[str, BacktestResult]:
+def results_of(market):
     ours = simulate(noisy_policy(8), market, EnvSettings(), name="ensemble")
     rival = simulate(noisy_policy(8, seed=1), market, EnvSettings(), name="equal_weight")
     return measured_against({"ensemble": ours, "equal_weight": rival}, rival)
 
 
 @pytest.fixture(scope="module")
-def both(market: MarketTensors) -> tuple[dict[str, BacktestResult], dict[str, BacktestResult]]:
+def both(market):
     """The same trades on an exchange, and on a market that never rests."""
     restless = replace(market, meta={**market.meta, "sessions_a_year": 365})
     return results_of(market), results_of(restless)
 
 
-def test_every_figure_of_a_year_is_of_the_markets_own(both: tuple[Any, Any]) -> None:
+def test_every_figure_of_a_year_is_of_the_markets_own(both):
     usual, restless = (one["ensemble"].metrics for one in both)
     daily = both[0]["ensemble"].daily_returns
     assert (usual["sessions_a_year"], restless["sessions_a_year"]) == (252, 365)
@@ -79,9 +75,7 @@ def test_every_figure_of_a_year_is_of_the_markets_own(both: tuple[Any, Any]) -> 
         assert usual[name] == pytest.approx(theirs(daily, annualization=252)), name
 
 
-def test_the_verdict_is_annualised_alike_and_decides_alike(
-    both: tuple[Any, Any], market: MarketTensors
-) -> None:
+def test_the_verdict_is_annualised_alike_and_decides_alike(both, market):
     usual, restless = (assess(one, trials=3, settings=EnvSettings(), market=market) for one in both)
     here, there = (one.evidence for one in (usual, restless))
     assert there.active_return == pytest.approx(MORE * here.active_return)
@@ -101,7 +95,7 @@ def test_the_verdict_is_annualised_alike_and_decides_alike(
     assert restless.is_likely_skill == usual.is_likely_skill
 
 
-def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
+def test_bets_and_factors_and_chance_follow(market):
     random = np.random.default_rng(0)
     ours, theirs = random.normal(0, 0.01, (2, 120))
     # a bet on an annual ratio is the smaller a day, the more days a year has
@@ -120,7 +114,7 @@ def test_bets_and_factors_and_chance_follow(market: MarketTensors) -> None:
     )
 
 
-def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
+def test_a_quarter_is_a_quarter_of_that_year(market):
     assert (min_sessions(252), min_sessions(365)) == (63, 91)
     short = market.window(0, 70 * 5)
     for year, known in ((252, True), (365, False)):
@@ -129,7 +123,7 @@ def test_a_quarter_is_a_quarter_of_that_year(market: MarketTensors) -> None:
         assert (found["annual_return"] is not None) is known
 
 
-def test_scores_of_the_tournament(market: MarketTensors) -> None:
+def test_scores_of_the_tournament(market):
     random = np.random.default_rng(3)
     returns, index = random.normal(0.001, 0.01, (2, 200))
     for metric, factor in (
@@ -152,7 +146,7 @@ def test_scores_of_the_tournament(market: MarketTensors) -> None:
     assert more == pytest.approx(usual * MORE**0.5)
 
 
-def test_report_and_figures_say_which_year(both: tuple[Any, Any]) -> None:
+def test_report_and_figures_say_which_year(both):
     for results, year in zip(both, (252, 365), strict=True):
         stored = tabulate(results, {"trials": 3}, assess(results, trials=3))
         assert stored.sessions_a_year == year

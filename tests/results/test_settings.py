@@ -1,9 +1,6 @@
 """Settings beside defaults and beside another run's: marks, unions, old runs with other fields."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import yaml
@@ -16,20 +13,18 @@ from fintrader.results.settings import DEFAULTS, changed, differing, settings_of
 RATE = {"low": 3e-5, "high": 3e-3, "log": True, "choices": [], "structural": False}
 
 
-def stored(**changes: Any) -> dict[str, Any]:
+def stored(**changes):
     """What `config.yaml` of a run with these settings says."""
-    written: dict[str, Any] = yaml.safe_load(
-        dump_yaml(RunConfig.model_validate(merge_values({}, changes)))
-    )
+    written = yaml.safe_load(dump_yaml(RunConfig.model_validate(merge_values({}, changes))))
     return written
 
 
-def test_the_table_of_defaults_is_that_of_the_models() -> None:
+def test_the_table_of_defaults_is_that_of_the_models():
     again = "a default has changed: run `python -m fintrader.pipeline.defaults`"
     assert json.loads(DEFAULTS.read_text()) == json.loads(json.dumps(defaults.table())), again
 
 
-def test_a_run_that_says_nothing_has_changed_nothing() -> None:
+def test_a_run_that_says_nothing_has_changed_nothing():
     assert changed(stored()) == {}
     assert changed({}) == {}
 
@@ -69,9 +64,7 @@ def test_a_run_that_says_nothing_has_changed_nothing() -> None:
         ),
     ],
 )
-def test_what_differs_from_the_default_is_marked(
-    changes: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_what_differs_from_the_default_is_marked(changes, expected):
     found = changed(stored(**changes))
     assert set(found) == set(expected)
     for name, (value, default) in expected.items():
@@ -79,7 +72,7 @@ def test_what_differs_from_the_default_is_marked(
         assert found[name].default == default
 
 
-def test_the_search_space_is_one_value_a_setting() -> None:
+def test_the_search_space_is_one_value_a_setting():
     space = {
         "gamma": {"low": 0.9, "high": 1.0},
         "network.hidden": {"choices": [[8], [16]], "structural": True},
@@ -90,13 +83,13 @@ def test_the_search_space_is_one_value_a_setting() -> None:
     assert changed(stored(tournament={"search": {}})) == {}
 
 
-def test_shipped_configurations_have_no_unknown_setting() -> None:
+def test_shipped_configurations_have_no_unknown_setting():
     for name in ("quickstart", "podracer", "walkforward_us14"):
         config = yaml.safe_load(dump_yaml(load_config(name)))
         assert all(one.known for one in settings_of(config).values()), name
 
 
-def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_changed() -> None:
+def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_changed():
     old = stored(agent={"algo": "sac"}) | {"desk": {"whim": 3}, "seed": 0}
     old["agent"]["forgotten"] = [1]
     found = changed(old)
@@ -115,7 +108,7 @@ def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_ch
         assert changed(odd)
 
 
-def test_only_what_differs_stands_in_the_table_of_several_runs() -> None:
+def test_only_what_differs_stands_in_the_table_of_several_runs():
     runs = {
         "a": stored(name="a", seed=1),
         "b": stored(name="b", seed=1, agent={"algo": "sac"}),
@@ -132,7 +125,7 @@ def test_only_what_differs_stands_in_the_table_of_several_runs() -> None:
     assert differing({"a": runs["a"]}) == differing({}) == {}
 
 
-def test_values_stand_as_in_yaml() -> None:
+def test_values_stand_as_in_yaml():
     values = (None, True, 3e-5, 20.0, "x: y", [1, 2.5], [], 1e6, {"low": 0, "log": False})
     told = ["null", "true", "3e-05", "20", "x: y", "[1, 2.5]", "[]", "1000000", "{low: 0}"]
     assert [text_of(value) for value in values] == told

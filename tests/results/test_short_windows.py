@@ -1,23 +1,18 @@
 """Growth over less than a quarter is not compounded to a year, anywhere; and a p-value is never
 printed as 0.000."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fintrader.backtesting import simulate_all_baselines, write_backtest
-from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings
 from fintrader.metrics import COMPOUNDED, FEWEST_SESSIONS
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
-from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.figures import excess_figure
 from fintrader.results.formatting import (
@@ -39,7 +34,7 @@ BARS = 5
 WHY = f"under {FEWEST_SESSIONS} sessions"
 
 
-def traded(sessions: int) -> dict[str, BacktestResult]:
+def traded(sessions):
     """A policy and its baselines over so many sessions."""
     market = make_market(80 * BARS, 4, session_bars=BARS).window(0, sessions * BARS)
     settings = EnvSettings()
@@ -49,18 +44,16 @@ def traded(sessions: int) -> dict[str, BacktestResult]:
 
 
 @pytest.fixture(scope="module")
-def short() -> dict[str, BacktestResult]:
+def short():
     return traded(FEWEST_SESSIONS - 1)
 
 
 @pytest.fixture(scope="module")
-def enough() -> dict[str, BacktestResult]:
+def enough():
     return traded(FEWEST_SESSIONS)
 
 
-def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
-    short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
-) -> None:
+def test_what_compounds_growth_to_a_year_begins_with_a_quarter(short, enough):
     for name, result in short.items():
         known = {key for key, value in result.metrics.by_key().items() if value is not None}
         assert not COMPOUNDED & known, name
@@ -69,16 +62,14 @@ def test_what_compounds_growth_to_a_year_begins_with_a_quarter(
     assert {key for key in COMPOUNDED if enough["ensemble"].metrics[key] is None} == set()
 
 
-def test_no_metric_that_compounds_was_forgotten() -> None:
+def test_no_metric_that_compounds_was_forgotten():
     compounding = re.compile(r"\^\(?Y|annual return|CAGR", re.I)
     assert {
         key for key, metric in BY_KEY.items() if compounding.search(metric.formula)
     } == COMPOUNDED
 
 
-def test_the_interval_of_the_annual_return_begins_there_too(
-    short: dict[str, BacktestResult], enough: dict[str, BacktestResult]
-) -> None:
+def test_the_interval_of_the_annual_return_begins_there_too(short, enough):
     assert set(intervals(short["ensemble"].daily_returns, seed=0).by_metric()) == {
         "sharpe",
         "max_drawdown",
@@ -91,9 +82,7 @@ def test_the_interval_of_the_annual_return_begins_there_too(
 
 
 @pytest.mark.slow
-def test_terminal_notebook_report_and_comparison_say_why(
-    short: dict[str, BacktestResult], enough: dict[str, BacktestResult], tmp_path: Path
-) -> None:
+def test_terminal_notebook_report_and_comparison_say_why(short, enough, tmp_path):
     stored, longer = (
         write_backtest(tmp_path / name, results)
         for name, results in (("short", short), ("enough", enough))
@@ -101,7 +90,7 @@ def test_terminal_notebook_report_and_comparison_say_why(
     line = short_window(stored.metrics.values())
     assert WHY in line
 
-    def shown(one: StoredBacktest) -> list[str]:
+    def shown(one):
         pages = [
             render_report(one),
             render_comparison({"one": one, "two": one}),
@@ -118,14 +107,14 @@ def test_terminal_notebook_report_and_comparison_say_why(
     assert "Annual return, 95 % interval" in shown(longer)[1]
 
 
-def test_a_p_value_is_never_nothing() -> None:
+def test_a_p_value_is_never_nothing():
     assert (chance(0.0), chance(0.0004), chance(0.0123)) == ("< 0.001", "< 0.001", "0.012")
     assert (p_equals(1e-9), p_equals(0.25)) == ("p < 0.001", "p = 0.250")
     row = Excess(0.1, 0.05, 0.15, 0.95, p_value=1 / 5001, block=5.0)
     assert "p < 0.001" in excess_figure({"equal_weight": row}).data[0].hovertemplate
 
 
-def test_an_active_return_is_the_windows_there() -> None:
+def test_an_active_return_is_the_windows_there():
     own = StrategyMetrics(cumulative_return=0.02, active_return=0.252, information_ratio=2.0)
     own = replace(own, information_ratio_low=0.5, information_ratio_high=3.5)
     said = {

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import os
 import signal
 import threading
 import time
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -17,14 +13,14 @@ from fintrader.storage.lease import find_newest_token, hold, is_held
 from fintrader.storage.objects import ObjectStore
 
 
-def elsewhere(patch: pytest.MonkeyPatch) -> None:
+def elsewhere(patch):
     """From now on this process looks like one of another machine, and holds nothing."""
     name = uuid4().hex
     patch.setattr(lease, "name_process_space", lambda: name)
     lease._held.clear()
 
 
-def test_held_once_and_again(url: str) -> None:
+def test_held_once_and_again(url):
     store = ObjectStore(url)
     assert not is_held(store)
     with hold(store) as one:
@@ -42,9 +38,7 @@ def test_held_once_and_again(url: str) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_living_holder_elsewhere_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_living_holder_elsewhere_is_left_alone(tmp_path, monkeypatch):
     store = ObjectStore(f"file://{tmp_path}")
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 300.0)
     with hold(store) as held:
@@ -56,9 +50,7 @@ def test_a_living_holder_elsewhere_is_left_alone(
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_holder_that_slept_finds_itself_superseded(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_holder_that_slept_finds_itself_superseded(url, monkeypatch):
     store = ObjectStore(url)
     asleep = lease.StoreLease(
         store, lease._acquire_token(store, 0)
@@ -73,9 +65,7 @@ def test_a_holder_that_slept_finds_itself_superseded(
         awake.check()
 
 
-def test_a_killed_holder_of_this_machine_is_known_to_be_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_holder_of_this_machine_is_known_to_be_dead(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "LAPSE_SECONDS", 3600.0)  # nobody has to wait for that
     store = ObjectStore(f"file://{tmp_path}")
     ready, tell = os.pipe()
@@ -94,7 +84,7 @@ def test_a_killed_holder_of_this_machine_is_known_to_be_dead(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
-def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_two_at_once(tmp_path, monkeypatch):
     """Processes that all believe themselves on machines of their own take turns, and none is left
     out for ever."""
     monkeypatch.setattr(
@@ -135,13 +125,11 @@ def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             assert after == f"out {number}" or number == "2", lines
 
 
-def test_a_store_without_conditional_writes_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_without_conditional_writes_says_so(tmp_path, monkeypatch, capsys):
     store = ObjectStore(f"file://{tmp_path}")
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
 
-    def overwrite(name: str, data: bytes) -> bool:
+    def overwrite(name, data):
         store.put(name, data)
         return True
 
@@ -151,13 +139,11 @@ def test_a_store_without_conditional_writes_says_so(
     assert "no conditional writes" in capsys.readouterr().err
 
 
-def test_a_store_that_is_silent_for_a_while(
-    tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_silent_for_a_while(tmp_path, hasty, monkeypatch):
     store = ObjectStore(f"file://{tmp_path}", patience=0)
     names = store.list_names
 
-    def silent(*_: Any) -> Any:
+    def silent(*_):
         raise StorageError("no answer")
 
     with hold(store) as held:
@@ -170,7 +156,7 @@ def test_a_store_that_is_silent_for_a_while(
     assert threading.active_count() < 20
 
 
-def test_a_damaged_lease_is_told(tmp_path: Path) -> None:
+def test_a_damaged_lease_is_told(tmp_path):
     store = ObjectStore(f"file://{tmp_path}")
     store.put("lease/000003.json", b"half a")
     with pytest.raises(StorageDamagedError, match="000003"), hold(store):

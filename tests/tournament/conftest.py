@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,7 @@ PODS = 5
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def undisturbed(tmp_path_factory):
     """What must come out of that tournament whatever struck it. Nobody may change it."""
     run = RunFolder(tmp_path_factory.mktemp("undisturbed") / "run")
     assert forked(run, PODS).status == DONE
@@ -28,20 +24,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture
-def race(tmp_path: Path) -> Race:
+def race(tmp_path):
     """A tournament of stub pods: in threads of this process, or (`processes=True`) in spawned
     ones."""
 
     def run(
-        name: str = "run",
+        name="run",
         *,
-        seed: int = 1,
-        processes: bool = False,
-        workers: int = 2,
-        body: Any = stubs.body,
-        how: dict[str, Any] | None = None,
-        **changes: Any,
-    ) -> TournamentResult:
+        seed=1,
+        processes=False,
+        workers=2,
+        body=stubs.body,
+        how=None,
+        **changes,
+    ):
         folder = RunFolder(tmp_path / name)
         how = dict(how or {})
         own = {

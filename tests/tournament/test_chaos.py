@@ -3,8 +3,6 @@
 After each, the same command must complete, and all that a seed fixes must equal an undisturbed run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,7 +10,6 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +27,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory: pytest.TempPathFactory) -> int:
+def points(tmp_path_factory):
     return chaos.count_points(tmp_path_factory.mktemp("points"), PODS)
 
 
@@ -44,9 +41,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> int:
         pytest.param("full", amount(19, 1), marks=SLOW),
     ],
 )
-def test_struck_at_many_operations(
-    tmp_path: Path, undisturbed: RunFolder, points: int, mode: str, stride: int
-) -> None:
+def test_struck_at_many_operations(tmp_path, undisturbed, points, mode, stride):
     tally = Tally()
     expected = everything(undisturbed)
     for at in range(
@@ -61,14 +56,14 @@ def test_struck_at_many_operations(
 
 @pytest.mark.parametrize("moments", [(3, 14), pytest.param((), marks=SLOW, id="all along")])
 def test_pods_struck_in_their_own_process(
-    tmp_path: Path,
-    undisturbed: RunFolder,
-    monkeypatch: pytest.MonkeyPatch,
-    moments: tuple[int, ...],
-) -> None:
+    tmp_path,
+    undisturbed,
+    monkeypatch,
+    moments,
+):
     """The orchestrator lives on and tries again."""
 
-    def mark(at: int) -> Path:
+    def mark(at):
         return tmp_path / f"{at}.mark"
 
     expected = everything(undisturbed)
@@ -86,10 +81,8 @@ def test_pods_struck_in_their_own_process(
 
 @SLOW
 @pytest.mark.parametrize("mode", ["kill", "torn", "full"])
-def test_evaluators_struck_in_their_own_process(
-    tmp_path: Path, undisturbed: RunFolder, mode: str
-) -> None:
-    def plan(at: int) -> evaluators.Plan:
+def test_evaluators_struck_in_their_own_process(tmp_path, undisturbed, mode):
+    def plan(at):
         return evaluators.Plan(mode, tmp_path / f"{at}.mark", at=at)
 
     tally = Tally()
@@ -104,9 +97,7 @@ def test_evaluators_struck_in_their_own_process(
 
 @SLOW
 @pytest.mark.parametrize("target", ["orchestrator", "pod", "evaluator"])
-def test_struck_at_random_moments(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
+def test_struck_at_random_moments(tmp_path, undisturbed, monkeypatch, target):
     monkeypatch.setenv("STUB_SECONDS", "0.08")
     tally = Tally()
     expected = everything(undisturbed)
@@ -120,9 +111,7 @@ def test_struck_at_random_moments(
 
 
 @SLOW
-def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(
-    tmp_path: Path, undisturbed: RunFolder
-) -> None:
+def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(tmp_path, undisturbed):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
@@ -144,7 +133,7 @@ def test_a_run_struck_by_a_disk_that_is_full_goes_on_when_there_is_room(
         subprocess.run(["umount", str(disk)], check=False)
 
 
-def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -> None:
+def test_killed_in_the_middle_of_a_pod(tmp_path, undisturbed):
     tally = Tally()
     strike = partial(chaos.kill_at_work, pods=PODS)
     tally.strike_and_recover(tmp_path, "run", PODS, everything(undisturbed), strike)
@@ -152,7 +141,7 @@ def test_killed_in_the_middle_of_a_pod(tmp_path: Path, undisturbed: RunFolder) -
     assert tally.hits == 1
 
 
-def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFolder) -> None:
+def test_two_orchestrators_never_act_at_once(tmp_path, undisturbed):
     run = RunFolder(tmp_path / "run")
     with lease.acquire(run, None) as held:
         assert lease.is_held(run, None)
@@ -164,9 +153,7 @@ def test_two_orchestrators_never_act_at_once(tmp_path: Path, undisturbed: RunFol
 
 
 @SLOW
-def test_of_two_orchestrators_that_race_for_a_folder_one_is_refused(
-    tmp_path: Path, undisturbed: RunFolder
-) -> None:
+def test_of_two_orchestrators_that_race_for_a_folder_one_is_refused(tmp_path, undisturbed):
     for number in range(amount(3, 20)):
         run = RunFolder(tmp_path / f"pair-{number}")
         stubs.plant(run, "p0001", "wait")
@@ -178,7 +165,7 @@ def test_of_two_orchestrators_that_race_for_a_folder_one_is_refused(
         assert chaos.check(run, {}, everything(undisturbed)) == []
 
 
-def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path) -> None:
+def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path):
     """A pod that an earlier orchestrator started is one of the next one's: the first to come to
     something stands."""
     from fintrader.tournament.pod import run_pod
@@ -205,9 +192,7 @@ def test_a_superseded_orchestrator_stops_and_its_pods_count_once(tmp_path: Path)
 
 
 @pytest.mark.parametrize("harm", ["garbage", "truncated", "deleted", "schema", "torn log"])
-def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
-    tmp_path: Path, undisturbed: RunFolder, harm: str
-) -> None:
+def test_a_damaged_database_is_made_again_and_a_torn_log_mended(tmp_path, undisturbed, harm):
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     database = run.leaderboard
@@ -230,9 +215,7 @@ def test_a_damaged_database_is_made_again_and_a_torn_log_mended(
     )
 
 
-def test_a_foreign_database_that_never_ends_is_damaged(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_database_that_never_ends_is_damaged(tmp_path, undisturbed, monkeypatch):
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     with closing(sqlite3.connect(run.leaderboard)) as connection:
@@ -251,9 +234,7 @@ def test_a_foreign_database_that_never_ends_is_damaged(
     assert everything(run) == everything(undisturbed)
 
 
-def test_a_foreign_database_takes_no_memory(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_database_takes_no_memory(tmp_path, undisturbed, monkeypatch):
     """Its view is as long as a line, and asks for gigabytes."""
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
@@ -274,9 +255,7 @@ def test_a_foreign_database_takes_no_memory(
 @pytest.mark.parametrize(
     "victim", ["snapshot", "half snapshot", "policy", "result", "foreign result"]
 )
-def test_a_damaged_artifact_is_set_aside_and_made_again(
-    tmp_path: Path, undisturbed: RunFolder, victim: str
-) -> None:
+def test_a_damaged_artifact_is_set_aside_and_made_again(tmp_path, undisturbed, victim):
     run = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.root, run.root)
     store = RunStore(run)

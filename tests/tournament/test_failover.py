@@ -1,18 +1,14 @@
 """An orchestrator is killed and its pods live on: the next one takes them over, and nothing is
 trained twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +22,7 @@ from fintrader.tournament.launchers.local import LocalLauncher, Slot
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import Fenced, PodContext, PodSpec
+from fintrader.tournament.spec import Fenced, PodContext
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, everything, fork
@@ -40,7 +36,7 @@ PATIENT = OperationsSettings(patience_seconds=PATIENCE_SECONDS, retries=50)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
+def run(tmp_path):
     """A run's folder; whatever is at work in it at the end of the test is ended."""
     folder = RunFolder(tmp_path / "run")
     yield folder
@@ -50,7 +46,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _command_or_folder(pid: int) -> str:
+def _command_or_folder(pid):
     """What tells that a process is a worker of this test: the files it has open."""
     with suppress(OSError):
         return " ".join(
@@ -59,13 +55,13 @@ def _command_or_folder(pid: int) -> str:
     return ""
 
 
-def race(run: RunFolder, **how: Any) -> Any:
+def race(run, **how):
     """The small tournament of `undisturbed`, its pods in processes."""
     wanted = settings(pods=PODS, workers=2, fresh=0.2)
     return stub_race(run, wanted, body=BODY, data_hash="data", operations=PATIENT, **how)
 
 
-def killed_with_pods_at_work(run: RunFolder, pods: list[str]) -> None:
+def killed_with_pods_at_work(run, pods):
     """Start the tournament, and SIGKILL its orchestrator when these pods are in the middle."""
     for pod in pods:
         stubs.plant(run, pod, "wait")
@@ -78,9 +74,7 @@ def killed_with_pods_at_work(run: RunFolder, pods: list[str]) -> None:
 
 
 @pytest.mark.parametrize("at_work_still", [True, False], ids=["at work still", "ended meanwhile"])
-def test_the_same_command_takes_over_what_a_killed_one_left(
-    run: RunFolder, undisturbed: RunFolder, at_work_still: bool
-) -> None:
+def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at_work_still):
     killed_with_pods_at_work(run, ["p0001", "p0002"])
     left = dict(trainings(run))
     assert set(at_work.at_work_in(run)) == {"p0001", "p0002"}
@@ -95,7 +89,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
         until(lambda: gone(left["p0001"]) and gone(left["p0002"]), "their processes to end")
     before = chaos.acknowledged(run)
 
-    def watch(orchestrator: Any) -> None:
+    def watch(orchestrator):
         if any(event.get("orphan") for event in orchestrator.log.records):
             stubs.release(run, ["p0001", "p0002"])
 
@@ -112,17 +106,15 @@ def test_the_same_command_takes_over_what_a_killed_one_left(
 # --- one launcher after another -------------------------------------------------------------------
 
 
-def launcher(
-    run: RunFolder, *names: str, operations: OperationsSettings = PATIENT
-) -> LocalLauncher:
+def launcher(run, *names, operations=PATIENT):
     access = PodContext(run, run.root / "market", operations=operations)
     return LocalLauncher(access, body=BODY, slots=lambda: [Slot(name) for name in names or ("a",)])
 
 
-def left_behind(run: RunFolder, spec: PodSpec, operations: OperationsSettings = PATIENT) -> int:
+def left_behind(run, spec, operations=PATIENT):
     """Start a pod, and SIGKILL its launcher when the pod is at work; the pod's process."""
 
-    def work() -> None:
+    def work():
         launcher(run, "b", operations=operations).submit(spec)
         time.sleep(PATIENCE_SECONDS)
 
@@ -137,7 +129,7 @@ def left_behind(run: RunFolder, spec: PodSpec, operations: OperationsSettings = 
     return trainings(run)[-1][1]
 
 
-def test_an_orphan_is_heard_and_keeps_its_slot_and_its_failure_counts(run: RunFolder) -> None:
+def test_an_orphan_is_heard_and_keeps_its_slot_and_its_failure_counts(run):
     stubs.plant(run, "p0000", "wait")
     spec = stubs.spec(0, hyper={"breaks": True})
     orphan = left_behind(run, spec)
@@ -159,7 +151,7 @@ def test_an_orphan_is_heard_and_keeps_its_slot_and_its_failure_counts(run: RunFo
         assert len(trainings(run)) == 2
 
 
-def test_two_trainings_of_one_pod_at_once_are_impossible(run: RunFolder) -> None:
+def test_two_trainings_of_one_pod_at_once_are_impossible(run):
     """The second begins when the first process is gone, and not before."""
     stubs.plant(run, "p0000", "wait")
     spec = stubs.spec(0)
@@ -184,7 +176,7 @@ def test_two_trainings_of_one_pod_at_once_are_impossible(run: RunFolder) -> None
 
 
 @pytest.mark.parametrize("how", ["close", "hung", "before it was taken over"])
-def test_whoever_ends_pods_ends_those_it_took_over(run: RunFolder, how: str) -> None:
+def test_whoever_ends_pods_ends_those_it_took_over(run, how):
     stubs.plant(run, "p0000", "wait")
     orphan = left_behind(run, stubs.spec(0))
     local = launcher(run, operations=OperationsSettings(patience_seconds=0.01))
@@ -199,7 +191,7 @@ def test_whoever_ends_pods_ends_those_it_took_over(run: RunFolder, how: str) -> 
     assert len(trainings(run)) == 1
 
 
-def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run: RunFolder) -> None:
+def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run):
     spec = stubs.spec(0, hyper={"counts": True})
     orphan = left_behind(run, spec, OperationsSettings(patience_seconds=0.2))
     until(lambda: gone(orphan), "it to end by itself")
@@ -211,7 +203,7 @@ def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run: RunFolder) -
         assert local.submit(spec).result(timeout=PATIENCE_SECONDS).status == "done"
 
 
-def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> None:
+def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run):
     """One slot for two orphans: the second is not abandoned."""
     spec = stubs.spec(0, hyper={"counts": True})
     run.root.mkdir()
@@ -226,8 +218,8 @@ def test_an_orphan_waits_as_long_as_somebody_drives_the_run(run: RunFolder) -> N
 
 
 def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_there_now(
-    run: RunFolder,
-) -> None:
+    run,
+):
     store = RunStore(run)
     other = stubs.spec(0, seed=7)
     store.write_spec(other)
@@ -237,13 +229,13 @@ def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_the
     assert run_pod(other, PodContext(run, run.root), stubs.body).spec == other.digest
 
 
-def test_without_takeover_pods_end_with_their_launcher(run: RunFolder) -> None:
+def test_without_takeover_pods_end_with_their_launcher(run):
     stubs.plant(run, "p0000", "wait")
     orphan = left_behind(run, stubs.spec(0), OperationsSettings(takeover=False))
     until(lambda: gone(orphan), "it to follow")
 
 
-def test_nobody_is_signalled_by_a_number_alone(run: RunFolder) -> None:
+def test_nobody_is_signalled_by_a_number_alone(run):
     """Between the death of a pod's process and now its number may have become somebody else's."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     folder = run.pod("p0000")

@@ -1,17 +1,13 @@
 """Learner fusion in one process and over several: the same bytes, and a lost rank is a lost pod,
 tried again."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -40,7 +36,7 @@ from fintrader.tournament.launchers.ray import tasks as nodes
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import failure_reason, run_pod
 from fintrader.tournament.pod_training import train_and_evaluate
-from fintrader.tournament.spec import Message, OnMessage, PodContext, PodSpec, RankLost
+from fintrader.tournament.spec import PodContext, RankLost
 from fintrader.tournament.store import RunStore
 from tests.engines.chaos import events_of
 from tests.engines.killing import dies_at
@@ -48,11 +44,11 @@ from tests.engines.races import SETTINGS, first_spec, market_file, real_race, tr
 from tests.engines.waiting import until
 
 
-def fused_spec(**changes: Any) -> PodSpec:
+def fused_spec(**changes):
     return first_spec(**{"replicas": 2, "fusions": 3, "budget": Budget(env_steps=384), **changes})
 
 
-def test_variances_are_merged_with_what_lies_between_their_means() -> None:
+def test_variances_are_merged_with_what_lies_between_their_means():
     torch.manual_seed(0)
     halves = [torch.randn(500, 3, dtype=torch.float64) * (1 + k) + 4 * k for k in range(2)]
     states = [
@@ -70,7 +66,7 @@ def test_variances_are_merged_with_what_lies_between_their_means() -> None:
     assert fused["modules.w.var"].item() == 0.5  # a running variance without a mean of its own
 
 
-def test_a_damaged_round_is_fused_again(tmp_path: Path) -> None:
+def test_a_damaged_round_is_fused_again(tmp_path):
     spec = fused_spec()
     whole, context = train_pod(tmp_path, spec)
     path = context.folder / "fused-1.safetensors"
@@ -80,7 +76,7 @@ def test_a_damaged_round_is_fused_again(tmp_path: Path) -> None:
     assert fusion.read_round(context.folder, 1) is not None
 
 
-def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> None:
+def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path):
     spec = fused_spec(halving=0.5, halving_rungs=(0.5,))
     output, context = train_pod(tmp_path, spec)
     assert output.env_steps == 384
@@ -104,9 +100,7 @@ def test_replicas_learn_apart_and_go_on_from_their_average(tmp_path: Path) -> No
     )
 
 
-def test_threads_and_turns_agree_and_kills_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path, monkeypatch):
     spec = fused_spec()
     whole, _ = train_pod(tmp_path / "a", spec)
     beside, _ = train_pod(tmp_path / "b", spec, device="cpu+cpu")
@@ -126,7 +120,7 @@ def test_threads_and_turns_agree_and_kills_change_nothing(
 NO_GPU = pytest.mark.skipif(not cuda_devices(), reason="needs a CUDA device")
 
 
-def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
+def test_two_ranks_give_the_bytes_of_one_process(tmp_path):
     """Three replicas on two ranks: the second turn is not full."""
     spec = fused_spec(replicas=3, fusions=2)
     alone, there = train_pod(tmp_path / "alone", spec)
@@ -156,15 +150,13 @@ def test_two_ranks_give_the_bytes_of_one_process(tmp_path: Path) -> None:
         ([1, 0], "rank", "rank 0 of 2 on cpu: exited with status 1"),
     ],
 )
-def test_who_ended_a_rank_is_told_apart(
-    tmp_path: Path, codes: list[int | None], reason: str, said: str
-) -> None:
+def test_who_ended_a_rank_is_told_apart(tmp_path, codes, reason, said):
     """What counts against `retries`, and what does not."""
 
     class Ended:
         address = "127.0.0.1"
 
-        def start(self, tasks: Sequence[Message], on_message: OnMessage) -> None:
+        def start(self, tasks, on_message):
             for task, code in zip(tasks, codes, strict=True):
                 lost = (
                     {"reason": "rank", "detail": "its node died"}
@@ -173,7 +165,7 @@ def test_who_ended_a_rank_is_told_apart(
                 )
                 on_message(task["rank"], {"kind": "ended", "code": code, **lost})
 
-        def stop(self) -> None: ...
+        def stop(self): ...
 
     two = [RankAddress(0, "cpu"), RankAddress(0, "cpu")]
     context = PodContext(RunFolder(tmp_path), tmp_path)
@@ -184,7 +176,7 @@ def test_who_ended_a_rank_is_told_apart(
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path):
     spec_settings = SETTINGS.model_copy(
         update={
             "pods": 1,
@@ -198,7 +190,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     pod = tmp_path / "run" / "pods" / "p0000"
     barrier = barrier_in(pod)
 
-    def kill() -> None:
+    def kill():
         """Rank 1, once a round is stored."""
         until((pod / "fused-0.safetensors").exists)
         process = rank_process(pod, 1)
@@ -218,7 +210,7 @@ def test_a_killed_rank_is_a_lost_pod_that_goes_on_where_it_was(tmp_path: Path) -
     assert found.reproducible() == alone.reproducible()
 
 
-def barrier_in(pod: Path) -> Path:
+def barrier_in(pod):
     """A file that rank 1 reads as it begins round 1, and gets no further."""
     barrier = home_of(pod, 1, 1) / "metrics.jsonl"
     barrier.parent.mkdir(parents=True)
@@ -226,7 +218,7 @@ def barrier_in(pod: Path) -> Path:
     return barrier
 
 
-def rank_process(pod: Path, rank: int) -> int | None:
+def rank_process(pod, rank):
     """The process that writes that rank's log."""
     log = str((pod / f"rank-{rank}.log").resolve())
     for pid in psutil.pids():
@@ -236,16 +228,14 @@ def rank_process(pod: Path, rank: int) -> int | None:
     return None
 
 
-def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path: Path) -> None:
+def test_the_rank_that_failed_is_named_not_the_one_that_waited_for_it(tmp_path):
     with pytest.raises(RankLost, match=r"rank 1 of 2 on cuda:63") as raised:
         train_pod(tmp_path, fused_spec(), device="cpu/cuda:63")
     assert failure_reason(raised.value) == "error"
 
 
 @pytest.mark.slow
-def test_a_rank_elsewhere_needs_nothing_but_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_elsewhere_needs_nothing_but_the_store(tmp_path, monkeypatch):
     """The second host is a thread that does what the task on another node does, on an empty
     disk."""
     ray = pytest.importorskip("ray", reason="Ray is missing: pip install '.[ray]'")
@@ -263,8 +253,8 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
     class Elsewhere:
         address = ""
 
-        def start(self, ranks: list[Message], on_message: OnMessage) -> None:
-            def carry() -> None:
+        def start(self, ranks, on_message):
+            def carry():
                 for message in nodes.serve_ranks(task, ranks):
                     if "rank" in message:
                         on_message(message.pop("rank"), message)
@@ -272,7 +262,7 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
             self.thread = threading.Thread(target=carry, daemon=True)
             self.thread.start()
 
-        def stop(self) -> None:
+        def stop(self):
             self.thread.join()
 
     with hold(ObjectStore(url)) as lease:
@@ -295,8 +285,8 @@ def test_a_rank_elsewhere_needs_nothing_but_the_store(
     assert not home_of(context.folder, 2, 1).exists()
 
 
-def test_backends() -> None:
-    def backend(*devices: str, hosts: int = 1) -> str:
+def test_backends():
+    def backend(*devices, hosts=1):
         return ranks.backend_of(rank_addresses(devices, hosts))
 
     assert backend("cuda:0", "cuda:1") == "nccl"
@@ -306,7 +296,7 @@ def test_backends() -> None:
     assert backend("cuda:0", "cpu") == "gloo"
 
 
-def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
+def test_the_meeting_point_is_bound_to_its_address_alone():
     assert find_interface("127.0.0.1") == "lo"
     assert find_interface("192.0.2.1") is None
     group = RankGroup(
@@ -322,11 +312,11 @@ def test_the_meeting_point_is_bound_to_its_address_alone() -> None:
 
 @pytest.mark.gpu
 @NO_GPU
-def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
+def test_nccl_fuses_what_the_replicas_hold(tmp_path):
     """On as many GPUs as there are (one rank of NCCL where there is one): the average of the stored
     replicas."""
     count = max(1, min(2, torch.cuda.device_count()))
-    spec: PodSpec = fused_spec(fusions=2)
+    spec = fused_spec(fusions=2)
     devices = [torch.device(f"cuda:{number}") for number in range(count)]
     assert ranks.backend_of(rank_addresses([str(device) for device in devices], 1)) == "nccl"
     context = PodContext(
@@ -349,7 +339,7 @@ def test_nccl_fuses_what_the_replicas_hold(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @NO_GPU
-def test_two_ranks_share_one_gpu_over_gloo(tmp_path: Path) -> None:
+def test_two_ranks_share_one_gpu_over_gloo(tmp_path):
     output, context = train_pod(tmp_path, fused_spec(), device="cuda:0/cuda:0")
     assert output.env_steps == 384
     assert load(RunStore(context.run).get(str(output.snapshot)))

@@ -1,15 +1,11 @@
 """Tournaments whose run lies in a store: killed, moved to an empty disk, damaged, looked at."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -24,7 +20,6 @@ from fintrader.storage.lease import hold
 from fintrader.storage.mirror import attach, find_mirror, open_working_copy
 from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.repair import repair
 from fintrader.tournament.settings import OperationsSettings
@@ -36,37 +31,35 @@ from tests.engines.chaos import DONE, Faults, everything, forked
 from tests.engines.object_stores import BUCKET
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import gone, until
-from tests.tournament.conftest import PODS, Race
+from tests.tournament.conftest import PODS
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     """Where the run `run` lies in a store."""
     return f"file://{tmp_path}/store/run"
 
 
 @pytest.fixture
-def run(tmp_path: Path, url: str) -> RunFolder:
+def run(tmp_path, url):
     """The run's folder on a head's disk that has seen none of it yet."""
     attach(tmp_path / "run", url)
     return RunFolder(tmp_path / "run")
 
 
-def empty(run: RunFolder, url: str) -> None:
+def empty(run, url):
     """A new disk in the place of the head's."""
     shutil.rmtree(run.root)
     attach(run.root, url)
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_an_hour_costs_nothing(
-    race: Race, run: RunFolder, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_a_clock_that_jumps_an_hour_costs_nothing(race, run, monkeypatch, hours):
     """Whoever holds the run keeps it, no pod is taken for hung, and nothing is done twice."""
     plain = race("plain", order="submission")
     real = time.time
 
-    def jump(orchestrator: Orchestrator) -> None:
+    def jump(orchestrator):
         if len(orchestrator.leaderboard.applied) >= 3:
             monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
 
@@ -91,9 +84,7 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(
     ],
     ids=str,
 )
-def test_the_outcome_is_the_same_with_and_without_a_store(
-    tmp_path: Path, race: Race, kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_outcome_is_the_same_with_and_without_a_store(tmp_path, race, kind, how, monkeypatch):
     plain = race("plain", **how)
     with object_stores.place(kind, tmp_path, monkeypatch) as url:
         run = RunFolder(tmp_path / "stored")
@@ -133,9 +124,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(
         pytest.param("torn", chaos.amount(151, 3), marks=pytest.mark.slow),
     ],
 )
-def test_struck_anywhere_then_the_disk_is_emptied(
-    tmp_path: Path, undisturbed: RunFolder, mode: str, stride: int
-) -> None:
+def test_struck_anywhere_then_the_disk_is_emptied(tmp_path, undisturbed, mode, stride):
     expected = everything(undisturbed)
     struck = 0
     counted, url = emptied.place(tmp_path, "count")
@@ -151,9 +140,7 @@ def test_struck_anywhere_then_the_disk_is_emptied(
     assert struck > 1
 
 
-def test_struck_in_the_middle_of_a_pod_then_the_disk_is_emptied(
-    tmp_path: Path, undisturbed: RunFolder
-) -> None:
+def test_struck_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path, undisturbed):
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
     strike = partial(chaos.kill_at_work, pods=PODS)
@@ -162,8 +149,8 @@ def test_struck_in_the_middle_of_a_pod_then_the_disk_is_emptied(
 
 @pytest.mark.slow
 def test_struck_at_random_moments_before_s3_then_the_disk_is_emptied(
-    tmp_path: Path, undisturbed: RunFolder, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, undisturbed, s3, monkeypatch
+):
     """A head in a process, and its pods in theirs, are killed after a share of what a whole run
     takes."""
     monkeypatch.setenv("STUB_SECONDS", "0.2")
@@ -191,9 +178,7 @@ def test_struck_at_random_moments_before_s3_then_the_disk_is_emptied(
 
 
 @pytest.mark.slow
-def test_another_machine_takes_over_from_a_head_that_was_struck(
-    tmp_path: Path, undisturbed: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_takes_over_from_a_head_that_was_struck(tmp_path, undisturbed, monkeypatch):
     """With the leases of a real run, and with pods that outlive their head."""
     for number in range(chaos.amount(1, 3)):
         url = f"file://{tmp_path}/store/{number}"
@@ -216,9 +201,7 @@ def test_another_machine_takes_over_from_a_head_that_was_struck(
         assert emptied.check(two, url, before, everything(undisturbed), PODS) == []
 
 
-def test_a_superseded_head_and_its_pods_change_nothing(
-    tmp_path: Path, run: RunFolder, url: str, race: Race
-) -> None:
+def test_a_superseded_head_and_its_pods_change_nothing(tmp_path, run, url, race):
     store = ObjectStore(url)
     late = leases.StoreLease(store, leases._acquire_token(store, 0))  # a head that sleeps
     leases._held.clear()
@@ -249,9 +232,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(
 
 
 @pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
-def test_a_damaged_object_is_made_again(
-    run: RunFolder, url: str, undisturbed: RunFolder, victim: str
-) -> None:
+def test_a_damaged_object_is_made_again(run, url, undisturbed, victim):
     assert forked(run, PODS - 1).status == DONE
     store = ObjectStore(url)
     last = RunStore(undisturbed).read_spec(f"p{PODS - 1:04d}")
@@ -280,9 +261,7 @@ def test_a_damaged_object_is_made_again(
     assert emptied.check(run, url, {}, everything(undisturbed), PODS) == []
 
 
-def test_damaged_state_that_cannot_be_made_again_is_told(
-    tmp_path: Path, run: RunFolder, url: str, race: Race
-) -> None:
+def test_damaged_state_that_cannot_be_made_again_is_told(tmp_path, run, url, race):
     race("run", pods=3)
     store = ObjectStore(url)
     kept = {name: store.get(name) or b"" for name in store.list_names()}
@@ -302,7 +281,7 @@ def test_damaged_state_that_cannot_be_made_again_is_told(
     race("run", pods=3)
 
 
-def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race: Race) -> None:
+def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path, race):
     plain = race("run", pods=4)
     board = plain.leaderboard
     run = plain.folder
@@ -318,7 +297,7 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path: Path, race:
         attach(run.root, f"file://{tmp_path}/store/other")
 
 
-def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
+def test_a_tournament_inside_a_run(tmp_path, race):
     """Like the null model: its pods lie below its own name, its files in the index of the run,
     under one lease."""
     url = f"file://{tmp_path}/store/run"
@@ -341,9 +320,7 @@ def test_a_tournament_inside_a_run(tmp_path: Path, race: Race) -> None:
             race(name, pods=4, body="tests.nowhere:body")
 
 
-def test_a_cluster_node_that_does_not_see_the_folder(
-    tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch):
     """What a Ray task does there: with a store it works from a copy of its own, without one it says
     what is wrong."""
     import queue
@@ -369,7 +346,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(
         "inside": "null_model/",
         "operations": OperationsSettings(store_seconds=60.0).model_dump(),
     }
-    said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    said = queue.SimpleQueue()
     node._work({**task, "mirror": None}, said)
     word = said.get()
     assert word["kind"] == "failed"
@@ -381,14 +358,12 @@ def test_a_cluster_node_that_does_not_see_the_folder(
     assert RunStore(run).read_result("p0003").score == words[-1]["outcome"]["score"]
 
 
-def test_a_tournament_whose_pods_never_see_the_heads_disk(
-    tmp_path: Path, run: RunFolder, url: str, race: Race
-) -> None:
+def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, race):
     how = {"scheduler": "generational", "population": 4, "survivors": 2, "pods": 12}
     plain = race("plain", **how)
     node = RunFolder(open_working_copy(url, tmp_path / "node"))
 
-    def far(settings: Any, access: PodContext) -> ThreadLauncher:
+    def far(settings, access):
         return ThreadLauncher(node, tmp_path / "nowhere", stubs.body, workers=2, token=access.token)
 
     race("run", **how, how={"launcher": far})
@@ -400,13 +375,13 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(
         open_store(node, find_mirror(node.root)).market("unknown", tmp_path / "nowhere")
 
 
-def test_a_store_in_memory_cannot_serve_other_processes(tmp_path: Path, race: Race) -> None:
+def test_a_store_in_memory_cannot_serve_other_processes(tmp_path, race):
     attach(tmp_path / "run", f"memory://{uuid4().hex}/run")
     with pytest.raises(ConfigError, match="one process"):
         race("run", processes=True)
 
 
-def test_nobody_writes_without_the_lease(tmp_path: Path) -> None:
+def test_nobody_writes_without_the_lease(tmp_path):
     mirror = attach(tmp_path / "run", f"file://{tmp_path}/store/run")
     with pytest.raises(Exception, match="does not hold"):
         mirror.publish()

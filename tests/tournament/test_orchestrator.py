@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from concurrent.futures import Future
-from pathlib import Path
-
 import pytest
 
 from fintrader.errors import TournamentError
@@ -10,20 +5,17 @@ from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.launchers.local import cuda_devices
-from fintrader.tournament.orchestrator import Orchestrator
-from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of, everything
 from tests.engines.races import ORDER
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.tournament.conftest import Race
 
 
 def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_pool_size(
-    race: Race,
-) -> None:
+    race,
+):
     first = race("a", workers=1, pool_size=3)
     second = race("b", workers=3, pool_size=3)
     other = race("c", seed=2)
@@ -43,7 +35,7 @@ def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_poo
     assert first.best == first.leaderboard[0]["pod"]
 
 
-def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> None:
+def test_children_start_from_a_snapshot_that_was_on_the_board(race):
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
     specs = store.specs()
@@ -59,7 +51,7 @@ def test_children_start_from_a_snapshot_that_was_on_the_board(race: Race) -> Non
         assert spec.agent["learning_rate"] != specs[spec.parent].agent["learning_rate"]
 
 
-def test_arrival_writes_its_order_and_uses_all_workers(race: Race) -> None:
+def test_arrival_writes_its_order_and_uses_all_workers(race):
     run = race(pods=10, order="arrival", workers=3).folder
     applied = [event["pod"] for event in events_of(run, "applied")]
     assert sorted(applied) == sorted(RunStore(run).specs())
@@ -68,7 +60,7 @@ def test_arrival_writes_its_order_and_uses_all_workers(race: Race) -> None:
     ] == applied
 
 
-def test_calling_again_changes_nothing_and_more_pods_extend_it(race: Race) -> None:
+def test_calling_again_changes_nothing_and_more_pods_extend_it(race):
     first = race("a", pods=5)
     before = everything(first.folder)
     again = race("a", pods=5)
@@ -78,7 +70,7 @@ def test_calling_again_changes_nothing_and_more_pods_extend_it(race: Race) -> No
     assert everything(extended.folder) == everything(whole.folder)
 
 
-def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
+def test_other_settings_do_not_get_into_the_same_folder(race):
     race(pods=3)
     with pytest.raises(TournamentError, match="other seed"):
         race(pods=3, seed=7)
@@ -88,7 +80,7 @@ def test_other_settings_do_not_get_into_the_same_folder(race: Race) -> None:
         race(pods=3, temperature=9.0)
 
 
-def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) -> None:
+def test_other_devices_may_go_on_with_the_same_number_of_learners(race):
     race(pods=2, devices=("cpu/cpu",))
     with pytest.raises(TournamentError, match=r"other settings \(replicas: 2 there, 1 here\)"):
         race(pods=3, devices=("cpu",))
@@ -105,9 +97,7 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race: Race) ->
         pytest.param("oom", "oom", marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_pod_is_noted_and_tried_again(
-    race: Race, tmp_path: Path, kind: str, reason: str
-) -> None:
+def test_a_lost_pod_is_noted_and_tried_again(race, tmp_path, kind, reason):
     undisturbed = race("a", pods=4)
     plant(RunFolder(tmp_path / "b"), "p0001", kind)
     disturbed = race("b", pods=4, processes=True)
@@ -119,9 +109,7 @@ def test_a_lost_pod_is_noted_and_tried_again(
     assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
 
 
-def test_what_is_killed_from_outside_has_not_failed_however_often(
-    race: Race, tmp_path: Path
-) -> None:
+def test_what_is_killed_from_outside_has_not_failed_however_often(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0001", "kill", times=4)
     run = race("a", pods=2, processes=True, retries=0).folder
     result = RunStore(run).read_result("p0001")
@@ -129,7 +117,7 @@ def test_what_is_killed_from_outside_has_not_failed_however_often(
     assert [event["attempt"] for event in events_of(run, "lost")] == [1, 2, 3, 4]
 
 
-def test_kills_before_a_restart_use_up_no_retry_after_it(race: Race, tmp_path: Path) -> None:
+def test_kills_before_a_restart_use_up_no_retry_after_it(race, tmp_path):
     run = RunFolder(tmp_path / "a")
     plant(run, "p0001", "boom", times=2)
     killed = {"event": "lost", "pod": "p0001", "attempt": 1, "reason": "killed", "detail": ""}
@@ -138,7 +126,7 @@ def test_kills_before_a_restart_use_up_no_retry_after_it(race: Race, tmp_path: P
     assert RunStore(run).read_result("p0001").attempts == 6
 
 
-def test_fewer_pods_end_with_what_there_is(race: Race) -> None:
+def test_fewer_pods_end_with_what_there_is(race):
     for order in ("arrival", "submission"):
         before = race(order, pods=6, order=order)
         fewer = race(order, pods=2, order=order)
@@ -146,14 +134,14 @@ def test_fewer_pods_end_with_what_there_is(race: Race) -> None:
         assert race(order, pods=8, order=order).trials == 8
 
 
-def test_fewer_pods_while_one_of_them_is_not_done(race: Race) -> None:
+def test_fewer_pods_while_one_of_them_is_not_done(race):
     before = race("a", pods=6, order="arrival")
     RunStore(before.folder).result_path("p0001").unlink()
     assert race("a", pods=3, order="arrival").trials == 5
     assert race("a", pods=6, order="arrival").trials == 6
 
 
-def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> None:
+def test_a_hung_pod_is_killed_and_blocks_nobody(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0000", "hang", times=9)
     result = race("a", pods=4, processes=True, retries=0, patience_seconds=10.0)
     stored = RunStore(result.folder).read_result("p0000")
@@ -162,11 +150,11 @@ def test_a_hung_pod_is_killed_and_blocks_nobody(race: Race, tmp_path: Path) -> N
     assert len(read_leaderboard(result.folder.leaderboard)) == 3
 
 
-def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path) -> None:
+def test_by_default_nobody_waits_for_a_pod_that_hangs(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0001", "wait")
-    applied: list[int] = []
+    applied = []
 
-    def watch(orchestrator: Orchestrator) -> None:
+    def watch(orchestrator):
         applied.append(len(orchestrator.leaderboard.applied))
         if applied[-1] == 15 or orchestrator.reconciles > 4000:  # minutes: they do wait
             stubs.release(orchestrator.store.run, ["p0001"])
@@ -177,20 +165,20 @@ def test_by_default_nobody_waits_for_a_pod_that_hangs(race: Race, tmp_path: Path
     assert specs["p0015"].seen >= 13
 
 
-def test_many_failures_at_once_do_not_end_what_others_still_try(race: Race, tmp_path: Path) -> None:
+def test_many_failures_at_once_do_not_end_what_others_still_try(race, tmp_path):
     """All but one of those under way fail before the first succeeds."""
     for number in range(7):
         plant(RunFolder(tmp_path / "a"), f"p{number:04d}", "boom", times=9)
     plant(RunFolder(tmp_path / "a"), "p0007", "wait")
 
-    def watch(orchestrator: Orchestrator) -> None:
+    def watch(orchestrator):
         if len(orchestrator.leaderboard.applied) == 7:
             stubs.release(orchestrator.store.run, ["p0007"])
 
     assert race("a", pods=8, order=ORDER, workers=8, retries=0, how={"watch": watch}).trials == 1
 
 
-def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path) -> None:
+def test_a_tournament_in_which_nothing_works_says_why(race, tmp_path):
     for number in range(8):
         plant(RunFolder(tmp_path / "a"), f"p{number:04d}", "boom", times=99)
     with pytest.raises(TournamentError, match=r"all \d pods failed.*ValueError: boom"):
@@ -198,21 +186,21 @@ def test_a_tournament_in_which_nothing_works_says_why(race: Race, tmp_path: Path
 
 
 @pytest.mark.skipif(bool(cuda_devices()), reason="this machine has the device")
-def test_no_capacity_is_said_at_once_and_harms_nothing(race: Race, tmp_path: Path) -> None:
+def test_no_capacity_is_said_at_once_and_harms_nothing(race, tmp_path):
     with pytest.raises(TournamentError, match="no capacity"):
         race("a", pods=2, processes=True, devices=("cuda:0",))
     (tmp_path / "a" / "scale.json").write_text('{"pods": 0}')  # as good as none
     assert race("a", pods=2).trials == 2
 
 
-def test_devices_that_vanish_are_waited_for_and_then_reported(race: Race, tmp_path: Path) -> None:
+def test_devices_that_vanish_are_waited_for_and_then_reported(race, tmp_path):
     class Vanishing(ThreadLauncher):
-        def capacity(self) -> int:
+        def capacity(self):
             return 0 if self.started else 1
 
         started = False
 
-        def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
+        def submit(self, spec, *, attempt=1):
             self.started = True
             return super().submit(spec, attempt=attempt)
 

@@ -1,13 +1,8 @@
 """A store that does not answer for a while. Times are those of a test; `operations.outage_seconds`
 is an hour."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,16 +13,14 @@ from fintrader.storage.mirror import attach, find_mirror
 from fintrader.storage.objects import ObjectStore
 from fintrader.storage.outages import allow_outages
 from fintrader.tournament.mirrored_store import open_store
-from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.spec import PodContext
 from tests.engines import emptied, outages, stubs
 from tests.engines.chaos import events_of, everything
-from tests.tournament.conftest import Race
 
 
 @pytest.fixture
-def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def away(tmp_path, monkeypatch):
     """While this file is there, no store answers. By default one would be given up at once."""
     path = tmp_path / "away"
     monkeypatch.setenv(outages.VARIABLE, str(path))
@@ -42,13 +35,13 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class Outage:
     """Begins once so many results are there, and ends after some seconds."""
 
-    def __init__(self, away: Path, results: int, seconds: float) -> None:
+    def __init__(self, away, results, seconds):
         self.away = away
         self.results = results
         self.seconds = seconds
         self.begun = False
 
-    def __call__(self, orchestrator: Orchestrator) -> None:
+    def __call__(self, orchestrator):
         if not self.begun and len(orchestrator.leaderboard.applied) >= self.results:
             self.begun = True
             self.away.touch()
@@ -59,15 +52,15 @@ class Outage:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_pods_train_on_and_their_results_are_delivered(
-    tmp_path: Path, race: Race, away: Path, processes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, race, away, processes, monkeypatch
+):
     """Ten times as long as a store is waited for by default, and longer than a pod may be
     silent."""
     whole = everything(race("plain", pods=6).folder)
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
     outage = Outage(away, results=2, seconds=4.0 if processes else 2.0)
-    how: dict[str, Any] = {"watch": outage}
+    how = {"watch": outage}
     if processes:
         how["body"] = "tests.engines.outages:body"
     race("run", pods=6, processes=processes, how=how, outage_seconds=120.0, patience_seconds=2.5)
@@ -77,9 +70,7 @@ def test_pods_train_on_and_their_results_are_delivered(
     assert len(emptied.results_in(f"file://{tmp_path}/store/run")) == 6
 
 
-def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(
-    tmp_path: Path, race: Race, away: Path
-) -> None:
+def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(tmp_path, race, away):
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
     outage = Outage(away, results=2, seconds=600.0)
@@ -91,7 +82,7 @@ def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(
     assert everything(run) == everything(race("plain", pods=6).folder)
 
 
-def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, away: Path) -> None:
+def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path, away):
     """Its process is ended during the outage; the next attempt on that disk only delivers."""
     run = RunFolder(tmp_path / "run")
     attach(run.root, f"file://{tmp_path}/store/run")
@@ -99,7 +90,7 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
     spec = stubs.spec(0)
     trained = []
 
-    def body(one: Any, context: PodContext) -> Any:
+    def body(one, context):
         trained.append(one.pod)
         learned = stubs.body(one, context)
         away.touch()
@@ -115,12 +106,12 @@ def test_a_result_that_could_not_be_stored_is_not_trained_again(tmp_path: Path, 
     assert open_store(run, mirror).read_result("p0000") == result
 
 
-def test_whoever_leaves_waits_no_longer(away: Path, tmp_path: Path) -> None:
+def test_whoever_leaves_waits_no_longer(away, tmp_path):
     store = ObjectStore(f"file://{tmp_path}/store")
     problems = list[str]()
     away.touch()
 
-    def ask() -> None:
+    def ask():
         try:
             store.list_names()
         except StorageOfflineError as error:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -11,7 +9,6 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -22,11 +19,9 @@ from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodProgress
 from fintrader.tournament.prometheus import CATALOGUE, STALE_SECONDS, Endpoint, Watch
 from fintrader.tournament.settings import OperationsSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from tests.engines import stubs
 from tests.engines.races import settings
 from tests.engines.waiting import PATIENCE_SECONDS
-from tests.tournament.conftest import Race
 
 pytest.importorskip(
     "prometheus_client", reason="prometheus-client is missing: pip install '.[observe]'"
@@ -36,7 +31,7 @@ DASHBOARD = ROOT / "configs" / "grafana" / "tournament.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
+def get(endpoint, path):
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{endpoint.port}{path}", timeout=PATIENCE_SECONDS
@@ -46,7 +41,7 @@ def get(endpoint: Endpoint, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def parse(text: str) -> Samples:
+def parse(text):
     from prometheus_client.parser import text_string_to_metric_families
 
     samples = (
@@ -55,36 +50,34 @@ def parse(text: str) -> Samples:
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
-def scrape(endpoint: Endpoint) -> Samples:
+def scrape(endpoint):
     status, text = get(endpoint, "/metrics")
     assert status == 200
     return parse(text)
 
 
-def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
+def by_label(samples, name, label):
     return {
         dict(labels)[label]: value for (found, labels), value in samples.items() if found == name
     }
 
 
 @pytest.fixture
-def endpoint() -> Any:
+def endpoint():
     with closing(Endpoint("127.0.0.1", 0)) as server:
         yield server
 
 
-def test_the_endpoint_tells_the_truth_at_every_turn(
-    race: Race, tmp_path: Path, endpoint: Endpoint
-) -> None:
+def test_the_endpoint_tells_the_truth_at_every_turn(race, tmp_path, endpoint):
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0003", "nan")
     scraped = threading.Event()
-    turns: list[Samples] = []
+    turns = []
     wanted = settings(pods=8, workers=2)
 
     with endpoint.watching("run", wanted) as watch:
 
-        def body(spec: PodSpec, context: PodContext) -> PodResult:
+        def body(spec, context):
             if spec.pod != "p0005":
                 return stubs.body(spec, context)
             context.report(0.5, 50, "half way")
@@ -92,7 +85,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(
             scraped.clear()
             raise MemoryError("no memory left")
 
-        def watched(orchestrator: Any) -> None:
+        def watched(orchestrator):
             at = orchestrator.launcher.progress().get("p0005", PodProgress())
             watch(orchestrator)
             turns.append(scrape(endpoint))
@@ -136,9 +129,7 @@ def test_the_endpoint_tells_the_truth_at_every_turn(
     assert list(by_label(last, "fintrader_build_info", "torch").values()) == [1]
 
 
-def test_counts_survive_a_restart_but_the_rate_does_not_jump(
-    race: Race, endpoint: Endpoint
-) -> None:
+def test_counts_survive_a_restart_but_the_rate_does_not_jump(race, endpoint):
     race("run", pods=4)
     with endpoint.watching("run", settings(pods=6, workers=2)) as watch:
         race("run", pods=6, how={"watch": watch})
@@ -149,7 +140,7 @@ def test_counts_survive_a_restart_but_the_rate_does_not_jump(
     assert watch._marks[0][1] >= 400, "the first four pods' steps are not this process's work"
 
 
-def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_that_of_the_last_half_minute(monkeypatch):
     """100 steps a second for 50 seconds, then none; a mark a second, so that half a minute has 31
     of them."""
     now = 0.0
@@ -168,9 +159,7 @@ def test_the_rate_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatc
     assert (rates[64], rates[-1]) == (pytest.approx(100 * (50 - 34) / 31), 0.0)
 
 
-def test_every_family_of_the_catalogue_is_told(
-    race: Race, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_family_of_the_catalogue_is_told(race, tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"  # answers as the real one does
     tool.write_text('#!/bin/sh\nprintf "0, 1024, 81559\\n1, [N/A], 81559\\n"\n')
     tool.chmod(0o755)
@@ -191,7 +180,7 @@ def test_every_family_of_the_catalogue_is_told(
     assert "process_resident_memory_bytes" in told or sys.platform != "linux"
 
 
-def test_health_fails_when_a_race_stands_still(endpoint: Endpoint) -> None:
+def test_health_fails_when_a_race_stands_still(endpoint):
     assert get(endpoint, "/healthz") == (200, "ok\n")
     with endpoint.watching("run", settings()) as watch:
         assert get(endpoint, "/healthz")[0] == 200, "it has not begun yet"
@@ -203,7 +192,7 @@ def test_health_fails_when_a_race_stands_still(endpoint: Endpoint) -> None:
     assert get(endpoint, "/secrets")[0] == 404
 
 
-def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
+def test_a_taken_port_is_a_readable_error(endpoint):
     with pytest.raises(
         ConfigError, match=f"operations.metrics: 127.0.0.1:{endpoint.port} is taken"
     ):
@@ -212,7 +201,7 @@ def test_a_taken_port_is_a_readable_error(endpoint: Endpoint) -> None:
         Endpoint("256.0.0.1", 0)
 
 
-def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
+def test_it_binds_loopback_unless_told_otherwise(endpoint):
     assert RunConfig().operations.metrics_address is None
     assert OperationsSettings(metrics=0).metrics_address == (endpoint.host, 0)  # type: ignore[arg-type]
     bound = [
@@ -223,14 +212,14 @@ def test_it_binds_loopback_unless_told_otherwise(endpoint: Endpoint) -> None:
     assert set(bound) == {"127.0.0.1"}
 
 
-def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install .prometheus-client"):
         Endpoint()
 
 
 @pytest.mark.slow
-def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_path: Path) -> None:
+def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_path):
     """Everything real: the process, the pods' processes, the endpoint, the logs."""
     options = {
         "runs-dir": tmp_path / "runs",
@@ -262,7 +251,7 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
         text=True,
         cwd=ROOT,
     )
-    records: list[dict[str, Any]] = []
+    records = []
     url = ""
     scraped = Samples()
     for line in process.stderr:
@@ -284,7 +273,7 @@ def test_a_tournament_from_the_command_line_can_be_scraped_and_logs_json(tmp_pat
     assert all(record["run"] == "seen" and record["attempt"] == 1 for record in done)
 
 
-def queries() -> list[str]:
+def queries():
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     return found + [
@@ -294,7 +283,7 @@ def queries() -> list[str]:
     ]
 
 
-def test_every_query_of_the_dashboard_names_a_metric_that_exists() -> None:
+def test_every_query_of_the_dashboard_names_a_metric_that_exists():
     suffixes = {
         "histogram": ("_bucket", "_count", "_sum"),
         "counter": ("_total",),

@@ -1,9 +1,6 @@
 """Tree-structured Parzen estimates of where to try next."""
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
 from tests.engines.races import settings
 from tests.engines.stubs import StubAgent
-from tests.tournament.conftest import Race
 from tests.tournament.test_roles import breeder
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install '.[search]'")
@@ -30,7 +26,7 @@ SEARCH = {
 }
 
 
-def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]:
+def search(generator, count, stopped=False):
     """Fresh pods one after another, each seeing the last; the score is best at a rate of 1e-3 and a
     width of 20."""
     board = Leaderboard(16)
@@ -38,7 +34,7 @@ def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]
     for index in range(count):
         spec = generator.fresh(index, board)
         score = -abs(np.log10(spec.agent["learning_rate"]) + 3) - abs(spec.agent["width"] - 20) / 20
-        more: dict[str, Any] = {"status": "done"}
+        more = {"status": "done"}
         if stopped and index % 2:
             more = {"status": "stopped", "rung_scores": {"0.25": score}}
         submit(
@@ -50,7 +46,7 @@ def search(generator: Generator, count: int, stopped: bool = False) -> list[Any]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_proposals_find_what_draws_find_later(stopped: bool) -> None:
+def test_proposals_find_what_draws_find_later(stopped):
     drawn, proposed = (
         np.mean(
             [score for score, _ in search(breeder(search=SEARCH, proposals=how), 40, stopped)[20:]]
@@ -60,7 +56,7 @@ def test_proposals_find_what_draws_find_later(stopped: bool) -> None:
     assert proposed > drawn + 0.3
 
 
-def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges() -> None:
+def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges():
     first = [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
     assert first == [spec for _, spec in search(breeder(search=SEARCH, proposals="tpe"), 25)]
     assert first != [
@@ -72,7 +68,7 @@ def test_a_proposal_is_a_pure_function_and_lies_in_the_ranges() -> None:
         assert 1 <= spec.agent["width"] <= 64
 
 
-def test_choices_may_be_anything_and_own_settings_outside_the_ranges() -> None:
+def test_choices_may_be_anything_and_own_settings_outside_the_ranges():
     """The first pod has the agent's own settings, which no range needs to hold."""
     choices = {"learning_rate": Range(low=1e-2, high=1e-1), "width": Range(choices=(2, 4))}
     made = [spec for _, spec in search(breeder(search=choices, proposals="tpe"), 20)]
@@ -80,7 +76,7 @@ def test_choices_may_be_anything_and_own_settings_outside_the_ranges() -> None:
     assert {spec.agent["width"] for spec in made[1:]} == {2, 4}
 
 
-def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_below_one() -> None:
+def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_below_one():
     """What they had says nothing of it; a logarithm of integers begins at one."""
     board = Leaderboard(16)
     for index in range(12):
@@ -97,7 +93,7 @@ def test_a_setting_that_earlier_pods_lacked_and_an_integer_range_that_begins_bel
     assert found["steps"] in range(1, 9)
 
 
-def test_children_do_not_count() -> None:
+def test_children_do_not_count():
     """Their scores come from what they inherited."""
     generator = breeder(search=SEARCH, proposals="tpe")
     board = Leaderboard(16)
@@ -112,10 +108,10 @@ def test_children_do_not_count() -> None:
     assert generator.fresh(20, board).agent == generator.fresh(20, Leaderboard(16)).agent
 
 
-def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
+def test_a_race_of_proposals_goes_on_and_is_made_again(race):
     """Niches, unchanged children and proposals are pure functions of what was seen, also after a
     stop."""
-    how: dict[str, Any] = {
+    how = {
         "proposals": "tpe",
         "fresh": 0.5,
         "niche": "lineage",
@@ -136,7 +132,7 @@ def test_a_race_of_proposals_goes_on_and_is_made_again(race: Race) -> None:
     assert check_tournament(whole, generator=maker).problems == []
 
 
-def test_without_optuna_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'optuna>="):
         breeder(proposals="tpe")

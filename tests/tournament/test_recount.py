@@ -1,8 +1,6 @@
 """Recount and repair of a tournament, with random faults in any file: the run ends equal, or in one
 line that says what to do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,7 +8,6 @@ import sqlite3
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +30,7 @@ MAKER = Generator(WANTED, (stubs.StubAgent(),), {}, seed=5, data_hash="data")
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def stopped(tmp_path_factory):
     """As a kill in the middle of a pod left it. Nobody may change it."""
     run = RunFolder(tmp_path_factory.mktemp("stopped") / "run")
     assert chaos.kill_at_work(run, PODS).hits == 1
@@ -41,16 +38,16 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture
-def run(tmp_path: Path, undisturbed: RunFolder) -> RunFolder:
+def run(tmp_path, undisturbed):
     """A finished tournament, to be changed."""
     return RunFolder(Path(shutil.copytree(undisturbed.root, tmp_path / "run")))
 
 
-def problems(run: RunFolder) -> list[str]:
+def problems(run):
     return check_tournament(run, WANTED, MAKER).problems
 
 
-def again(run: RunFolder) -> str:
+def again(run):
     """The same command once more: nothing, or the one line that it ended with."""
     line = ""
     try:
@@ -71,9 +68,7 @@ def again(run: RunFolder) -> str:
     ],
     ids=str,
 )
-def test_a_fault_in_any_file(
-    tmp_path: Path, undisturbed: RunFolder, stopped: RunFolder, seeds: range, whole: bool
-) -> None:
+def test_a_fault_in_any_file(tmp_path, undisturbed, stopped, seeds, whole):
     expected = everything(undisturbed)
     refused = 0
     for seed in seeds:
@@ -97,30 +92,26 @@ def test_a_fault_in_any_file(
     assert 0 < refused < len(seeds)
 
 
-def test_a_whole_run_passes_and_a_running_one_is_left_alone(
-    run: RunFolder, stopped: RunFolder
-) -> None:
+def test_a_whole_run_passes_and_a_running_one_is_left_alone(run, stopped):
     assert problems(run) == []
     assert problems(stopped) == []
     with lease.acquire(run, None), pytest.raises(TournamentError, match="is running"):
         check_tournament(run)
 
 
-def edit(path: Path, **changes: Any) -> None:
+def edit(path, **changes):
     """Change a record and leave its seal."""
     values = json.loads(path.read_bytes())
     path.write_text(json.dumps(values | changes, indent=2, sort_keys=True))
 
 
-def forge(path: Path, **changes: Any) -> None:
+def forge(path, **changes):
     """Change a record and seal it anew."""
     path.write_bytes(seal(unseal(path.read_bytes(), AssertionError()) | changes, indent=2))
 
 
 @pytest.mark.parametrize("change", [edit, forge])
-def test_another_score_or_seed_is_found_out_and_mended(
-    run: RunFolder, undisturbed: RunFolder, change: Any
-) -> None:
+def test_another_score_or_seed_is_found_out_and_mended(run, undisturbed, change):
     store = RunStore(run)
     score = store.read_result("p0001").score
     change(store.result_path("p0001"), score=score + 100)
@@ -137,7 +128,7 @@ def test_another_score_or_seed_is_found_out_and_mended(
     assert list(run.pod("p0001").glob("result.damaged-1.json"))  # renamed, not deleted
 
 
-def test_a_pod_folder_that_is_gone_is_made_again(run: RunFolder, undisturbed: RunFolder) -> None:
+def test_a_pod_folder_that_is_gone_is_made_again(run, undisturbed):
     shutil.rmtree(run.pod("p0002"))
     assert "verify" in again(run)
     assert any("p0002" in problem for problem in problems(run))
@@ -147,9 +138,7 @@ def test_a_pod_folder_that_is_gone_is_made_again(run: RunFolder, undisturbed: Ru
 
 
 @pytest.mark.parametrize("what", faults.PLACED)
-def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(
-    tmp_path: Path, undisturbed: RunFolder, what: str
-) -> None:
+def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(tmp_path, undisturbed, what):
     files = ["spec.json", "result.json", "policy.safetensors"]
     names = [
         "pods",
@@ -199,9 +188,7 @@ HELD = ("lease", ".tournament.lock")
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_nothing_is_written_through_a_link_into_another_run(
-    run: RunFolder, undisturbed: RunFolder, tmp_path: Path, name: str
-) -> None:
+def test_nothing_is_written_through_a_link_into_another_run(run, undisturbed, tmp_path, name):
     other = Path(shutil.copytree(run.root, tmp_path / "other"))
     place = run.root / name
     target = other / name
@@ -213,7 +200,7 @@ def test_nothing_is_written_through_a_link_into_another_run(
     place.symlink_to(target)
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
 
-    def unharmed() -> bool:
+    def unharmed():
         return {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
     with pytest.raises(UnsafePathError, match=rf"{name} is a symbolic link inside a run's folder"):
@@ -235,9 +222,7 @@ def test_nothing_is_written_through_a_link_into_another_run(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", [*LINKS, "lease/000001.json", "pods/p0001/metrics.jsonl", "logs"])
-def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(
-    run: RunFolder, undisturbed: RunFolder, name: str
-) -> None:
+def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(run, undisturbed, name):
     place = run.root / name
     if place.is_dir():
         shutil.rmtree(place)
@@ -253,18 +238,14 @@ def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(
     assert everything(run) == everything(undisturbed)
 
 
-def test_a_pod_is_trained_although_a_folder_stands_where_its_policy_goes(
-    run: RunFolder, undisturbed: RunFolder
-) -> None:
+def test_a_pod_is_trained_although_a_folder_stands_where_its_policy_goes(run, undisturbed):
     faults.misplace(run.pod("p0001") / "policy.safetensors", "folder")
     assert again(run) == ""  # without `verify`
     assert everything(run) == everything(undisturbed)
 
 
 @pytest.mark.parametrize("name", ["", "-wal", "-shm"])
-def test_a_database_that_nobody_can_write_to_is_made_again(
-    run: RunFolder, undisturbed: RunFolder, name: str
-) -> None:
+def test_a_database_that_nobody_can_write_to_is_made_again(run, undisturbed, name):
     place = Path(f"{run.leaderboard}{name}")
     place.touch()
     faults.misplace(place, "folder")
@@ -272,7 +253,7 @@ def test_a_database_that_nobody_can_write_to_is_made_again(
     assert everything(run) == everything(undisturbed)
 
 
-def test_folders_of_no_pod_are_passed_over(run: RunFolder, undisturbed: RunFolder) -> None:
+def test_folders_of_no_pod_are_passed_over(run, undisturbed):
     for name in ("p9999", "p999999999", "p1²", "p0001.old"):
         run.pod(name).mkdir()
     assert problems(run) == []
@@ -287,8 +268,8 @@ def test_folders_of_no_pod_are_passed_over(run: RunFolder, undisturbed: RunFolde
 @pytest.mark.parametrize("name", ["events.jsonl", "tournament.json"])
 @pytest.mark.parametrize("logs_say", [True, False])
 def test_a_file_of_another_run_is_found_out_and_costs_no_result(
-    run: RunFolder, undisturbed: RunFolder, tmp_path: Path, name: str, logs_say: bool
-) -> None:
+    run, undisturbed, tmp_path, name, logs_say
+):
     other = RunFolder(tmp_path / "other")
     chaos.race(other, PODS, seed=6)
     if not logs_say:  # as logs of earlier versions
@@ -312,7 +293,7 @@ def test_a_file_of_another_run_is_found_out_and_costs_no_result(
     assert chaos.acknowledged(run) == before
 
 
-def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_path: Path) -> None:
+def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_path):
     run = RunFolder(tmp_path / "run")
     wanted = settings(pods=12, workers=3, order="arrival", fresh=0.2)
     race = partial(chaos.stub_race_of, run, wanted)
@@ -330,9 +311,7 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
     assert everything(run) == whole
 
 
-def test_other_settings_are_not_taken_for_those_of_a_lost_note(
-    run: RunFolder, undisturbed: RunFolder
-) -> None:
+def test_other_settings_are_not_taken_for_those_of_a_lost_note(run, undisturbed):
     RunStore(run).identity_path.unlink()
     with pytest.raises(TournamentError, match="do not follow from these settings"):
         chaos.stub_race_of(run, WANTED.model_copy(update={"perturb": 2.0}))
@@ -340,9 +319,7 @@ def test_other_settings_are_not_taken_for_those_of_a_lost_note(
     assert everything(run) == everything(undisturbed)
 
 
-def test_what_is_foreign_in_the_database_does_not_survive(
-    run: RunFolder, undisturbed: RunFolder
-) -> None:
+def test_what_is_foreign_in_the_database_does_not_survive(run, undisturbed):
     for statement in faults.SQL[4:6]:
         with closing(sqlite3.connect(run.leaderboard)) as connection:
             connection.executescript(statement)
@@ -359,7 +336,7 @@ def test_what_is_foreign_in_the_database_does_not_survive(
     assert everything(run) == everything(undisturbed)
 
 
-def test_lines_of_the_log_are_numbered(run: RunFolder) -> None:
+def test_lines_of_the_log_are_numbered(run):
     lines = run.events.read_bytes().splitlines(keepends=True)
     run.events.write_bytes(b"".join([*lines[:3], *lines[4:]]))
     with pytest.raises(

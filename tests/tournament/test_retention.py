@@ -1,11 +1,8 @@
 """What stays of pods that have ended, and that nothing which is asked for later is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,24 +16,20 @@ from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.repair import repair
-from fintrader.tournament.run_tournament import TournamentResult
-from fintrader.tournament.settings import TournamentSettings
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, Faults, events_of
 from tests.engines.races import settings
-from tests.tournament.conftest import Race
 
 MANY = {"pods": 40, "leaderboard_size": 4, "ensemble_size": 2, "fresh": 0.2}
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _often(monkeypatch):
     monkeypatch.setattr(retention, "EVERY", 3)
 
 
-def kept(run: RunFolder) -> set[str]:
+def kept(run):
     """Pods whose policy is there; it is so with the snapshot, too."""
     store = RunStore(run)
     found = {pod for pod, result in store.results().items() if store.policy_path(pod).is_file()}
@@ -48,7 +41,7 @@ def kept(run: RunFolder) -> set[str]:
     return found
 
 
-def board(ended: TournamentResult) -> list[tuple[object, ...]]:
+def board(ended):
     """The leaderboard without times and machines."""
     return [
         tuple(row[name] for name in ("pod", "score", "snapshot", "policy", "parent"))
@@ -56,7 +49,7 @@ def board(ended: TournamentResult) -> list[tuple[object, ...]]:
     ]
 
 
-def ancestors(run: RunFolder, pods: set[str]) -> set[str]:
+def ancestors(run, pods):
     """These and all that they descend from, found the long way."""
     specs = RunStore(run).specs()
     found = set(pods)
@@ -66,7 +59,7 @@ def ancestors(run: RunFolder, pods: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("order", ["submission", "arrival"])
-def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race: Race, order: str) -> None:
+def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race, order):
     runs = {
         keep: race(keep, keep=keep, order=order, **MANY) for keep in ("all", "lineage", "leaders")
     }
@@ -88,7 +81,7 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race: Race, o
         )
 
 
-def test_it_goes_on_where_much_was_dropped(race: Race) -> None:
+def test_it_goes_on_where_much_was_dropped(race):
     race("a", keep="leaders", **MANY)
     whole = race("b", keep="all", **{**MANY, "pods": 60})
     went_on = race("a", keep="leaders", **{**MANY, "pods": 60})
@@ -97,12 +90,12 @@ def test_it_goes_on_where_much_was_dropped(race: Race) -> None:
     assert board(race("a", keep="leaders", **{**MANY, "pods": 60})) == board(whole)
 
 
-def test_generations_keep_whom_the_next_one_starts_from(race: Race) -> None:
+def test_generations_keep_whom_the_next_one_starts_from(race):
     how = {"scheduler": "generational", "population": 6, "survivors": 2, **MANY, "pods": 36}
     assert board(race("a", keep="leaders", **how)) == board(race("b", keep="all", **how))
 
 
-def test_what_a_kill_left_undeleted_goes_with_the_next_start(race: Race, tmp_path: Path) -> None:
+def test_what_a_kill_left_undeleted_goes_with_the_next_start(race, tmp_path):
     run = race("a", keep="leaders", **MANY).folder
     before = kept(run)
     gone = events_of(run, "dropped")[0]["pods"][0]
@@ -114,7 +107,7 @@ def test_what_a_kill_left_undeleted_goes_with_the_next_start(race: Race, tmp_pat
     assert kept(run) == before
 
 
-def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -> None:
+def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     """As one who had lost the run may have made a child that its heir knew nothing of."""
     run = race("a", keep="all", **MANY).folder
     store = RunStore(run)
@@ -125,7 +118,7 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
     EventLog(run.events).append({"event": "dropped", "pods": [parent]})
     store.drop(store.read_result(parent))
 
-    def dies(spec: PodSpec, context: PodContext) -> PodResult:
+    def dies(spec, context):
         if spec.pod == child.pod:
             raise KeyboardInterrupt
         return stubs.body(spec, context)
@@ -143,7 +136,7 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race: Race) -
 
 
 @pytest.mark.parametrize("stride", [83, pytest.param(11, marks=pytest.mark.slow)])
-def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: int) -> None:
+def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path, stride):
     how = {
         "pods": 10,
         "leaderboard_size": 2,
@@ -175,22 +168,22 @@ def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path: Path, stride: in
     assert struck >= 3
 
 
-def _struck(run: RunFolder, wanted: TournamentSettings, faults: Faults) -> None:
+def _struck(run, wanted, faults):
     chaos.install(faults)
     chaos.stub_race_of(run, wanted)
 
 
-def rows(run: RunFolder) -> list[tuple[object, ...]]:
+def rows(run):
     return [
         (row["pod"], row["score"], row["snapshot"], row["policy"])
         for row in read_leaderboard(run.leaderboard)
     ]
 
 
-def test_what_others_have_too_stays(race: Race) -> None:
+def test_what_others_have_too_stays(race):
     """Snapshots are stored by content, once however many pods have them."""
 
-    def twins(spec: PodSpec, context: PodContext) -> PodResult:
+    def twins(spec, context):
         learned = stubs.body(spec, context)
         same = open_store(context.run, context.mirror).put(b"snapshot of all")
         return learned.model_copy(update={"snapshot": same})
@@ -201,8 +194,8 @@ def test_what_others_have_too_stays(race: Race) -> None:
     assert store.intact(str(store.read_result("p0000").snapshot))
 
 
-def test_the_state_of_a_training_goes_with_its_result(race: Race) -> None:
-    def body(spec: PodSpec, context: PodContext) -> PodResult:
+def test_the_state_of_a_training_goes_with_its_result(race):
+    def body(spec, context):
         (context.folder / "state.safetensors").write_bytes(b"a replay buffer")
         (context.folder / "round-1" / "replica-0").mkdir(parents=True, exist_ok=True)
         (context.folder / "round-1" / "replica-0" / "state.safetensors").write_bytes(b"another")
@@ -219,8 +212,8 @@ def test_the_state_of_a_training_goes_with_its_result(race: Race) -> None:
     assert failed == ended
 
 
-def test_what_a_failed_pod_left_stays(race: Race) -> None:
-    def body(spec: PodSpec, context: PodContext) -> PodResult:
+def test_what_a_failed_pod_left_stays(race):
+    def body(spec, context):
         if spec.pod == "p0003":
             for name in ("metrics.jsonl", "failed.safetensors"):
                 (context.folder / name).write_bytes(b"what there was")
@@ -233,7 +226,7 @@ def test_what_a_failed_pod_left_stays(race: Race) -> None:
     }
 
 
-def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_path: Path) -> None:
+def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race, tmp_path):
     url = f"file://{tmp_path}/store/run"
     attach(tmp_path / "run", url)
     first = race("run", keep="leaders", order="submission", **MANY)
@@ -254,7 +247,7 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race: Race, tmp_
     assert open_working_copy(url, tmp_path / "copy").is_dir()
 
 
-def test_a_recount_misses_nothing_that_was_dropped(race: Race) -> None:
+def test_a_recount_misses_nothing_that_was_dropped(race):
     run = race("a", keep="leaders", **MANY).folder
     assert not check_tournament(run).problems
     gone = events_of(run, "dropped")[0]["pods"][0]
@@ -266,7 +259,7 @@ def test_a_recount_misses_nothing_that_was_dropped(race: Race) -> None:
     assert len(check_tournament(run).problems) == 4  # those of the leaderboard are missed
 
 
-def test_who_asks_for_a_policy_that_was_not_kept_is_told(race: Race) -> None:
+def test_who_asks_for_a_policy_that_was_not_kept_is_told(race):
     run = race("a", keep="leaders", **MANY).folder
     gone = next(iter(dropped_pods(events_of(run, "dropped"))))
     with pytest.raises(RunError, match="was not kept"):

@@ -1,12 +1,8 @@
 """Two machines that both drive one tournament for a while: a head that slept, and its successor."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,14 +16,12 @@ from fintrader.storage.objects import ObjectStore
 from fintrader.tournament.lease import current_token
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.run_tournament import replay
-from fintrader.tournament.spec import PodContext
 from fintrader.tournament.status import compare
 from fintrader.tournament.store import RunStore
 from tests.engines import emptied, stubs
 from tests.engines.chaos import DONE, REFUSED, events_of, everything, fork
 from tests.engines.races import ORDER, settings, stub_race
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.tournament.conftest import Race
 
 PODS = 12
 FOUNDERS = 2
@@ -39,23 +33,23 @@ class Sleeper(ThreadLauncher):
 
     results = -1
 
-    def tick(self) -> None:
+    def tick(self):
         if 0 <= self.results <= len(list(self.run.pods.glob("*/result.json"))):
             self.results = -1
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def head(run: RunFolder, *, machine: str, workers: int, sleeps_at: int) -> int:
+def head(run, *, machine, workers, sleeps_at):
     """Fork a head on a machine of its own; its process."""
 
-    def work() -> None:
+    def work():
         lease._held.clear()
         lease.name_process_space = lambda: machine  # type: ignore[assignment]
         lease.BEAT_SECONDS = 0.1
         lease.LEASE_SECONDS = 0.4
         lease.LAPSE_SECONDS = 0.6
 
-        def launcher(_: object, access: PodContext) -> Sleeper:
+        def launcher(_, access):
             made = Sleeper(run, run.root.parent, stubs.body, workers=workers, token=access.token)
             made.results = sleeps_at
             return made
@@ -66,23 +60,23 @@ def head(run: RunFolder, *, machine: str, workers: int, sleeps_at: int) -> int:
     return fork(work)
 
 
-def asleep(pid: int) -> None:
+def asleep(pid):
     """Return when the process has stopped itself."""
     _, status = os.waitpid(pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status), os.waitstatus_to_exitcode(status)
 
 
-def ended(pid: int) -> int:
+def ended(pid):
     """Wake a process up; its exit status."""
     os.kill(pid, signal.SIGCONT)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Callable[[str], RunFolder]:
+def machines(tmp_path):
     """The run's folder on a machine of that name, as a copy of the one in the store."""
 
-    def machine(name: str) -> RunFolder:
+    def machine(name):
         run = RunFolder(tmp_path / name / "run")
         attach(run.root, f"file://{tmp_path}/store/run")
         return run
@@ -90,9 +84,7 @@ def machines(tmp_path: Path) -> Callable[[str], RunFolder]:
     return machine
 
 
-def test_a_head_that_slept_between_lease_and_spec(
-    tmp_path: Path, machines: Callable[[str], RunFolder], race: Race
-) -> None:
+def test_a_head_that_slept_between_lease_and_spec(tmp_path, machines, race):
     one, two, three = (machines(name) for name in ("one", "two", "three"))
     url = f"file://{tmp_path}/store/run"
     store = ObjectStore(url)
@@ -135,8 +127,8 @@ def test_a_head_that_slept_between_lease_and_spec(
 
 
 def test_the_spec_that_stands_counts_wherever_another_one_lies(
-    machines: Callable[[str], RunFolder],
-) -> None:
+    machines,
+):
     stores = [open_store(run, find_mirror(run.root)) for run in map(machines, ("one", "two"))]
     first = stubs.spec(0, seed=1)
     other = stubs.spec(0, seed=2)
@@ -154,8 +146,8 @@ def test_the_spec_that_stands_counts_wherever_another_one_lies(
 
 
 def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
-    tmp_path: Path, machines: Callable[[str], RunFolder], race: Race
-) -> None:
+    tmp_path, machines, race
+):
     """Specs of one turn are stored side by side, so a head may be ended after the second and before
     the first."""
     whole = race("plain", pods=6)
@@ -168,9 +160,7 @@ def test_a_spec_that_landed_before_the_one_below_it_is_adopted_in_its_turn(
     assert early.pod not in {event["pod"] for event in events_of(run, "damaged")}
 
 
-def test_locks_that_keep_nobody_out_are_noticed(
-    tmp_path: Path, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_that_keep_nobody_out_are_noticed(tmp_path, race, monkeypatch):
     """As on some network file systems; with a store the store keeps them apart."""
     run = RunFolder(tmp_path / "run")
     monkeypatch.setattr(system, "lock_descriptor", lambda *_, **__: True)
@@ -180,7 +170,7 @@ def test_locks_that_keep_nobody_out_are_noticed(
     attach(tmp_path / "stored", f"file://{tmp_path}/store/stored")
     assert race("stored", pods=2).trials == 2
 
-    def unknown(*_: object, **__: object) -> bool:
+    def unknown(*_, **__):
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(system, "lock_descriptor", unknown)
@@ -189,8 +179,8 @@ def test_locks_that_keep_nobody_out_are_noticed(
 
 
 def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     diary = tmp_path / "diary"
     run = RunFolder(tmp_path / "run")
     pids = []

@@ -1,12 +1,8 @@
 """A pod's training state in the store: a machine is lost in the middle, another one with an empty
 disk goes on."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,13 +23,12 @@ from tests.engines import object_stores, stubs
 from tests.engines.races import market_file
 from tests.engines.runs import Struck
 from tests.engines.waiting import PATIENCE_SECONDS, until
-from tests.tournament.conftest import Race
 from tests.tournament.test_fusion import fused_spec
 
 STEPS = 1280  # forty updates of one learner
 
 
-def stored(url: str, pod: str) -> dict[str, str]:
+def stored(url, pod):
     """The files of a pod's state in the store."""
     state = ObjectStore(url).read_sealed(f"pods/{pod}/state.json")
     return {} if state is None else dict(state["files"])
@@ -46,17 +41,15 @@ def stored(url: str, pod: str) -> dict[str, str]:
         ("file", {"replicas": 2, "fusions": 4}, "round-2/replica-0/state.safetensors"),
     ],
 )
-def test_another_machine_goes_on_in_the_middle(
-    tmp_path: Path, kind: str, changes: dict[str, Any], state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_goes_on_in_the_middle(tmp_path, kind, changes, state, monkeypatch):
     monkeypatch.setattr(
         learners, "train", partial(learners.train, checkpoint_seconds=0.0)
     )  # after every update
     spec = fused_spec(budget=Budget(env_steps=STEPS), **changes)
     market = market_file(tmp_path)
-    told: list[tuple[float, int]] = []
+    told = []
 
-    def report(share: float, env_steps: int, note: str) -> None:
+    def report(share, env_steps, note):
         told.append((share, env_steps))
 
     undisturbed = run_pod(
@@ -67,7 +60,7 @@ def test_another_machine_goes_on_in_the_middle(
         first = RunFolder(open_working_copy(url, tmp_path / "first"))
         open_store(first, find_mirror(first.root)).write_spec(spec)
 
-        def strike(share: float, env_steps: int, note: str) -> None:
+        def strike(share, env_steps, note):
             if share > 0.5:
                 here = hash_file(first.pod(spec.pod) / state)
                 until(lambda: stored(url, spec.pod).get(state) == here)
@@ -111,9 +104,7 @@ def test_another_machine_goes_on_in_the_middle(
         assert left == []
 
 
-def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(
-    tmp_path: Path, race: Race
-) -> None:
+def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(tmp_path, race):
     url = f"file://{tmp_path}/store/run"
     attach(tmp_path / "run", url)
     race("run", pods=2)
@@ -126,13 +117,13 @@ def test_what_a_killed_writer_left_behind_is_cleared_away_at_the_next_start(
     ]  # it may yet run
 
 
-def checkpoint(folder: Path, url: str) -> tuple[TrainingState, Path]:
+def checkpoint(folder, url):
     pod = folder / "run" / "pods" / "p0000"
     pod.mkdir(parents=True, exist_ok=True)
     return TrainingState(attach(folder / "run", url), "p0000", "digest", pod), pod
 
 
-def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
+def test_which_state_counts_and_what_is_left_aside(tmp_path):
     url = f"file://{tmp_path}/store/run"
     (one, here), (two, there) = (checkpoint(tmp_path / name, url) for name in ("one", "two"))
     assert not one.restore()
@@ -180,7 +171,7 @@ def test_which_state_counts_and_what_is_left_aside(tmp_path: Path) -> None:
     assert stored(url, "p0000") == {}
 
 
-def test_a_worker_that_is_drained_stores_its_state_first(tmp_path: Path) -> None:
+def test_a_worker_that_is_drained_stores_its_state_first(tmp_path):
     url = f"file://{tmp_path}/store/run"
     run = RunFolder(tmp_path / "run")
     mirror = attach(run.root, url)

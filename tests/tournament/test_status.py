@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -8,7 +6,6 @@ import shutil
 import sqlite3
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -25,10 +22,8 @@ from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
-from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
 from fintrader.tournament.status import compare, effect, requested_pods, scale, status
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.terminal import describe
@@ -38,10 +33,9 @@ from tests.engines.races import ORDER, settings
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS
-from tests.tournament.conftest import Race
 
 
-def test_status_counts_and_is_json(race: Race, tmp_path: Path) -> None:
+def test_status_counts_and_is_json(race, tmp_path):
     plant(RunFolder(tmp_path / "run"), "p0001", "nan")
     run = race(pods=6).folder
     report = status(run)
@@ -54,7 +48,7 @@ def test_status_counts_and_is_json(race: Race, tmp_path: Path) -> None:
         status(RunFolder(tmp_path / "nothing"))
 
 
-def test_lineage_leads_to_a_founder(race: Race) -> None:
+def test_lineage_leads_to_a_founder(race):
     run = race(pods=30, fresh=0.0).folder
     store = RunStore(run)
     specs = store.specs()
@@ -78,7 +72,7 @@ def test_lineage_leads_to_a_founder(race: Race) -> None:
 
 
 @pytest.mark.parametrize("order", ["submission", "arrival"])
-def test_the_database_is_only_an_index(race: Race, order: str) -> None:
+def test_the_database_is_only_an_index(race, order):
     run = race(pods=7, order=order, workers=3).folder
     before = canonical(run.leaderboard)
     for path in run.root.glob("leaderboard.sqlite*"):
@@ -107,7 +101,7 @@ def test_the_database_is_only_an_index(race: Race, order: str) -> None:
         {"scheduler": "generational", "population": 4, "survivors": 2},
     ],
 )
-def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, object]) -> None:
+def test_replay_is_byte_equal(race, tmp_path, changes):
     first = race("a", pods=12, **changes)
     target = RunFolder(tmp_path / "b")
     replay(
@@ -131,7 +125,7 @@ def test_replay_is_byte_equal(race: Race, tmp_path: Path, changes: dict[str, obj
     assert compare(first.folder, other.folder) != []
 
 
-def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_says_so(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0000", "boom", times=9)
     run = race("a", pods=4, retries=0).folder
     with pytest.raises(TournamentError, match="lost p0000"):
@@ -141,14 +135,14 @@ def test_what_cannot_be_replayed_says_so(race: Race, tmp_path: Path) -> None:
         replay(run, settings(pods=4), folder=RunFolder(tmp_path / "b"), market=tmp_path)
 
 
-def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
+def test_scale_is_honoured_while_it_runs(race, tmp_path):
     """4 -> 64 -> 3 pods, each within two reconciles of the wish. Pods wait until both were looked
     at."""
     run = RunFolder(tmp_path / "run")
-    trace: dict[int, tuple[int, int]] = {}
+    trace = {}
     release = threading.Event()
 
-    def control(orchestrator: Orchestrator) -> None:
+    def control(orchestrator):
         turn = orchestrator.reconciles
         trace[turn] = len(orchestrator.running), orchestrator.launcher.capacity()
         if turn == 2:
@@ -158,7 +152,7 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
         if turn == 6:
             release.set()
 
-    def waiting(spec: PodSpec, context: PodContext) -> PodResult:
+    def waiting(spec, context):
         assert release.wait(PATIENCE_SECONDS)
         return stubs.body(spec, context)
 
@@ -170,14 +164,14 @@ def test_scale_is_honoured_while_it_runs(race: Race, tmp_path: Path) -> None:
     assert [event["pods"] for event in events_of(run, "capacity")] == [64, 3]
 
 
-def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) -> None:
+def test_what_a_scheduler_does_not_let_work_is_said(race, tmp_path):
     """Capacity that finds no work is no promise: neither in the answer to the wish nor in the event
     log."""
     run = RunFolder(tmp_path / "run")
-    told: list[str] = []
+    told = []
     most = 0
 
-    def control(orchestrator: Orchestrator) -> None:
+    def control(orchestrator):
         nonlocal most
         most = max(most, len(orchestrator.running))
         if not told:
@@ -195,9 +189,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race: Race, tmp_path: Path) 
     assert describe(event) == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
 
 
-def test_scaling_what_nobody_races_promises_nothing(
-    race: Race, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_what_nobody_races_promises_nothing(race, capsys):
     generations = {"scheduler": "generational", "population": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
@@ -216,9 +208,7 @@ def test_scaling_what_nobody_races_promises_nothing(
     )
 
 
-def test_the_time_left_counts_this_sitting_only(
-    race: Race, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     """A night between two sittings is no part of the rate, and neither are results that were there
     before."""
     run = race(pods=4).folder
@@ -240,16 +230,14 @@ def test_the_time_left_counts_this_sitting_only(
     assert status(run)["eta_seconds"] is None, "nobody races it"
 
 
-def test_scaling_down_processes_drains_without_orphans_or_losses(
-    race: Race, tmp_path: Path
-) -> None:
+def test_scaling_down_processes_drains_without_orphans_or_losses(race, tmp_path):
     run = RunFolder(tmp_path / "b")
     pods = [f"p{number:04d}" for number in range(3)]
     for pod in pods:
         plant(run, pod, "wait")
-    wished: list[int] = []
+    wished = []
 
-    def control(orchestrator: Orchestrator) -> None:
+    def control(orchestrator):
         if len(orchestrator.running) == 3 and not wished:
             scale(run, 1)
             wished.append(orchestrator.reconciles)
@@ -269,7 +257,7 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(
     assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
 
 
-def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path: Path) -> None:
+def test_scale_refuses_nonsense_and_control_survives_damage(race, tmp_path):
     run = race(pods=2).folder
     with pytest.raises(TournamentError, match="at least 1"):
         scale(run, 0)
@@ -282,10 +270,10 @@ def test_scale_refuses_nonsense_and_control_survives_damage(race: Race, tmp_path
     assert requested_pods(run) is None
 
 
-def test_the_view_shows_board_pods_and_events(race: Race) -> None:
-    pictures: list[str] = []
+def test_the_view_shows_board_pods_and_events(race):
+    pictures = []
 
-    def look(orchestrator: Orchestrator) -> None:
+    def look(orchestrator):
         console = Console(file=io.StringIO(), width=150)
         console.print(orchestrator._view())
         pictures.append(console.file.getvalue())
@@ -299,7 +287,7 @@ def test_the_view_shows_board_pods_and_events(race: Race) -> None:
     assert any("p0000" in picture.split("at work")[1] for picture in pictures)
 
 
-def test_pipes_get_a_line_a_result_and_a_line_a_mishap(race: Race, tmp_path: object) -> None:
+def test_pipes_get_a_line_a_result_and_a_line_a_mishap(race, tmp_path):
     stream = io.StringIO()
     plant(RunFolder(tmp_path / "run"), "p0001", "oom")  # type: ignore[operator]
     result = race(pods=3, how={"progress": LineProgress(stream)})
@@ -310,7 +298,7 @@ def test_pipes_get_a_line_a_result_and_a_line_a_mishap(race: Race, tmp_path: obj
     assert result.best in lines[-1]
 
 
-def test_a_terminal_gets_the_view_below_the_bar(race: Race) -> None:
+def test_a_terminal_gets_the_view_below_the_bar(race):
     stream = io.StringIO()
     with TerminalProgress(Console(file=stream, force_terminal=True, width=150)) as progress:
         race(pods=4, how={"progress": progress})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess
@@ -15,14 +13,14 @@ from fintrader.errors import ConfigError, TournamentError
 from fintrader.runs import RunFolder
 from fintrader.tournament.launchers import PodFailure
 from fintrader.tournament.launchers.local import LocalLauncher, Slot, cuda_devices, slots_of
-from fintrader.tournament.spec import PodContext, PodResult, PodSpec
+from fintrader.tournament.spec import PodContext
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.stubs import spec
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
 
 
-def which(spec: PodSpec, context: PodContext) -> PodResult:
+def which(spec, context):
     """A body that tells where it ran."""
     if spec.hyper.get("print"):
         print(
@@ -35,7 +33,7 @@ def which(spec: PodSpec, context: PodContext) -> PodResult:
     return result.model_copy(update={"metrics": {"pid": float(os.getpid())}})
 
 
-def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) -> LocalLauncher:
+def launcher(run, slots=None, **more):
     own = [Slot("cpu-0"), Slot("cpu-1")] if slots is None else slots
     body = "tests.tournament.launchers.test_local:which"
     return LocalLauncher(PodContext(run, run.root / "market"), body=body, slots=lambda: own, **more)  # type: ignore[arg-type]
@@ -53,9 +51,7 @@ def launcher(run: RunFolder, slots: list[Slot] | None = None, **more: object) ->
         (("cuda:0", "cuda:7"), ["0"], ["cuda-0-0", "cuda-0-1"]),
     ],
 )
-def test_slots_follow_the_devices_that_are_there(
-    devices: tuple[str, ...], found: list[str], names: list[str]
-) -> None:
+def test_slots_follow_the_devices_that_are_there(devices, found, names):
     slots = slots_of(devices, 2, lambda: found)
     assert [slot.name for slot in slots] == names
     for slot in slots:
@@ -86,12 +82,12 @@ UNSEEN = "GPU-????????-????-????-????-????????????"
     ],
 )
 def test_a_card_that_is_gone_is_no_device(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cards: list[str],
-    visible: str | None,
-    found: list[str],
-) -> None:
+    tmp_path,
+    monkeypatch,
+    cards,
+    visible,
+    found,
+):
     for bus, uuid in enumerate(cards):
         card = tmp_path / "driver" / "nvidia" / "gpus" / f"0000:0{bus}:00.0"
         card.mkdir(parents=True)
@@ -106,7 +102,7 @@ def test_a_card_that_is_gone_is_no_device(
     assert len(slots_of(("cuda",), 2)) == 2 * len(found)
 
 
-def test_the_cpu_has_a_slot_a_core() -> None:
+def test_the_cpu_has_a_slot_a_core():
     cores = len(os.sched_getaffinity(0))
     assert len(slots_of(("cpu",), 1)) == len(slots_of(("auto",), 1, list)) == cores
     first, second = slots_of(("cpu/cpu", "cpu/cpu/cpu"), 1, probe=list)
@@ -116,7 +112,7 @@ def test_the_cpu_has_a_slot_a_core() -> None:
             slots_of((unknown,), 1, probe=list)
 
 
-def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path) -> None:
+def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path):
     run = RunFolder(tmp_path)
     slots = [Slot("a", "cpu", (("CUDA_VISIBLE_DEVICES", "3"),))]
     with closing(launcher(run, slots)) as local:
@@ -128,7 +124,7 @@ def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path: Path)
     assert RunStore(run).read_result("p0001") == second
 
 
-def waiting(run: RunFolder, slots: list[Slot] | None = None) -> LocalLauncher:
+def waiting(run, slots=None):
     """Two pods can be at work at once, and both wait to be released."""
     for pod in ("p0000", "p0001"):
         stubs.plant(run, pod, "wait")
@@ -145,9 +141,7 @@ def waiting(run: RunFolder, slots: list[Slot] | None = None) -> LocalLauncher:
         ),
     ],
 )
-def test_a_killed_worker_loses_only_its_own_pod(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starved: bool, reason: str, detail: str
-) -> None:
+def test_a_killed_worker_loses_only_its_own_pod(tmp_path, monkeypatch, starved, reason, detail):
     """`starved`: the kernel says that it has killed because memory ran out."""
     kills = itertools.count() if starved else itertools.repeat(7)
     monkeypatch.setattr("fintrader.tournament.launchers.local.count_oom_kills", lambda: next(kills))
@@ -169,7 +163,7 @@ def test_a_killed_worker_loses_only_its_own_pod(
         assert again.result(timeout=PATIENCE_SECONDS).attempts == 2
 
 
-def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path) -> None:
+def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
     run = RunFolder(tmp_path)
     places = [Slot("x"), Slot("y")]
     with closing(waiting(run, places)) as local:
@@ -186,7 +180,7 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path: Path)
         assert futures[0].result(timeout=PATIENCE_SECONDS).status == "done"
 
 
-def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
+def test_workers_beyond_the_devices_share_them(tmp_path):
     local = launcher(RunFolder(tmp_path), [Slot("x"), Slot("y")], workers=5)
     assert [slot.name for slot in local.slots()] == ["x", "y", "x.1", "y.1", "x.2"]
     local.resize(1)
@@ -195,7 +189,7 @@ def test_workers_beyond_the_devices_share_them(tmp_path: Path) -> None:
     local.close()
 
 
-def test_workers_die_with_their_launcher_however_it_dies(tmp_path: Path) -> None:
+def test_workers_die_with_their_launcher_however_it_dies(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from fintrader.runs import RunFolder;from"
         " tests.tournament.launchers.test_local import launcher;local ="

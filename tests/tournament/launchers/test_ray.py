@@ -1,12 +1,8 @@
 """Pods on a Ray cluster of several nodes, all on loopback."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -27,7 +23,6 @@ from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import REFUSED, Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
-from tests.tournament.launchers.conftest import Started
 from tests.tournament.test_fusion import barrier_in, rank_process
 from tests.tournament.test_state_sync import stored
 
@@ -35,9 +30,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
 
 
 @pytest.mark.slow
-def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_generational_run_equals_the_local_launchers_byte_for_byte(nodes, tmp_path, started):
     """Real pods, each trained in one task and evaluated in another."""
     local = RunFolder(tmp_path / "local")
     there = RunFolder(tmp_path / "ray")
@@ -50,16 +43,14 @@ def test_a_generational_run_equals_the_local_launchers_byte_for_byte(
     assert not any((there.root / "logs").glob("*"))
 
 
-def _files(run: RunFolder) -> dict[str, bytes]:
+def _files(run):
     """Snapshots, policies and the ensemble: everything that holds networks."""
     paths = [*run.root.rglob("policy.safetensors"), *(run.root / "snapshots").iterdir()]
     return {str(path.relative_to(run.root)): path.read_bytes() for path in paths}
 
 
 @pytest.mark.slow
-def test_kills_of_all_kinds_lose_and_double_nothing(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_kills_of_all_kinds_lose_and_double_nothing(nodes, tmp_path, started):
     """Processes, nodes, the orchestrator and the head are killed; a node joins, one drains; a new
     cluster goes on."""
     undisturbed = RunFolder(tmp_path / "undisturbed")
@@ -74,7 +65,7 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
     cluster = started(Nodes(1, 1, quick=True))
     racer = started(Racer(run, cluster.address, "stub", {"drain_seconds": 0.5}, pods=16))
 
-    def at_work() -> dict[str, tuple[str, int]]:
+    def at_work():
         return {pod: (node, pid) for pod, (node, pid) in racer.note()["pods"].items()}
 
     until(lambda: len(at_work()) == 2, "two pods at work")
@@ -125,9 +116,7 @@ def test_kills_of_all_kinds_lose_and_double_nothing(
 
 
 @pytest.mark.slow
-def test_a_killed_evaluator_costs_one_attempt(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_killed_evaluator_costs_one_attempt(nodes, tmp_path, started):
     undisturbed = RunFolder(tmp_path / "undisturbed")
     run = RunFolder(tmp_path / "run")
     generational(
@@ -141,7 +130,7 @@ def test_a_killed_evaluator_costs_one_attempt(
     assert chaos.check(run, {}, chaos.everything(undisturbed)) == []
 
 
-def wish(nodes: Nodes) -> list[dict[str, float]]:
+def wish(nodes):
     """What the cluster's autoscaler has been asked for."""
     from ray._raylet import GcsClient
 
@@ -152,9 +141,7 @@ def wish(nodes: Nodes) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(nodes, tmp_path, started):
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "hang", times=2)  # it would work for an hour
     stubs.plant(run, "p0002", "nan", times=999)
@@ -182,9 +169,7 @@ def test_ctrl_c_leaves_nothing_at_work_and_faults_have_their_reasons(
 
 
 @pytest.mark.slow
-def test_a_pod_on_a_node_that_goes_stores_its_state_first(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_pod_on_a_node_that_goes_stores_its_state_first(nodes, tmp_path, started):
     run = RunFolder(tmp_path / "run")
     url = f"file://{tmp_path}/store/run"
     stubs.plant(run, "p0000", "wait")
@@ -212,9 +197,7 @@ def test_a_pod_on_a_node_that_goes_stores_its_state_first(
 
 
 @pytest.mark.slow
-def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(nodes, tmp_path, started):
     nodes.add(4, gpus=4)  # Ray takes our word for it
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "linger")  # its task is still returning when its last word is heard
@@ -234,9 +217,7 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(
 
 
 @pytest.mark.slow
-def test_a_pod_with_a_gpu_has_a_process_of_its_own(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes, tmp_path, started):
     """The next pod in the same process would stay on the GPU of the first."""
     nodes.add(1, gpus=1)
     run = RunFolder(tmp_path / "run")
@@ -246,7 +227,7 @@ def test_a_pod_with_a_gpu_has_a_process_of_its_own(
     racer = started(
         Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods))
     )
-    processes: dict[str, int] = {}
+    processes = {}
     until(
         lambda: _release_new(racer, run, processes) == len(pods), "every pod to have been at work"
     )
@@ -254,7 +235,7 @@ def test_a_pod_with_a_gpu_has_a_process_of_its_own(
     assert len(set(processes.values())) == len(pods)
 
 
-def _release_new(racer: Racer, run: RunFolder, processes: dict[str, int]) -> int:
+def _release_new(racer, run, processes):
     """Let pods that are seen for the first time end; how many have been seen."""
     new = {pod: pid for pod, (_, pid) in racer.note()["pods"].items() if pod not in processes}
     processes |= new
@@ -263,9 +244,7 @@ def _release_new(racer: Racer, run: RunFolder, processes: dict[str, int]) -> int
 
 
 @pytest.mark.slow
-def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(nodes, tmp_path, started):
     """The head alone is killed; the orchestrator has to notice, say so, and leave."""
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0002", "wait")
@@ -289,16 +268,14 @@ def test_without_its_head_a_tournament_stops_and_goes_on_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(nodes, monkeypatch):
     from fintrader.tournament.launchers.ray import cluster
 
     assert authentication_of(nodes.address) == "open"
     assert cluster._node_addresses(nodes.address) == ["127.0.0.1"] * len(
         cluster._node_addresses(nodes.address)
     )
-    joined: list[str] = []
+    joined = []
     monkeypatch.setattr(
         cluster, "_init", lambda ray, address, **more: bool(joined.append(address)) or True
     )
@@ -313,9 +290,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused_unless_on_loopback(
 
 
 @pytest.mark.slow
-def test_a_cluster_with_a_token_wants_it(
-    tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_with_a_token_wants_it(tmp_path, started, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where a token might lie
     token = "a-token-of-the-test-and-of-nothing-else"
     cluster = started(Nodes(1, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token))
@@ -329,7 +304,7 @@ def test_a_cluster_with_a_token_wants_it(
     assert friend.wait()[0] == 0
 
 
-def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_say_what_to_do(monkeypatch):
     with pytest.raises(
         TournamentError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 .*ray start --head"
     ):
@@ -353,7 +328,7 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(RaySettings())
 
 
-def test_how_often_a_pod_fits_into_a_node() -> None:
+def test_how_often_a_pod_fits_into_a_node():
     node = {"CPU": 4.0, "GPU": 1.0, "memory": 1e9}
     assert fits({"CPU": 1.0, "GPU": 0.0}, node) == 4
     assert fits({"CPU": 1.0, "GPU": 0.3}, node) == 3
@@ -365,9 +340,7 @@ FUSED = {"pods": 1, "scheduler": "tournament", "replicas": 2, "fusions": 3}
 
 
 @pytest.mark.slow
-def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
-    tmp_path: Path, started: Started
-) -> None:
+def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path, started):
     """In the middle of a round the other node's raylet is killed, and then the pod's own
     process."""
     alone = RunFolder(tmp_path / "alone")
@@ -389,11 +362,11 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
     assert "a pod spans 9 nodes" in said
     assert "only 2 of 3 node(s) can hold that; lower --launcher.nodes, or add nodes" in said
 
-    def at_barrier() -> list[Any]:
+    def at_barrier():
         """The pod's nodes, the process of its own task, and that of its other rank."""
-        found: list[Any] = []
+        found = []
 
-        def there() -> bool:
+        def there():
             note = racer.note()
             rank = rank_process(pod, 1)
             held = note["nodes"].get("p0000", [])
@@ -426,7 +399,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(
     assert _files(alone) == _files(there)
 
 
-def test_groups_of_nodes() -> None:
+def test_groups_of_nodes():
     assert groups([2, 0, 1], 1) == 3
     assert groups([4], 2) == 0  # a node counts once
     assert groups([4, 1], 2) == 1
@@ -436,7 +409,7 @@ def test_groups_of_nodes() -> None:
     assert groups([], 2) == 0
 
 
-def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path: Path) -> None:
+def test_a_pod_with_fewer_learners_than_nodes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"set tournament\.replicas to 3 or more"):
         on_ray(RaySettings(nodes=3))(
             settings(replicas=2), PodContext(RunFolder(tmp_path), tmp_path)

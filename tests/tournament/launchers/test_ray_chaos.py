@@ -1,8 +1,6 @@
 """A tournament on a Ray cluster that is struck in random order: nothing may be lost, doubled or
 changed."""
 
-from __future__ import annotations
-
 import random
 
 import psutil
@@ -27,7 +25,7 @@ class Campaign:
     def __init__(self, run, seed):
         self.run = run
         self.chance = random.Random(seed)
-        self.seen: set[str] = set()
+        self.seen = set()
         self.begin(seconds=1.0)
 
     def begin(self, seconds):

@@ -1,12 +1,9 @@
 """On a Ray cluster an orchestrator is killed and its pods live on: the next one finds them by
 name."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -17,20 +14,16 @@ from fintrader.tournament.launchers.ray.actors import PodActor
 from fintrader.tournament.spec import PodContext
 from tests.engines import chaos, stubs
 from tests.engines.orphans import trainings
-from tests.engines.ray_cluster import Nodes
 from tests.engines.ray_race import Racer, generational
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
-from tests.tournament.launchers.conftest import Started
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("with_ray")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", ["they train", "they end"])
-def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
-    nodes: Nodes, tmp_path: Path, started: Started, meanwhile: str
-) -> None:
+def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(nodes, tmp_path, started, meanwhile):
     undisturbed = RunFolder(tmp_path / "undisturbed")
     run = RunFolder(tmp_path / "run")
     generational(
@@ -65,8 +58,8 @@ def test_pods_outlive_a_killed_orchestrator_and_are_taken_over(
 
 
 def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_second(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """On a node with a copy of its own, where nothing but whoever listens tells who drives the
     run."""
     copy = RunFolder(tmp_path / "copy")
@@ -102,14 +95,14 @@ def test_a_pod_that_ends_between_two_orchestrators_waits_for_the_token_of_the_se
     assert len(trainings(copy)) == 1
 
 
-def _waiting(run: RunFolder, pods: list[str]) -> bool:
+def _waiting(run, pods):
     return all(stubs.waiting(run.root / "faults" / pod) for pod in pods)
 
 
 @pytest.mark.slow
 def test_pods_that_nobody_takes_over_end_and_those_of_a_stopped_command_at_once(
-    nodes: Nodes, tmp_path: Path, started: Started
-) -> None:
+    nodes, tmp_path, started
+):
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0000", "hang", times=3)  # it would work for an hour
     ended = []
