@@ -1,22 +1,17 @@
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fintrader.agents import NetworkSettings
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.explain import MOST_DECISIONS, OWN, SYMBOLS, Explainer, explain
-from fintrader.envs import EnvSettings, ObservationLayout
+from fintrader.envs import EnvSettings
 from fintrader.errors import FintraderError
-from fintrader.market.tensors import MarketTensors
 from fintrader.records import from_json, to_json
 from fintrader.results.explanation import Explanation
 from tests.factories import make_market
@@ -24,27 +19,25 @@ from tests.factories import make_market
 SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
 
 
-def explained(
-    policy: Callable[[Tensor], Tensor], market: MarketTensors, settings: EnvSettings = SETTINGS
-) -> Explanation | None:
+def explained(policy, market, settings=SETTINGS):
     explainer = Explainer(policy, market, settings)
     simulate(policy, market, settings, watch=explainer.look)
     return explain("policy", [explainer])
 
 
-def layout_of(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
+def layout_of(market, settings):
     return BacktestAccount(market, settings).layout
 
 
 @pytest.mark.parametrize("lookback", [1, 4])
 @pytest.mark.parametrize("source", ["x1", "context", OWN, "nothing"])
-def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
+def test_only_what_a_policy_reads_moves_it(source, lookback):
     market = make_market(80, 5, 3)
     settings = SETTINGS.model_copy(update={"lookback": lookback})
     layout = layout_of(market, settings)
     name = {"x1": market.feature_names[1], "context": market.context_names[-1]}.get(source, source)
 
-    def policy(obs: Tensor) -> Tensor:
+    def policy(obs):
         parts = layout.split(obs)
         older = parts["history"][..., 0, :] if lookback > 1 else None
         if source == "x1":
@@ -70,7 +63,7 @@ def test_only_what_a_policy_reads_moves_it(source: str, lookback: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "lookback"), [("per_asset", 1), ("market_once", 1), ("market_once", 3), ("mlp", 1)]
 )
-def test_it_is_what_a_market_without_the_feature_would_have_made(kind: str, lookback: int) -> None:
+def test_it_is_what_a_market_without_the_feature_would_have_made(kind, lookback):
     """The slow way: a whole market whose feature stands at its mean, and the first decision in
     it."""
     market = make_market(60, 5, 3)
@@ -98,14 +91,14 @@ def head():
     return ActionHeadSettings()
 
 
-def weights(policy: ActorPolicy, market: MarketTensors, settings: EnvSettings) -> np.ndarray:
+def weights(policy, market, settings):
     account = BacktestAccount(market, settings)
     with torch.no_grad():
         action = policy(account.observe())
     return account.holdings(action, exact=True) * account.prices / account.equity
 
 
-def test_watching_changes_nothing_and_few_decisions_are_looked_at() -> None:
+def test_watching_changes_nothing_and_few_decisions_are_looked_at():
     market = make_market(150, 4, 2)
     torch.manual_seed(0)
     policy = ActorPolicy(layout_of(market, SETTINGS), NetworkSettings(), head()).eval()

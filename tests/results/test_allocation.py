@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,7 +23,7 @@ from tests.factories import make_market
 
 @pytest.mark.parametrize("events", [False, True])
 @pytest.mark.parametrize("short", [False, True])
-def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events: bool, short: bool) -> None:
+def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events, short):
     market = make_market(300, 4, session_bars=20, events=events)
     settings = EnvSettings(
         cost_bps=7, short=short, max_leverage=1.5 if short else 1.0, borrow_bps_per_year=300
@@ -58,7 +56,7 @@ def test_profit_by_symbol_is_what_a_ledger_by_symbol_says(events: bool, short: b
     assert table["profit_usd"].is_monotonic_decreasing
 
 
-def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
+def test_profit_by_symbol_of_a_walk_forward_and_of_nothing():
     market = make_market(400, 4, session_bars=20, gaps=False)
     settings = EnvSettings(cost_bps=5)
     windows = [market.window(0, 200), market.window(200, 400)]
@@ -73,7 +71,7 @@ def test_profit_by_symbol_of_a_walk_forward_and_of_nothing() -> None:
     assert idle.to_numpy().sum() == 0
 
 
-def test_profit_by_month_by_hand() -> None:
+def test_profit_by_month_by_hand():
     """A session of New York that ends after midnight UTC belongs to the month before."""
     ends = pd.DatetimeIndex(["2024-01-31 15:00", "2024-02-01 00:30", "2024-02-02 15:00"], tz="UTC")
     profit = pd.DataFrame(
@@ -99,8 +97,8 @@ def test_profit_by_month_by_hand() -> None:
     assert pnl_by_month(profit, "UTC")["profit_usd"].tolist() == [5.5, -5.75]
 
 
-def test_round_trips_by_hand() -> None:
-    def fill(minute: int, shares: float, price: float, cost: float) -> dict[str, object]:
+def test_round_trips_by_hand():
+    def fill(minute, shares, price, cost):
         time = pd.Timestamp("2024-01-02 14:30", tz="UTC") + pd.Timedelta(minutes=minute)
         rest = {"fill_time": time, "symbol": "A", "kind": "order"}
         return {**rest, "shares": shares, "price_usd": price, "cost_usd": cost}
@@ -119,7 +117,7 @@ def test_round_trips_by_hand() -> None:
     assert trips(pd.DataFrame(bought)) == []
 
 
-def test_active_share_by_hand() -> None:
+def test_active_share_by_hand():
     market = make_market(60, 4, session_bars=20, gaps=False)
     settings = EnvSettings(cost_bps=5)
     baselines = simulate_baselines(market, settings, every=True)
@@ -143,20 +141,20 @@ def test_active_share_by_hand() -> None:
     assert active_shares(stored, "cash", "cash")["effective"].tolist() == [0, 0, 0]
 
 
-def test_capacity_rows_are_in_order() -> None:
+def test_capacity_rows_are_in_order():
     settings = (("capital_usd", "10000000"), ("fill", "close"), ("capital_usd", "1e6"))
     rows = [Variation(*setting, False, 0.1, 1.0, -0.1) for setting in settings]
     assert [row.setting for row in at_other_capital(rows)] == ["1e6", "10000000"]
 
 
-def daily(sessions: int = 120) -> pd.DataFrame:
+def daily(sessions=120):
     rng = np.random.default_rng(1)
     days = pd.date_range("2023-11-20 20:59", periods=sessions, freq="B", tz="UTC")
     index = rng.normal(0, np.where(np.arange(sessions) < sessions // 2, 0.002, 0.02))
     return pd.DataFrame({"ensemble": 0.001 + 0.5 * index, "benchmark": index}, index=days)
 
 
-def test_years_and_months_by_hand() -> None:
+def test_years_and_months_by_hand():
     days = pd.DatetimeIndex(["2019-12-31", "2020-01-02", "2020-01-31", "2020-02-03"], tz="UTC")
     frame = pd.DataFrame({"a": [0.1, 0.1, 0.1, -0.5]}, index=days)
     years = periods.yearly(frame, "UTC")
@@ -169,7 +167,7 @@ def test_years_and_months_by_hand() -> None:
     assert periods.yearly(night, "Australia/Sydney").index.tolist() == [2020]
 
 
-def test_stress_days_are_the_worst_of_the_index() -> None:
+def test_stress_days_are_the_worst_of_the_index():
     frame = daily()
     found = periods.stress_days(frame, "benchmark", 3)
     assert found["benchmark"].tolist() == sorted(frame["benchmark"])[:3]
@@ -179,7 +177,7 @@ def test_stress_days_are_the_worst_of_the_index() -> None:
     assert periods.stress_days(frame.abs(), "benchmark").empty
 
 
-def test_regimes_are_what_loops_say() -> None:
+def test_regimes_are_what_loops_say():
     frame = daily()
     table = periods.regime_table(frame, "benchmark", "ensemble")
     index = frame["benchmark"].to_numpy()
@@ -198,7 +196,7 @@ def test_regimes_are_what_loops_say() -> None:
     assert periods.regime_table(daily(59), "benchmark", "ensemble").empty
 
 
-def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one() -> None:
+def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one():
     frame = daily()
     changed = frame.copy()
     changed.iloc[100:, 1] = -0.3
