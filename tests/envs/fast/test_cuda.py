@@ -1,8 +1,6 @@
 """The CUDA kernel compiles for a GPU, without one: to PTX and machine code, with no product fused
 to a sum."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -53,7 +51,7 @@ NUMBERS = ("row_stride", "B", "T")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("resets", [True, False])
 @pytest.mark.parametrize("target", [True, False])
-def test_it_compiles_and_rounds_as_torch_does(dtype: str, resets: bool, target: bool) -> None:
+def test_it_compiles_and_rounds_as_torch_does(dtype, resets, target):
     constants = {
         "N": 100,
         "WIDTH": 900,
