@@ -43,7 +43,7 @@ lint: $(DEV) ## ruff: format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(DEV) ## mypy strict on fintrader/
+types: $(DEV) ## mypy strict on fintrader/ and app/
 	$(BIN)/mypy
 
 floors: $(DEV) ## import-linter: imports run downward only

@@ -139,9 +139,14 @@ def learning(folder: Folder, pod: str) -> pd.DataFrame:
 
     def read(_: Any) -> pd.DataFrame:
         frame = pd.DataFrame.from_records(folder.jsonl(*parts))
-        return frame.apply(pd.to_numeric, errors="coerce") if len(frame) else frame
+        return to_numbers(frame) if len(frame) else frame
 
     return READ.get("learning", (folder.root, pod), folder.signature(*parts), read)
+
+
+def to_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with every cell a number, NaN where it was none."""
+    return pd.DataFrame(frame.apply(pd.to_numeric, errors="coerce"))
 
 
 def validation(folder: Folder, pod: str) -> pd.DataFrame:
@@ -155,7 +160,7 @@ def validation(folder: Folder, pod: str) -> pd.DataFrame:
 
     def read(_: Any) -> pd.DataFrame:
         frame = pd.DataFrame.from_records(folder.jsonl(*parts)).reindex(columns=columns)
-        return frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["share", "env_steps"])
+        return to_numbers(frame).dropna(subset=["share", "env_steps"])
 
     try:
         state = folder.signature(*parts)

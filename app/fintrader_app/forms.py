@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, datetime
 from functools import cache
 from typing import Any
 
@@ -149,9 +149,8 @@ def widget(field: Schema, name: str, draft: Draft, key: str) -> None:
     elif _is_range_of_dates(field) and (
         value is None or (isinstance(value, list) and all(map(_is_date, value)))
     ):
-        picked = st.date_input(
-            title, tuple(map(_date, value or ())), help=text or _RANGE, key=key, **_DAYS
-        )
+        days: list[date | datetime | str | None] = [_date(day) for day in value or ()]
+        picked = st.date_input(title, days, help=text or _RANGE, key=key, **_DAYS)
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
         typed = st.text_input(

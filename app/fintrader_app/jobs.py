@@ -82,9 +82,14 @@ def start(runs: RunsFolder, name: str, text: str, *, working: Path | None = None
     with log.open("ab") as output:
         output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
         output.flush()
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(
-            words, cwd=working or Path.cwd(), env=variables, start_new_session=True, **streams
+            words,
+            cwd=working or Path.cwd(),
+            env=variables,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     _CHILDREN[child.pid] = child
     job = Job(

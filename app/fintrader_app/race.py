@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from fintrader.results.figures import PALETTE
 from fintrader.results.folders import Folder
 from fintrader.results.formatting import count, number
 from fintrader.yaml_text import parse_yaml
+from fintrader_app.artifacts import to_numbers
 from fintrader_app.charts import GAIN, LOSS, framed
 from fintrader_app.shell import human, label, without_secrets
 from fintrader_app.tables import settings_of
@@ -182,7 +184,7 @@ def curve_figure(looks: dict[str, pd.DataFrame], what: str) -> go.Figure:
 
 def hyper_table(pods: pd.DataFrame) -> pd.DataFrame:
     """`[pods, searched settings]`, numbers only."""
-    return settings_of(pods).apply(pd.to_numeric, errors="coerce").dropna(axis=1, how="all")
+    return to_numbers(settings_of(pods)).dropna(axis=1, how="all")
 
 
 def drift_figure(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
@@ -260,22 +262,23 @@ def attempts(
     """
     ended = pods[pods["started"].notna()]
     latest = ended.sort_values(["started", "pod"]).tail(MOST_BARS)
-    found = [_of(row, float(row.started), float(row.finished)) for row in latest.itertuples()]
+    found = [_of(row, row["started"], row["finished"]) for row in latest.to_dict("records")]
     at_work = (
         pods[pods["pod"].isin(launched) & pods["started"].isna()] if now is not None else pods[:0]
     )
-    found += [_of(row, launched[row.pod], now or 0.0) for row in at_work.itertuples()]
+    found += [_of(row, launched[row["pod"]], now or 0.0) for row in at_work.to_dict("records")]
     drawn = sorted([*found, *lost], key=lambda one: (one.started, one.pod))[-MOST_BARS:]
     return drawn, len(ended) + len(at_work) + len(lost)
 
 
-def _of(row: Any, started: float, finished: float) -> Attempt:
-    score = number(row.score)
-    device = row.device
+def _of(row: Mapping[Hashable, Any], started: float, finished: float) -> Attempt:
+    score = number(row["score"])
+    device = row["device"]
     hover = (f"<br>score {score:.3f}" if score is not None else "") + (
         f"<br>on {label(device)}" if device else ""
     )
-    return Attempt(str(row.pod), started, finished, str(row.state), str(row.reason or ""), hover)
+    reason = str(row["reason"] or "")
+    return Attempt(row["pod"], float(started), float(finished), str(row["state"]), reason, hover)
 
 
 def lost_attempts(events: list[dict[str, Any]]) -> list[Attempt]:
@@ -313,10 +316,10 @@ def timeline_figure(found: list[Attempt], total: int = 0) -> go.Figure:
         if not len(part):
             continue
         hover = [
-            f"{label(row.pod)} · {state}"
-            + (f" ({label(row.reason)})" if row.reason else "")
-            + row.hover
-            for row in part.itertuples()
+            f"{label(row['pod'])} · {state}"
+            + (f" ({label(row['reason'])})" if row["reason"] else "")
+            + row["hover"]
+            for row in part.to_dict("records")
         ]
         inside = {
             "textposition": "inside",
@@ -435,7 +438,7 @@ def best_lines(pods: pd.DataFrame) -> pd.DataFrame:
     kept: set[str] = set()
     for pod in pods.sort_values("score", ascending=False, na_position="last", kind="stable")["pod"]:
         line: dict[str, None] = {}
-        above: str | None = pod
+        above = pod
         while above in parent and above not in kept and above not in line:
             line[above] = None
             above = parent[above]

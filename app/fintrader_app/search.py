@@ -70,7 +70,7 @@ def axis_of(values: list[Any], log: bool = False) -> Axis:
 
 def scored(pods: pd.DataFrame) -> pd.DataFrame:
     """The pods that have a score."""
-    return pods[np.isfinite(pd.to_numeric(pods["score"], errors="coerce").to_numpy(float))]
+    return pods[pd.to_numeric(pods["score"], errors="coerce").astype(float).abs() < np.inf]
 
 
 def varied(pods: pd.DataFrame) -> list[str]:
@@ -230,15 +230,13 @@ def parallel_figure(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) 
 def _dimension(name: str, axis: Axis) -> dict[str, Any]:
     title = label(name_of(name), 24)
     if axis.labels:
-        ticks = list(range(len(axis.labels)))
         texts = [label(one, 16) for one in axis.labels]
-        range_of = [-0.2, len(ticks) - 0.8]
         return {
             "label": title,
             "values": axis.places,
-            "tickvals": ticks,
+            "tickvals": list(range(len(texts))),
             "ticktext": texts,
-            "range": range_of,
+            "range": [-0.2, len(texts) - 0.8],
         }
     if not axis.log:
         return {"label": title, "values": axis.places}

@@ -462,7 +462,7 @@ def _stage_words(stage: Stage, *, alive: bool) -> str:
         if not alive:
             return "not begun"
         return "waiting" if stage.seconds_left is None else f"about {duration(stage.seconds_left)}"
-    parts = [] if stage.state == "running" else [stage.state]
+    parts: list[str] = [] if stage.state == "running" else [stage.state]
     parts += [] if stage.share is None else [f"{stage.share:.0%}"]
     parts += [] if stage.seconds_left is None else [f"{duration(stage.seconds_left)} left"]
     parts += [stage.doing] if stage.doing and stage.doing != stage.title else []

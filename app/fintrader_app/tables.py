@@ -189,9 +189,9 @@ def board_table(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "score": st.column_config.NumberColumn("Score", format="%.3f"),
         "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
         "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
-        "algo": "Algorithm",
-        "origin": "Origin",
-        "parent": "Parent",
+        "algo": st.column_config.Column("Algorithm"),
+        "origin": st.column_config.Column("Origin"),
+        "parent": st.column_config.Column("Parent"),
         "generation": st.column_config.NumberColumn("Gen."),
     }
     for name in [] if short else hyper.columns[:6]:

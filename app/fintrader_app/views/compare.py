@@ -31,9 +31,15 @@ KEYS = (
     "sortino",
     "max_drawdown",
     "calmar",
+    "invested_share",
+    "active_return",
+    "tracking_error",
+    "information_ratio",
+    "turnover",
+    "cost_usd",
+    "beta",
+    "final_equity_usd",
 )
-KEYS += ("invested_share", "active_return", "tracking_error", "information_ratio")
-KEYS += ("turnover", "cost_usd", "beta", "final_equity_usd")
 
 
 def render(runs: RunsFolder) -> None:
@@ -61,11 +67,11 @@ def render(runs: RunsFolder) -> None:
         return
     chosen_lines = {line: stored[run_of(line)] for line in lines}
     with guarded():
-        chosen = {run_of(line): backtest for line, backtest in chosen_lines.items()}
-        both = union_of_looks(chosen)
+        backtests = {run_of(line): backtest for line, backtest in chosen_lines.items()}
+        both = union_of_looks(backtests)
         looks = f"{count(both.looks)} different results looked at on their bars"
         st.caption(f"{count(both.trials)} trials in all of these runs together; {looks}")
-        for run, backtest in chosen.items():
+        for run, backtest in backtests.items():
             tables.judged(backtest, run)
         if both.looks > 1:
             least = chance(LEVEL / both.looks)

@@ -81,14 +81,14 @@ def head(market: Market) -> None:
     st.caption(f"{text} · content {plain(market.content_hash[:12])}")
 
 
-CACHED: dict[str, Any] = {
-    "show_spinner": False,
-    "max_entries": 16,
-    "hash_funcs": {Market: lambda market: f"{market.path}{market.content_hash}"},
-}
+remember = st.cache_data(
+    show_spinner=False,
+    max_entries=16,
+    hash_funcs={Market: lambda market: f"{market.path}{market.content_hash}"},
+)
 
 
-@st.cache_data(**CACHED)
+@remember
 def traded_share(market: Market) -> float:
     """Share of all cells with a trade."""
     return float(market.arrays["tradable"].mean())
@@ -178,7 +178,7 @@ def features(market: Market) -> None:
                 table(known, "market_statistics", column_config=config)
 
 
-@st.cache_data(**CACHED)
+@remember
 def by_session(market: Market, what: str) -> np.ndarray[Any, Any]:
     """`[sessions, N]`: share of a session's bars in which a flag is set."""
     session = market.arrays["session"]
@@ -328,7 +328,7 @@ def findings(market: Market) -> None:
     table(pd.DataFrame(faults).astype(str), "market_faults", height=320)
 
 
-@st.cache_data(**CACHED)
+@remember
 def correlations(market: Market, most: int) -> Any:
     """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
     common."""

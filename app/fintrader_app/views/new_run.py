@@ -201,8 +201,8 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     if place is not None:
         folder, file = place
         values = parse_yaml(folder.text(file), file) or {}
-        name = values.get("name") if isinstance(values, dict) else None
-        name = name if isinstance(name, str) else Path(file).stem
+        stated = values.get("name") if isinstance(values, dict) else None
+        name = stated if isinstance(stated, str) else Path(file).stem
     if not isinstance(values, dict):
         raise NotThereError("the configuration is no mapping")
     values = {**values, "name": unused(runs, name), "runs_dir": shown_path(runs.root)}

@@ -43,12 +43,15 @@ def render(runs: RunsFolder) -> None:
     left, right = st.columns([1, 2], vertical_alignment="bottom")
     with left:
         name = choose(
-            "Pod, the best first", order, "pod", format_func=lambda pod: titled(by_name.loc[pod])
+            "Pod, the best first",
+            order,
+            "pod",
+            format_func=lambda pod: titled(select_pod(by_name, pod)),
         )
     with right:
         rest = [pod for pod in order if pod != name]
         others = choose_several("Beside it", rest, "pods", [], MOST - 1)
-    chosen = by_name.loc[name]
+    chosen = select_pod(by_name, name)
     cards(chosen)
     live = run.status == "running"
 
@@ -86,6 +89,10 @@ def looks(folder: Folder, names: list[str]) -> None:
     st.caption(
         "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
     )
+
+
+def select_pod(by_name: pd.DataFrame, pod: str) -> pd.Series[Any]:
+    return pd.Series(by_name.loc[pod])
 
 
 def titled(pod: pd.Series[Any]) -> str:

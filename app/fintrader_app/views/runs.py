@@ -76,7 +76,7 @@ def table(found: list[Summary]) -> pd.DataFrame:
             {
                 "name": run.name,
                 "status": MARK[run.status],
-                "verdict": verdict_words(run.verdict and run.verdict.text),
+                "verdict": verdict_words(run.verdict.text if run.verdict else None),
                 "return": number(headline.cumulative_return),
                 "index": number(run.metrics.get("benchmark", NO_METRICS).cumulative_return),
                 "sharpe": number(headline.sharpe),
@@ -150,7 +150,8 @@ def glance(found: list[Summary]) -> str:
         headline = run.headline()
         index = run.metrics.get("benchmark", NO_METRICS)
         returns = [number(one.cumulative_return) for one in (headline, index)]
-        cells = [run.name, MARK[run.status], verdict_words(run.verdict and run.verdict.text)]
+        verdict = verdict_words(run.verdict.text if run.verdict else None)
+        cells = [run.name, MARK[run.status], verdict]
         cells += ["–" if value is None else f"{value:.2%}" for value in returns]
         rows.append("".join(f"<td>{label(cell)}</td>" for cell in cells))
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
@@ -214,10 +215,16 @@ def actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) 
     done = bool(run.metrics)
     several = 2 <= len(picked) <= 8
     with st.container(horizontal=True, gap="small"):
-        first, second = ("primary", "secondary") if done else ("secondary", "primary")
-        if st.button("Backtest", icon=":material/show_chart:", type=first, disabled=not done):
+        if st.button(
+            "Backtest",
+            icon=":material/show_chart:",
+            type="primary" if done else "secondary",
+            disabled=not done,
+        ):
             go("backtest.py", run=run.name)
-        if st.button("Tournament", icon=":material/trophy:", type=second):
+        if st.button(
+            "Tournament", icon=":material/trophy:", type="secondary" if done else "primary"
+        ):
             go("tournament.py", run=run.name)
         if st.button("Honesty", icon=":material/balance:", disabled=not done):
             go("honesty.py", run=run.name)
