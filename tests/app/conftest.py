@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 import fintrader_app as app
@@ -21,6 +22,15 @@ Open = Callable[..., AppTest]
 RENDER_SECONDS = 300.0
 """What a page may take on a machine that is busy with other things; well under one second on an
 idle core."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_components():
+    """The app has no custom components; Streamlit searches all installed packages for some whenever
+    a page is opened, which costs more than the page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", list)
+        yield
 
 
 @pytest.fixture(scope="session")
