@@ -90,7 +90,7 @@ app: install ## Serve the Streamlit app on the runs folder; it prints its addres
 	$(BIN)/fintrader app
 
 bench: $(DEV) ## Run one benchmark: make bench NAME=env
-	$(BIN)/fintrader bench $(NAME)
+	$(BIN)/python benchmarks/$(NAME).py
 
 notebooks: $(DEV) ## Execute the notebooks from top to bottom
 	$(BIN)/python -m pytest tests/test_notebooks.py

@@ -38,7 +38,7 @@ def optimum_table(*_: Any) -> str:
     """What each algorithm reached of the known optimum, from the benchmark's own record."""
     path = RESULTS / "known_optimum.json"
     if not path.is_file():
-        return "No measurement is stored: run `fintrader bench known_optimum --save`."
+        return "No measurement is stored: run `python benchmarks/known_optimum.py --save`."
     stored = json.loads(path.read_text())
     rows = []
     for name, found in stored["figures"].items():
@@ -72,7 +72,7 @@ def scaling_table(which: str, *_: Any) -> str:
     name = which if which in ("search", "communication") else "scaling"
     path = RESULTS / f"{name}.json"
     if not path.is_file():
-        return f"No measurement is stored: run `fintrader bench {name} --save`."
+        return f"No measurement is stored: run `python benchmarks/{name}.py --save`."
     stored = json.loads(path.read_text())
     found = table(*_SCALING[which](stored))
     machine = stored["machine"]
@@ -94,7 +94,7 @@ def engines_table(which: str, *_: Any) -> str:
     (`otherwise`)."""
     path = RESULTS / "cross_engine.json"
     if not path.is_file():
-        return "No measurement is stored: run `fintrader bench cross_engine --save`."
+        return "No measurement is stored: run `python benchmarks/cross_engine.py --save`."
     stored, rows = json.loads(path.read_text()), []
     for name, market in stored["markets"].items():
         bars = f"{name}, {market['symbols']} stocks × {market['sessions']} sessions"
@@ -136,7 +136,7 @@ def calibration_table(which: str, *_: Any) -> str:
     `at_it`)."""
     path = RESULTS / "calibration.json"
     if not path.is_file():
-        return "No measurement is stored: run `fintrader bench calibration --save`."
+        return "No measurement is stored: run `python benchmarks/calibration.py --save`."
     stored = json.loads(path.read_text())
     rows = []
     for row in stored[which]:

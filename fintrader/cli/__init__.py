@@ -30,7 +30,7 @@ from fintrader.cli import (
     start,
     tournaments,
 )
-from fintrader.cli.options import HELP, positional
+from fintrader.cli.options import HELP
 from fintrader.errors import ConfigError, FintraderError
 
 
@@ -123,12 +123,14 @@ def dispatch(argv: list[str]) -> None:
 
         print(f"fintrader {__version__}")
         return
+    if argv[0] == "--completion":
+        print(help.completion(_COMMANDS, argv[1] if argv[1:] else ""))
+        return
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in _COMMANDS:
             rest = argv[words:]
-            # a benchmark says itself what it takes
-            if HELP & set(rest[:1] if name == "bench" else rest):
+            if HELP & set(rest):
                 print(help.of_command(name, _COMMANDS[name], rest))
             else:
                 _COMMANDS[name](rest)
@@ -157,16 +159,6 @@ _VERBS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """Commands that are one verb of the pipeline: name, verb, what it does."""
-_DATA_VERBS: tuple[tuple[str, str, str], ...] = (
-    ("data build", "build_data", "build the market file, or say that it is there already."),
-    (
-        "data quality",
-        "report_quality",
-        "report every hole and fault of the bars, by symbol and day.",
-    ),
-    ("data dry-run", "rehearse_data", "say what a build would read, and build nothing."),
-)
-"""The same for those that read of a configuration only what concerns its bars."""
 
 
 def _compare_data(argv: list[str]) -> None:
@@ -177,44 +169,26 @@ def _compare_data(argv: list[str]) -> None:
     compare_data(argv)
 
 
-def _complete(argv: list[str]) -> None:
-    """bash|zsh|fish: a script that completes commands and settings on Tab; eval it where the shell
-    starts."""
-    shell, _ = positional("completion", "|".join(help.SHELLS), argv)
-    print(help.completion(_COMMANDS, shell))
-
-
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "init": detect_bars.init,
-    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[:1]},
-    **{name: commands.verb(name, verb, about, bars_only=True) for name, verb, about in _DATA_VERBS},
-    "data compare": _compare_data,
-    "data detect": detect_bars.detect,
-    "data gc": commands.collect_garbage,
-    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS[1:]},
-    "lookahead": commands.lookahead,
+    **{name: commands.verb(name, verb, about) for name, verb, about in _VERBS},
     "backtest": commands.backtest,
-    "compare": commands.compare,
+    "data build": commands.build_data,
+    "data quality": commands.report_quality,
+    "data compare": _compare_data,
+    "lookahead": commands.lookahead,
     "looks": commands.looks,
     "verify": checks.verify,
-    "freeze": deployments.freeze,
+    "compare": commands.compare,
+    "status": tournaments.status,
+    "runs": run_folders.edit_run,
+    "export": tournaments.export,
     "paper": deployments.paper,
-    "drift": deployments.drift,
+    "live": deployments.live,
     "halt": deployments.halt,
     "resume": deployments.resume,
     "flatten": deployments.flatten,
-    "promote": deployments.promote,
-    "live": deployments.live,
-    "status": tournaments.status,
-    "lineage": tournaments.lineage,
-    "scale": tournaments.scale,
-    "runs note": run_folders.note,
-    "runs delete": run_folders.delete,
-    "export onnx": deployments.export_onnx,
-    "export tensorboard": tournaments.export_tensorboard,
     "app": start.app,
-    "bench": start.bench,
-    "completion": _complete,
 }
 
 

@@ -8,38 +8,38 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fintrader.cli.options import parse, parse_config, parse_data_config, positional
+from fintrader.cli.options import (
+    parse,
+    parse_config,
+    parse_data_config,
+    positional,
+    take_options,
+)
 from fintrader.cli.run_arguments import run_path
 from fintrader.cli.terminal_tables import table_of
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fintrader.market.data_config import DataConfig
     from fintrader.pipeline.config import RunConfig
 
 # --- make -----------------------------------------------------------------------------------------
 
 
-def verb(
-    name: str, function: str, about: str, *, bars_only: bool = False
-) -> Callable[[list[str]], None]:
-    """The command that calls `pipeline.<function>` on a configuration, or
-    `data.commands.<function>` on what it says of its bars, which needs no torch; exit status 1
-    where that answers False."""
+def verb(name: str, function: str, about: str) -> Callable[[list[str]], None]:
+    """Return the command that calls `pipeline.<function>` on a configuration; exit status 1 where
+    that returns False."""
 
     def command(argv: list[str]) -> None:
-        home = import_module(
-            "fintrader.market.data_commands" if bars_only else "fintrader.pipeline"
-        )
-        config = parse_data_config(name, argv) if bars_only else parse_config(name, argv)
-        done = getattr(home, function)(config)
+        from fintrader import pipeline
+
+        config = parse_config(name, argv)
+        done = getattr(pipeline, function)(config)
         if done is False:
             sys.exit(1)
         if isinstance(done, Path) and (report := done / "backtest" / "report.html").is_file():
@@ -49,7 +49,7 @@ def verb(
     return command
 
 
-def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
+def _afterwards(config: RunConfig, report: Path) -> Iterator[str]:
     """What to do with a finished run: read its report, and come back with bars of one's own."""
     program = Path(sys.argv[0])
     found = shutil.which("fintrader")
@@ -70,16 +70,46 @@ def _afterwards(config: RunConfig | DataConfig, report: Path) -> Iterator[str]:
         )
 
 
-def collect_garbage(argv: list[str]) -> None:
-    """CONFIG ... [--yes]: list markets and bars kept that neither these nor a run need; with --yes,
-    remove them."""
-    from fintrader.market.data_commands import collect_garbage
+class BuildOptions(Settings):
+    """Alternatives to building a market."""
+
+    dry_run: bool = False
+    """Print which bars a build would read, and build nothing."""
+    prune: bool = False
+    """List the stored markets and bars that neither these configurations nor a run needs."""
+    yes: bool = False
+    """With --prune: remove them."""
+
+
+def build_data(argv: list[str]) -> None:
+    """CONFIG [--dry-run] [--overrides], or CONFIG ... --prune [--yes]: build the market file unless
+    it is there; or print what a build would read; or list, and remove, what nothing refers to."""
+    from fintrader.market import data_commands
     from fintrader.market.data_config import load_data_config
 
-    words = [word for word in argv if word != "--yes"]
-    if not words or any(word.startswith("-") for word in words):
-        raise ConfigError("`fintrader data gc` needs CONFIG ..., and knows no option but --yes")
-    collect_garbage([load_data_config(word) for word in words], remove="--yes" in argv)
+    options, words = take_options(BuildOptions(), argv, "data build")
+    if options.prune:
+        if not words or any(word.startswith("-") for word in words):
+            raise ConfigError(
+                "`fintrader data build --prune` needs CONFIG ..., and no other option but --yes"
+            )
+        configs = [load_data_config(word) for word in words]
+        data_commands.collect_garbage(configs, remove=options.yes)
+    elif options.yes:
+        raise ConfigError("--yes: only --prune asks for it")
+    else:
+        config = parse_data_config("data build", words)
+        if options.dry_run:
+            data_commands.rehearse_data(config)
+        else:
+            data_commands.build_data(config)
+
+
+def report_quality(argv: list[str]) -> None:
+    """CONFIG [--overrides]: report every hole and fault of the bars, by symbol and day."""
+    from fintrader.market import data_commands
+
+    data_commands.report_quality(parse_data_config("data quality", argv))
 
 
 def lookahead(argv: list[str]) -> None:
@@ -88,23 +118,8 @@ def lookahead(argv: list[str]) -> None:
     from fintrader import pipeline
     from fintrader.backtesting.settings import LookaheadSettings
 
-    own = []
-    rest = []
-    words = iter(argv)
-    for word in words:
-        name, equals, _ = word.partition("=")
-        field = name[2:].replace("-", "_")
-        if name.startswith("--") and field in LookaheadSettings.model_fields:
-            flag = LookaheadSettings.model_fields[field].annotation is bool
-            own += (
-                [word]
-                if equals or flag
-                else [word, *[value for value in (next(words, None),) if value is not None]]
-            )
-        else:
-            rest.append(word)
-    settings = parse(LookaheadSettings(), own, "lookahead")
-    report = pipeline.check_lookahead(parse_config("lookahead", rest), settings)
+    settings, words = take_options(LookaheadSettings(), argv, "lookahead")
+    report = pipeline.check_lookahead(parse_config("lookahead", words), settings)
     if not report.clean:
         sys.exit(1 if report.leaks else 3)
 

@@ -14,6 +14,8 @@ class CompareOptions(CompareSettings):
     """How two sets of bars are compared, and where the comparison goes. Each is a configuration,
     files, or a market."""
 
+    as_json: bool = False
+    """Print JSON."""
     out: Path = Path("comparison")
     """Folder that gets `comparison.json` and `comparison.html`."""
     cache: Path = Path("data/tensors")
@@ -25,15 +27,13 @@ def compare_data(argv: list[str]) -> None:
     with a heat map."""
     from fintrader.report.bar_comparison import describe, write_comparison
 
-    as_json = "--json" in argv
-    words = [word for word in argv if word != "--json"]
-    sides = words[:2]
+    sides = argv[:2]
     if len(sides) < 2 or any(word.startswith("-") for word in sides):
         raise ConfigError(
             "`fintrader data compare` needs A and B first: two configurations, files or built"
             " markets"
         )
-    options = parse(CompareOptions(), words[2:], "data compare")
+    options = parse(CompareOptions(), argv[2:], "data compare")
     (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
     if calendar != other:
         raise ConfigError(
@@ -41,7 +41,7 @@ def compare_data(argv: list[str]) -> None:
         )
     report = compare_bars(a, b, calendar, tolerance_bps=options.tolerance_bps)
     written = write_comparison(report, options.out)
-    if as_json:
+    if options.as_json:
         print(json.dumps(report))
         return
     print(describe(report))

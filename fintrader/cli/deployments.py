@@ -1,14 +1,12 @@
-"""The commands of deployments: freeze a run, trade it on, steer what trades, say how far it
-drifted."""
+"""The commands of deployments: trade a run on, and steer it while it trades."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from fintrader.cli.options import with_options
+from fintrader.cli.options import take_options, with_options
 from fintrader.config import Settings
-from fintrader.errors import ConfigError
 
 
 class PlaceOptions(Settings):
@@ -18,38 +16,30 @@ class PlaceOptions(Settings):
     """Folder that holds the deployments."""
 
 
-class OnnxOptions(Settings):
-    """Where the model goes."""
+class PaperOptions(Settings):
+    """The parts of trading a run on that can be asked for alone."""
 
-    policy: str = "ensemble"
-    """`ensemble`, `best`, or a pod's name."""
-    out: Path = Path("policy.onnx")
-    """File to write."""
+    freeze: bool = False
+    """Seal the policy with all it depends on in a folder, and trade nothing yet."""
 
 
-def freeze(argv: list[str]) -> None:
-    """RUN_DIR [--policy P] [--name NAME]: freeze a run's policy with all it depends on, to be
-    traded."""
+def paper(argv: list[str]) -> None:
+    """RUN [--freeze] [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay;
+    then report how far it drifted from its backtest."""
     from fintrader.deploy import deployment
     from fintrader.deploy.settings import PaperSettings
 
-    run, settings = with_options("freeze", PaperSettings(), argv)
+    options, words = take_options(PaperOptions(), argv, "paper")
+    run, settings = with_options("paper", PaperSettings(), words)
+    if not options.freeze:
+        deployment.paper(run, settings)
+        return
     bundle = deployment.freeze_run(run, settings)
     print(
         f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy"
         f" {bundle.body['policy']}"
     )
     print(f"  {bundle.body['verdict'] or 'there is no verdict: the run was not backtested'}")
-
-
-def paper(argv: list[str]) -> None:
-    """RUN_DIR [--feed F] [--broker B] [--speed S]: trade a run on, without keys as a replay; then
-    say how far it drifted."""
-    from fintrader.deploy import deployment
-    from fintrader.deploy.settings import PaperSettings
-
-    run, settings = with_options("paper", PaperSettings(), argv)
-    deployment.paper(run, settings)
 
 
 def live(argv: list[str]) -> None:
@@ -61,40 +51,34 @@ def live(argv: list[str]) -> None:
     real_money.live(name, settings)
 
 
-def drift(argv: list[str]) -> None:
-    """NAME: how far a deployment drifted from its backtest, from its journal; drift.html and
-    drift.json."""
-    from fintrader.deploy import deployment
-
-    name, place = with_options("drift", PlaceOptions(), argv, "NAME")
-    deployment.tell_drift(deployment.find(name, place.deployments_dir))
-
-
-def show_deployment(argv: list[str]) -> bool:
-    """Print the state of the deployment that `fintrader status` names; False where it names none.
-
-    The name is that of a deployment's folder, or of one below `deployments`.
-    """
-    homes = [Path(argv[0]), Path("deployments") / argv[0]] if argv else []
+def show_deployment(name: str, deployments_dir: str, *, as_json: bool) -> bool:
+    """Print the state of the deployment of this name, or in this folder; False where there is
+    none."""
+    homes = (Path(name), Path(deployments_dir) / name)
     deployed = [home for home in homes if (home / "bundle" / "bundle.json").is_file()]
     if not deployed:
         return False
     from fintrader.deploy import status
 
     state = status.read(deployed[0])
-    as_json = json.dumps(status.as_json(state), indent=2, sort_keys=True)
-    print(as_json if "--json" in argv else status.describe(state))
+    text = json.dumps(status.as_json(state), indent=2, sort_keys=True)
+    print(text if as_json else status.describe(state))
     return True
 
 
-def promote(argv: list[str]) -> None:
-    """NAME: make a deployment the champion; what was it before becomes the challenger."""
+def report_drift(name: str, deployments_dir: str) -> None:
+    """Write drift.html and drift.json of a deployment anew, from its journal alone."""
     from fintrader.deploy import deployment
-    from fintrader.deploy.control import promote as appoint
 
-    name, place = with_options("promote", PlaceOptions(), argv, "NAME")
-    home = deployment.find(name, place.deployments_dir)
-    before = appoint(home)
+    deployment.tell_drift(deployment.find(name, deployments_dir))
+
+
+def promote(name: str, deployments_dir: str) -> None:
+    """Make a deployment the champion; the champion before it becomes the challenger."""
+    from fintrader.deploy import control, deployment
+
+    home = deployment.find(name, deployments_dir)
+    before = control.promote(home)
     print(f"{home.name} is the champion" + (f", {before} the challenger" if before else ""))
 
 
@@ -125,20 +109,3 @@ def _request(kind: str, argv: list[str]) -> None:
         f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another"
         " one when it starts"
     )
-
-
-def export_onnx(argv: list[str]) -> None:
-    """RUN_DIR [--policy P] [--out FILE]: a policy for programs without PyTorch, checked against the
-    original."""
-    from fintrader.agents.policy import export_onnx as export
-    from fintrader.pipeline import open_run
-
-    folder, options = with_options("export onnx", OnnxOptions(), argv)
-    from fintrader.agents.policy import load_policy
-    from fintrader.results.run import Run
-
-    if options.out.is_dir():
-        raise ConfigError(f"{options.out} is a folder; --out names the file to write")
-    policy = Run(open_run(folder), load_policy=load_policy).policy(options.policy)
-    worst = export(policy, options.out)
-    print(f"{options.out}: actions differ by at most {worst:.1e} from the policy's")

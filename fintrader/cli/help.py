@@ -33,9 +33,10 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "look",
         (
             ("app", "the app on your runs, in a browser"),
-            ("status, lineage", "RUN: how far it is, who leads; where a pod comes from"),
+            ("status", "RUN|NAME: how far it is, who leads; a pod's lineage; drift"),
             ("compare", "RUN RUN ...: several backtests on one page"),
-            ("export onnx, export tensorboard", "RUN: policy and curves for others"),
+            ("runs", "RUN: its note and tags; put it aside; delete it"),
+            ("export", "RUN: a policy for programs without PyTorch; curves for TensorBoard"),
         ),
     ),
     (
@@ -49,29 +50,17 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "data",
         (
-            ("data build, data dry-run", "CONFIG: make the market file; say what it would read"),
+            ("data build", "CONFIG: make the market file, or print what it would read; prune"),
             ("data quality", "CONFIG: every hole and fault of the bars"),
-            ("data detect, data compare", "FILE: how bars are read; A B: cell by cell"),
-            ("data gc", "CONFIG ...: remove what nothing refers to"),
+            ("data compare", "A B: two sources of bars, cell by cell"),
         ),
     ),
     (
         "trade",
         (
-            ("paper, freeze", "RUN: trade it on, as a replay or on paper; seal a policy"),
-            ("live, promote, drift", "NAME: real money (closed); the champion; how far it drifted"),
+            ("paper", "RUN: trade it on, as a replay or on paper; or seal its policy"),
+            ("live", "NAME: real money (closed)"),
             ("halt, resume, flatten", "NAME: order nothing more; go on; sell everything"),
-        ),
-    ),
-    (
-        "steer and mend",
-        (
-            ("scale", "RUN: pods at work at once"),
-            (
-                "runs note, runs delete",
-                "RUN: a note, tags, put aside; what deletion loses, and deletion",
-            ),
-            ("bench, completion", "NAME: a benchmark; SHELL: what completes on Tab"),
         ),
     ),
 )
@@ -79,25 +68,22 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 _RUN = "fintrader.pipeline.config:RunConfig"
 _DATA = "fintrader.market.data_config:DataConfig"
-_PAPER = "fintrader.deploy.settings:PaperSettings"
-_PLACE = "fintrader.cli.deployments:PlaceOptions"
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("run", "train", "tournament", "walkforward", "backtest"), (_RUN,)),
-    **dict.fromkeys(("data build", "data quality", "data dry-run"), (_DATA,)),
+    "data build": ("fintrader.cli.commands:BuildOptions", _DATA),
+    "data quality": (_DATA,),
     "lookahead": ("fintrader.backtesting.settings:LookaheadSettings", _RUN),
     "data compare": ("fintrader.cli.data_compare:CompareOptions",),
-    "data detect": ("fintrader.cli.detect_bars:DetectOptions",),
     "init": ("fintrader.cli.detect_bars:InitOptions",),
-    **dict.fromkeys(("freeze", "paper"), (_PAPER,)),
+    "paper": ("fintrader.cli.deployments:PaperOptions", "fintrader.deploy.settings:PaperSettings"),
     "live": ("fintrader.deploy.settings:LiveSettings",),
-    **dict.fromkeys(("drift", "promote", "halt", "resume", "flatten"), (_PLACE,)),
+    **dict.fromkeys(("halt", "resume", "flatten"), ("fintrader.cli.deployments:PlaceOptions",)),
     "app": ("fintrader.cli.start:AppSettings",),
-    "scale": ("fintrader.cli.tournaments:ScaleOptions",),
+    "status": ("fintrader.cli.tournaments:StatusOptions",),
     "looks": ("fintrader.cli.commands:LooksOptions",),
-    "runs note": ("fintrader.cli.run_folders:NoteOptions",),
+    "runs": ("fintrader.cli.run_folders:RunsOptions",),
     "verify": ("fintrader.cli.checks:VerifyOptions",),
-    "export tensorboard": ("fintrader.cli.tournaments:ExportOptions",),
-    "export onnx": ("fintrader.cli.deployments:OnnxOptions",),
+    "export": ("fintrader.cli.tournaments:ExportOptions",),
 }
 """Command -> the models whose settings it takes."""
 USUAL = (
@@ -125,6 +111,9 @@ USUAL = (
     "cache",
     "cuts",
     "prefixes",
+    "dry_run",
+    "prune",
+    "yes",
     "data.bar_minutes",
     "data.hours",
     "data.waive",
@@ -146,6 +135,7 @@ def overview() -> str:
     lines += [
         "",
         "`fintrader COMMAND --help` shows the usual settings, `--help-all` every one. `--version`.",
+        "`fintrader --completion SHELL` prints a script that completes commands and settings on Tab.",
     ]
     return "\n".join(lines)
 
@@ -277,9 +267,9 @@ def _in_full(options: Sequence[Option]) -> Iterator[str]:
 # --- completion -----------------------------------------------------------------------------------
 
 SHELLS = {
-    "bash": 'eval "$(fintrader completion bash)" in ~/.bashrc',
-    "zsh": 'eval "$(fintrader completion zsh)" in ~/.zshrc, after compinit',
-    "fish": "fintrader completion fish > ~/.config/fish/completions/fintrader.fish",
+    "bash": 'eval "$(fintrader --completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(fintrader --completion zsh)" in ~/.zshrc, after compinit',
+    "fish": "fintrader --completion fish > ~/.config/fish/completions/fintrader.fish",
 }
 _BASH = """_fintrader() {
   local word="${COMP_WORDS[COMP_CWORD]}" name="${COMP_WORDS[1]}" words=""
@@ -300,7 +290,7 @@ def completion(commands: Mapping[str, Command], shell: str) -> str:
     """A script that completes commands, settings and files. Raises ConfigError for a shell that is
     not known."""
     if shell not in SHELLS:
-        raise ConfigError(f"completion: {shell!r} is unknown; choose one of {', '.join(SHELLS)}")
+        raise ConfigError(f"--completion: {shell!r} is unknown; choose one of {', '.join(SHELLS)}")
     words = {name: _words(name, command) for name, command in commands.items()}
     first = list(dict.fromkeys(name.split()[0] for name in commands))
     groups: dict[str, list[str]] = {}

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
 T = TypeVar("T", bound=BaseModel)
-ALIASES = {"from": "from_run"}
-"""Options that go by a shorter name, which is a word of Python's."""
+ALIASES = {"from": "from_run", "json": "as_json", "print": "print_only"}
+"""Options whose short name cannot be a field's."""
+_SHORT = {field: name for name, field in ALIASES.items()}
 HELP = {"-h", "--help", "--help-all"}
 _TRUE_OR_FALSE = {
     "true": True,
@@ -65,7 +66,7 @@ class Option(NamedTuple):
     @property
     def name(self) -> str:
         """As it is typed: `--env.num-envs`."""
-        path = ("from",) if self.path == ("from_run",) else self.path
+        path = (_SHORT.get(self.path[0], self.path[0]), *self.path[1:])
         return "--" + ".".join(path).replace("_", "-")
 
     @property
@@ -293,6 +294,25 @@ def _without_dates(argv: list[str]) -> list[str]:
     if "--data.windows.fractions" not in given or given & set(windows):
         return argv
     return [*argv, *(word for window in windows for word in (window, "None"))]
+
+
+def take_options(defaults: SettingsT, argv: list[str], command: str) -> tuple[SettingsT, list[str]]:
+    """Split off the options of `defaults`, which stand among those of a configuration; returns them
+    and the rest. A flag takes no value here."""
+    own: list[str] = []
+    rest: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        field = type(defaults).model_fields.get(name.removeprefix("--").replace("-", "_"))
+        if field is None or not name.startswith("--"):
+            rest.append(word)
+            continue
+        own.append(word)
+        if not equals and field.annotation is not bool and words:
+            own.append(words.pop(0))
+    return parse(defaults, own, command), rest
 
 
 def with_options(

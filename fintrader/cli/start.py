@@ -1,17 +1,15 @@
-"""The commands that start something else: the app and the benchmarks."""
+"""The command that starts the app."""
 
 from __future__ import annotations
 
-import difflib
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field
 
-from fintrader.cli.options import parse, positional
+from fintrader.cli.options import parse
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
 
@@ -49,7 +47,7 @@ def app(argv: list[str]) -> None:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
     }
-    # -P: a folder called `fintrader_app` where the reader happens to stand must not take this package's place
+    # -P: a folder called `fintrader_app` in the working directory must not shadow this package
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--runs-dir", settings.runs_dir]
     words += ["--port", str(settings.port), "--host", settings.host]
     words += [f"--allow-host={host}" for host in hosts]
@@ -82,20 +80,3 @@ def _take_hosts(argv: list[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(f"--allow-host needs a value: {example}")
         hosts += found
     return hosts, rest
-
-
-def bench(argv: list[str]) -> None:
-    """NAME [arguments]: run benchmarks/NAME.py; its last line of output is one JSON object."""
-    folder = Path(__file__).resolve().parents[2] / "benchmarks"
-    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
-    if not names:
-        raise ConfigError(
-            "benchmarks come with the source tree: clone the repository and install it with `make"
-            " install`"
-        )
-    name, rest = positional("bench", f"NAME ({', '.join(names)})", argv)
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
-        raise ConfigError(f"{name!r} is no benchmark; {hint}")
-    sys.exit(subprocess.call([sys.executable, str(folder / f"{name}.py"), *rest]))

@@ -1,52 +1,79 @@
-"""The commands that ask about a tournament, or steer it from outside."""
+"""The commands that ask about a run or a deployment, steer it from outside, or export from it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from rich.console import Console
 
-from fintrader.cli.deployments import show_deployment
-from fintrader.cli.options import positional, with_options
-from fintrader.cli.run_arguments import folder_of, run_folder
+from fintrader.cli import deployments
+from fintrader.cli.options import with_options
+from fintrader.cli.run_arguments import folder_of
 from fintrader.cli.terminal_tables import shown, table_of
 from fintrader.config import Settings, is_url
 from fintrader.errors import ConfigError
+from fintrader.runs import RunFolder
 from fintrader.seams import OBSERVERS, load_part
 
 
-class ScaleOptions(Settings):
-    """How many pods a tournament keeps at work; it re-reads this while it runs."""
+class StatusOptions(Settings):
+    """Questions to a run or a deployment, and the numbers that can be changed while it works."""
 
-    pods: int | None = Field(None, ge=1)
-    """Pods at work at once; None: what the run's settings say. `order: submission` lets `pool_size`
-    work, no more."""
+    as_json: bool = False
+    """Print JSON."""
+    lineage: str | None = None
+    """A run: a pod; print it and its ancestors down to the founder, with the changes on the way."""
+    workers: Annotated[int, Field(ge=1)] | Literal["settings"] | None = None
+    """A run: keep this number of pods at work from now on; `settings`: the number in the run's
+    settings. `order: submission` lets `pool_size` work at most."""
+    drift: bool = False
+    """A deployment: report again how far it drifted from its backtest (drift.html, drift.json)."""
+    promote: bool = False
+    """A deployment: make it the champion; the champion before it becomes the challenger."""
+    deployments_dir: str = "deployments"
+    """Folder that holds the deployments."""
 
 
 class ExportOptions(Settings):
-    """Where an export goes."""
+    """What is exported, and where it goes."""
 
+    format: Literal["onnx", "tensorboard"] = "onnx"
+    """`onnx`: a policy for programs without PyTorch, checked against the original; `tensorboard`:
+    the pods' training metrics and scores as event files."""
+    policy: str | None = None
+    """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
-    """Folder to write; `tensorboard` in the run's folder unless set. An earlier export there is
-    replaced."""
+    """File to write (`policy.onnx` unless set), or folder (`tensorboard` in the run's folder unless
+    set). An earlier export there is replaced."""
 
 
 def status(argv: list[str]) -> None:
-    """RUN|NAME [--json]: pods by state, time left, leaderboard, losses and why; of a deployment
-    what it does."""
+    """RUN|NAME [--json] [--lineage POD] [--workers N]: pods by state, time left, leaderboard, losses
+    and their reasons; of a deployment its state, and --drift or --promote."""
+    place, options = with_options("status", StatusOptions(), argv, "RUN|NAME")
+    if options.drift or options.promote:
+        if options.promote:
+            deployments.promote(place, options.deployments_dir)
+        if options.drift:
+            deployments.report_drift(place, options.deployments_dir)
+    elif options.lineage is not None:
+        _print_lineage(place, options.lineage)
+    elif options.workers is not None:
+        _scale(place, None if options.workers == "settings" else options.workers)
+    elif not deployments.show_deployment(place, options.deployments_dir, as_json=options.as_json):
+        _print_status(folder_of(place), as_json=options.as_json)
+
+
+def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     from fintrader.results.formatting import count, duration
     from fintrader.results.run import at_once
     from fintrader.stages import strip
     from fintrader.tournament.status import status as ask
 
-    if show_deployment(argv):
-        return
-    as_json = "--json" in argv
-    folder = run_folder("status", [word for word in argv if word != "--json"])
     whole = at_once(folder)
     raced = whole is None or (folder.root / "tournament.json").exists()
     answer: dict[str, Any] = ask(folder) if raced else {"run": folder.root.name}
@@ -88,41 +115,49 @@ def status(argv: list[str]) -> None:
         )
 
 
-def lineage(argv: list[str]) -> None:
-    """RUN POD: a pod and its ancestors down to the founder, with what changed on the way."""
-    from fintrader.results.leaderboard_reader import lineage as ask
-    from fintrader.results.leaderboard_reader import read_pods
+def _print_lineage(place: str, pod: str) -> None:
+    from fintrader.results.leaderboard_reader import lineage, read_pods
 
-    if len(argv) != 2:
-        raise ConfigError(
-            "`fintrader lineage` needs RUN_DIR and POD; `fintrader status RUN_DIR` lists the pods"
-        )
-    folder, (pod,) = positional("lineage", "RUN_DIR POD", argv)
-    rows = ask(read_pods(folder_of(folder).leaderboard), pod)
+    rows = lineage(read_pods(folder_of(place).leaderboard), pod)
     Console().print(table_of(rows, ("pod", "origin", "score", "algo", "changed")))
 
 
-def scale(argv: list[str]) -> None:
-    """RUN_DIR --pods N: keep N pods at work from now on, while the tournament runs."""
-    from fintrader.tournament.status import effect
-    from fintrader.tournament.status import scale as ask
+def _scale(place: str, pods: int | None) -> None:
+    """Keep a number of pods at work; None: the number in the run's settings."""
+    from fintrader.tournament.status import effect, scale
 
-    folder, options = with_options("scale", ScaleOptions(), argv)
-    if is_url(folder):
+    if is_url(place):
         raise ConfigError(
             "a tournament is scaled where its head runs: give its folder on that machine"
         )
-    run = folder_of(folder)
-    ask(run, options.pods)
-    print(f"{folder}: {effect(run, options.pods)}")
+    run = folder_of(place)
+    scale(run, pods)
+    print(f"{place}: {effect(run, pods)}")
 
 
-def export_tensorboard(argv: list[str]) -> None:
-    """RUN_DIR [--out DIR]: the pods' training metrics and the scores as event files for
-    TensorBoard."""
-    folder, options = with_options("export tensorboard", ExportOptions(), argv)
-    exported = load_part(OBSERVERS, "tensorboard")(folder_of(folder), options.out)
+def export(argv: list[str]) -> None:
+    """RUN [--format onnx|tensorboard] [--out PATH]: a policy, or the training curves, for other
+    programs."""
+    place, options = with_options("export", ExportOptions(), argv)
+    if options.format == "onnx":
+        _export_onnx(place, options.policy or "ensemble", options.out or Path("policy.onnx"))
+        return
+    if options.policy is not None:
+        raise ConfigError("--policy: an option of --format onnx; tensorboard has all pods")
+    exported = load_part(OBSERVERS, "tensorboard")(folder_of(place), options.out)
     print(
         f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir"
         f" {exported.out}"
     )
+
+
+def _export_onnx(place: str, name: str, out: Path) -> None:
+    from fintrader.agents.policy import export_onnx, load_policy
+    from fintrader.pipeline import open_run
+    from fintrader.results.run import Run
+
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; --out names the file to write")
+    policy = Run(open_run(place), load_policy=load_policy).policy(name)
+    worst = export_onnx(policy, out)
+    print(f"{out}: actions differ by at most {worst:.1e} from the policy's")

@@ -69,7 +69,7 @@ class Bundle:
             data = path.read_bytes()
         except OSError:
             raise DeployError(
-                f"{folder} holds no bundle; make one with `fintrader freeze RUN`"
+                f"{folder} holds no bundle; make one with `fintrader paper RUN --freeze`"
             ) from None
         body = unseal(data, DeployError(f"{path} was changed or is damaged; freeze the run again"))
         if body.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""A finished run, frozen and traded on: what `fintrader freeze` and `fintrader paper` do."""
+"""A finished run, frozen and traded on: what `fintrader paper --freeze` and `fintrader paper` do."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class TournamentSettings(Settings):
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
     workers: int | None = Field(None, ge=1)
-    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader scale`
+    """Pods at work at once; None: one a core, or CUDA devices x pods_per_device. `fintrader status --workers`
     changes it."""
     devices: tuple[str, ...] = ("auto",)
     """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1`

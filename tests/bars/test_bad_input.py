@@ -137,7 +137,7 @@ NO_TABLES = {
 
 
 @pytest.mark.parametrize("name", NO_TABLES)
-@pytest.mark.parametrize("command", ["init", "data detect", "data build"])
+@pytest.mark.parametrize("command", ["init", "data build"])
 def test_what_is_no_table_is_told_without_its_bytes(name, command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = minute_table(2, 5)

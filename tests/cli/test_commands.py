@@ -27,7 +27,7 @@ def complaint(*words):
         (["run"], "needs CONFIG"),
         (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["runn", QUICKSTART], "did you mean 'run'?"),
-        (["data"], "needs one of: build, quality, dry-run, compare"),
+        (["data"], "needs one of: build, quality, compare"),
         (
             ["run", QUICKSTART, "--env.num-env", "3"],
             "--env.num-env: unknown setting; did you mean --env.num-envs?",
@@ -55,7 +55,7 @@ def complaint(*words):
         ),
         (["data", "build", QUICKSTART, "--data.store", "nosuch://x"], "nosuch"),
         (["backtest", "no_such_run"], "no_such_run: no run lies here"),
-        (["bench", "nonsense"], "is no benchmark"),
+        (["bench", "env"], "'bench' is no command"),
     ],
 )
 def test_mistakes_are_one_readable_line(arguments, expected):

@@ -37,8 +37,6 @@ def test_the_overview_fits_a_screen_and_names_every_command_once(words):
 
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_help_of_every_command_fits_a_screen(command):
-    if command == "bench":
-        pytest.skip("a benchmark says itself what it takes")
     lines = helped(*command.split(), "--help")
     assert lines[0].startswith(f"usage: fintrader {command}")
     assert len(lines) <= LINES
@@ -76,7 +74,7 @@ def test_help_behind_a_configuration_shows_its_values():
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_completion_script_is_one(shell, tmp_path):
     script = tmp_path / "script"
-    script.write_text("\n".join(helped("completion", shell)) + "\n")
+    script.write_text("\n".join(helped("--completion", shell)) + "\n")
     assert "backtest.null-model" in script.read_text()
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -87,7 +85,7 @@ def test_bash_completes_commands_and_settings(tmp_path):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     script = tmp_path / "script"
-    script.write_text("\n".join(helped("completion", "bash")) + "\n")
+    script.write_text("\n".join(helped("--completion", "bash")) + "\n")
 
     def offered(*words):
         line = " ".join(f"'{word}'" for word in ("fintrader", *words))
@@ -100,7 +98,7 @@ def test_bash_completes_commands_and_settings(tmp_path):
         ).stdout.split()
 
     assert offered("walk") == ["walkforward"]
-    assert offered("data", "de") == ["detect"]
+    assert offered("data", "qu") == ["quality"]
     assert offered("run", "quickstart", "--backtest.nu") == ["--backtest.null-model"]
     assert offered("data", "compare", "a", "b", "--tol") == ["--tolerance-bps"]
     assert offered("tournament", "quickstart", "--env.num-e") == ["--env.num-envs"]

@@ -65,9 +65,16 @@ data build badbars.yaml --data.start soon | --data.start: expected a date like 2
 backtest folder | folder: no run lies here
 status nowhere | nowhere: no such folder
 status file | file: a file; give the folder of a run
-lineage folder | needs RUN_DIR and POD
-scale folder --pods x | --pods: expected a whole number, got 'x'
-scale folder --pods 0 | --pods: input should be greater than or equal to 1
+status | `fintrader status` needs RUN|NAME
+status folder --lineage | --lineage needs a value
+status folder --workers x | --workers: expected a whole number, got 'x'
+status folder --workers 0 | --workers: input should be greater than or equal to 1
+status nobody --drift | holds no deployment 'nobody'
+runs folder --delete --archived | --delete: cannot stand with --archived
+runs folder --yes | --yes: only --delete asks for it
+export folder --format csv | --format: choose one of 'onnx' or 'tensorboard'
+export folder --format tensorboard --policy best | --policy: an option of --format onnx
+export folder --out folder | folder is a folder; --out names the file to write
 looks --runs-dir nowhere | nowhere: no such folder
 compare | `fintrader compare` needs RUN RUN
 compare folder --out | --out needs a value
@@ -84,15 +91,17 @@ verify Q --data.start soon | --data.start: expected a date like 2024-01-31, got 
 init | needs FILE|FOLDER as its first argument
 init nowhere.csv | nowhere.csv: no bar file there
 init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'
-data gc | `fintrader data gc` needs CONFIG
+data build --prune | `fintrader data build --prune` needs CONFIG
+data build Q --yes | --yes: only --prune asks for it
+data build Q --dry-run --data.start soon | --data.start: expected a date like 2024-01-31
 data compare bad.csv | needs A and B first
-freeze nowhere | nowhere: no run lies here
+paper nowhere --freeze | nowhere: no run lies here
 paper folder --feed smoke | --feed: choose one of 'replay' or 'alpaca'
 halt nobody | holds no deployment 'nobody'
 app --port x | --port: expected a whole number, got 'x'
 app --headless maybe | --headless: expected true, false or nothing behind it
 lookahead Q --prefixes x | --prefixes: expected a whole number, got 'x'
-completion tcsh | completion: 'tcsh' is unknown; choose one of bash, zsh, fish
+--completion tcsh | --completion: 'tcsh' is unknown; choose one of bash, zsh, fish
 --hlep | '--hlep' is no command
 """
 

@@ -1,4 +1,4 @@
-"""`fintrader data gc`: what neither a configuration nor a run refers to, listed first and removed
+"""`fintrader data build --prune`: what neither a configuration nor a run refers to, listed first and removed
 when asked."""
 
 import pytest
@@ -40,7 +40,7 @@ def kept(home):
 
 
 def gc(*words):
-    main(["data", "gc", *map(str, words)])
+    main(["data", "build", *map(str, words), "--prune"])
 
 
 def test_garbage_is_listed_and_then_removed(tmp_path, capsys):

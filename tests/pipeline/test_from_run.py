@@ -72,7 +72,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
         ("p0000", "survivor"),
         (f"old:{ranked[0]}", "earlier run"),
     ]
-    assert f"old:{ranked[0]}" in fintrader("lineage", str(run), "p0000").out
+    assert f"old:{ranked[0]}" in fintrader("status", str(run), "--lineage", "p0000").out
     assert check_replay(run, "again").is_ok
 
 

@@ -247,13 +247,13 @@ def test_a_run_answers_questions(undisturbed):
     assert status["finished"]
     assert status["trials"] == 3
     assert "p0000" in fintrader("status", folder).out
-    youngest = fintrader("lineage", folder, "p0002")
+    youngest = fintrader("status", folder, "--lineage", "p0002")
     assert youngest.status == 0, youngest.err
     assert "p0002" in youngest.out
     checked = fintrader("verify", folder)
     assert checked.status == 0, checked.out + checked.err
-    assert fintrader("lineage", folder, "p9999").status == 2
-    assert fintrader("scale", folder, "--pods", "0").status == 2
+    assert fintrader("status", folder, "--lineage", "p9999").status == 2
+    assert fintrader("status", folder, "--workers", "0").status == 2
     assert fintrader("status", str(undisturbed)).status == 2
 
 

@@ -114,7 +114,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
     cli.main(["status", f"{URL}/tiny", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert (told["finished"], told["active"], told["trials"]) == (True, False, 4)
-    cli.main(["lineage", f"{URL}/tiny", told["leaderboard"][0]["pod"]])
+    cli.main(["status", f"{URL}/tiny", "--lineage", told["leaderboard"][0]["pod"]])
     assert told["leaderboard"][0]["pod"] in capsys.readouterr().out
     looked = open_run(f"{URL}/tiny")
     assert (looked / "pods" / "p0000" / "metrics.jsonl").stat().st_size > 0
@@ -178,7 +178,7 @@ def test_mistakes_are_one_line(tmp_path, s3):
         "is not a URL": ["run", config, "--store", "somewhere"],
         "credentials": ["run", config, "--store", "s3://key:hidden@bucket/runs"],
         "no run lies here": ["status", f"{URL}/nothing"],
-        "where its head runs": ["scale", f"{URL}/tiny", "--pods", "2"],
+        "where its head runs": ["status", f"{URL}/tiny", "--workers", "2"],
     }
     for message, words in mistakes.items():
         said = complaint(*words)

@@ -271,21 +271,18 @@ def test_a_result_from_elsewhere_is_noted_when_it_is_compared(run, tmp_path):
 
 
 def test_notes_are_no_part_of_a_run_and_deletion_forgets_no_look(run, tmp_path):
-    assert (
-        fintrader("runs", "note", str(run), "--note", "mine", "--tags", "a", "--archived").status
-        == 0
-    )
+    assert fintrader("runs", str(run), "--note", "mine", "--tags", "a", "--archived").status == 0
     assert verify(run).status == 0, verify(run).out
     before = Ledger(run.parent).path.read_bytes()
     assert fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent)).status == 0
-    assert fintrader("runs", "delete", str(run), "--yes").status == 0
+    assert fintrader("runs", str(run), "--delete", "--yes").status == 0
     assert Ledger(run.parent).path.read_bytes() == before
     assert fintrader("looks", "--runs-dir", str(run.parent)).status == 0
 
 
 def test_the_look_of_a_run_from_elsewhere_is_noted_before_it_is_deleted(run, tmp_path):
     shutil.copytree(run, tmp_path / "elsewhere" / "one")
-    assert fintrader("runs", "delete", str(tmp_path / "elsewhere" / "one"), "--yes").status == 0
+    assert fintrader("runs", str(tmp_path / "elsewhere" / "one"), "--delete", "--yes").status == 0
     (line,) = Ledger(tmp_path / "elsewhere").looks()
     original = Ledger(run.parent).looks()[0].look
     assert (line.look.result, line.look.bars.key) == (original.result, original.bars.key)

@@ -239,18 +239,18 @@ def test_a_damaged_run_can_be_deleted_and_a_broken_ledger_forbids_it(runs):
 
 def test_notes_and_deletion_on_the_command_line(runs):
     demo = str(runs.root / "demo")
-    assert fintrader("runs", "note", demo).out.splitlines() == ["demo: no tags", "no note"]
-    fintrader("runs", "note", demo, "--note", "costs too low", "--tags", "a", "b")
-    done = fintrader("runs", "note", demo, "--archived")
+    assert fintrader("runs", demo).out.splitlines() == ["demo: no tags", "no note"]
+    fintrader("runs", demo, "--note", "costs too low", "--tags", "a", "b")
+    done = fintrader("runs", demo, "--archived")
     assert done.out.splitlines() == ["demo (archived): a, b", "costs too low"]
-    asked = fintrader("runs", "delete", demo)
+    asked = fintrader("runs", demo, "--delete")
     assert "Nothing was deleted" in asked.out
     assert "8 pods" in asked.out
     assert json.loads((Path(demo) / FILE).read_text())["tags"] == ["a", "b"]
-    assert fintrader("runs", "delete", demo, "--yes").out.endswith("Deleted.\n")
+    assert fintrader("runs", demo, "--delete", "--yes").out.endswith("Deleted.\n")
     assert not Path(demo).exists()
-    assert "there is no run called 'demo'" in complaint("runs", "delete", demo, "--yes")
-    assert "knows no option but --yes" in complaint("runs", "delete", demo, "--force")
-    assert "does not look like a run" in complaint("runs", "delete", str(runs.root), "--yes")
-    assert "in a store" in complaint("runs", "delete", "s3://bucket/runs/demo", "--yes")
+    assert "there is no run called 'demo'" in complaint("runs", demo, "--delete", "--yes")
+    assert "--force: unknown setting" in complaint("runs", demo, "--force")
+    assert "does not look like a run" in complaint("runs", str(runs.root), "--delete", "--yes")
+    assert "in a store" in complaint("runs", "s3://bucket/runs/demo", "--delete", "--yes")
     assert Folder(runs.root).exists("second")

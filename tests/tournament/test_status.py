@@ -193,7 +193,10 @@ def test_scaling_what_nobody_races_promises_nothing(race, capsys):
     generations = {"scheduler": "generational", "population": 4, "survivors": 2}
     finished = race("a", pods=2, order=ORDER).folder
     bred = race("b", pods=4, **generations).folder
-    cli.main(["scale", str(finished.root), "--pods", "6"])
+    cli.main(["status", str(finished.root), "--workers", "6"])
+    cli.main(["status", str(finished.root), "--workers", "settings"])
+    assert requested_pods(finished) is None
+    cli.main(["status", str(finished.root), "--workers", "6"])
     assert "finished, so nothing is at work" in capsys.readouterr().out
     assert requested_pods(finished) == 6
     assert effect(finished, 6).endswith(": 6 pods")

@@ -88,7 +88,7 @@ def test_an_export_replaces_the_last_one_and_nothing_else(run, tmp_path):
 
 
 def test_the_command(run, tmp_path, capsys):
-    main(["export", "tensorboard", str(run.root), "--out", str(tmp_path / "there")])
+    main(["export", str(run.root), "--format", "tensorboard", "--out", str(tmp_path / "there")])
     assert "5 pods" in capsys.readouterr().out
     assert (tmp_path / "there" / MARK).is_file()
 
