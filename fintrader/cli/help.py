@@ -135,7 +135,7 @@ def overview() -> str:
     lines += [
         "",
         "`fintrader COMMAND --help` shows the usual settings, `--help-all` every one. `--version`.",
-        "`fintrader --completion SHELL` prints a script that completes commands and settings on Tab.",
+        "`fintrader --completion SHELL` prints a script that completes words on Tab.",
     ]
     return "\n".join(lines)
 

@@ -122,7 +122,8 @@ def proven(home: Path, bundle: Bundle) -> Mapping[str, Any]:
     sessions = int(report["sessions"])
     if report["bundle"] != bundle.id:
         raise DeployError(
-            f"{home / REPORT} is of another bundle; run `fintrader status {home.name} --drift` again"
+            f"{home / REPORT} is of another bundle; run `fintrader status {home.name}"
+            " --drift` again"
         )
     if sessions < SESSIONS:
         raise DeployError(f"{home.name} has {sessions} paper sessions; real money needs {SESSIONS}")

@@ -149,7 +149,8 @@ def curves(status: Status, timezone: str) -> None:
         st.subheader("What the account is worth", anchor=False)
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
         st.caption(
-            f"The twin and the shortfall come with {code(f'fintrader status {status.name} --drift')}."
+            f"The twin and the shortfall come with "
+            f"{code(f'fintrader status {status.name} --drift')}."
         )
     else:
         st.info("Nothing has been decided yet.", icon=":material/hourglass_empty:")
