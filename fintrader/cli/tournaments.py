@@ -47,8 +47,8 @@ class ExportOptions(Settings):
     policy: str | None = None
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
-    """File to write (`policy.onnx` unless set), or folder (`tensorboard` in the run's folder unless
-    set). An earlier export there is replaced."""
+    """File to write (onnx) or folder (tensorboard), by default a file `policy` here or a folder in the
+    run's. An earlier export there is replaced."""
 
 
 def status(argv: list[str]) -> None:
